@@ -555,8 +555,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "Launches differ by {spread:.2g} %, too much to show a gain beyond {margin:level} with"
             " {most} of them: a quieter machine helps more than further launches."
         ),
-        "decide_time": "That takes up to {seconds:duration}.",
-        "decide_time_at_least": "That takes {seconds:duration} at least.",
+        "decide_time": "That takes about {seconds:duration}.",
         # A recommendation: of which environment it is.
         "env_chosen": "{sentence}",
         "env_unconfirmed": (
@@ -656,13 +655,13 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "learning_few_steps": "{steps:step} are too few to judge the effect on accuracy.",
         "learning_loss": (
             "After {steps} steps the training loss of {subject} is {loss:.4g} against"
-            " {loss_baseline:.4g} (paired by launch: {difference:signed}), after equal time"
+            " {loss_baseline:.4g} (paired by launch: {loss_difference:signed}), after equal time"
             " {equal_time:.4g} against {equal_time_baseline:.4g} (paired:"
             " {equal_time_difference:signed})."
         ),
         "learning_metric": (
             "Its {metric} is {value:.4g} against {value_baseline:.4g} (paired:"
-            " {difference:signed})."
+            " {value_difference:signed})."
         ),
         "learning_no_more": "In equal time {subject} learnt no more than {baseline}.",
         "learning_of_other_batch": (

@@ -27,25 +27,20 @@ class Reader(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.faults: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
         self.attributes: list[tuple[str, str, str]] = []
         self.texts: list[str] = []
         self.tables: list[list[list[str]]] = []
         self.feed(html)
         self.close()
+        self.ids = [text for _, name, text in self.attributes if name == "id"]
+        links = {"href", "src", "xlink:href"}
+        self.links = [text for _, name, text in self.attributes if name in links]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Record an opened tag."""
         if tag not in VOID:
             self.open.append(tag)
         self.attributes += [(tag, name, value or "") for name, value in attrs]
-        attributes = dict(attrs)
-        for name in ("href", "src", "xlink:href"):
-            if name in attributes:
-                self.links.append(str(attributes[name]))
-        if "id" in attributes:
-            self.ids.append(str(attributes["id"]))
         if tag == "table":
             self.tables.append([])
         elif tag == "tr":
@@ -53,15 +48,9 @@ class Reader(HTMLParser):
         elif tag in {"td", "th"}:
             self.tables[-1][-1].append("")
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Record a self-closing tag of SVG."""
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.handle_endtag(tag)
-
     def handle_endtag(self, tag: str) -> None:
         """Compare a closed tag with the open one."""
-        if not self.open or self.open.pop() != tag:
+        if tag not in VOID and (not self.open or self.open.pop() != tag):
             self.faults.append(f"</{tag}> at {self.getpos()}")
 
     def handle_data(self, data: str) -> None:
@@ -79,7 +68,7 @@ class Reader(HTMLParser):
     def table_with(self, *headings: str) -> list[list[str]]:
         """Return the rows of the first table with these headings."""
         for lines in self.tables:
-            if all(text in " | ".join(lines[0]) for text in headings):
+            if all(any(text in cell for cell in lines[0]) for text in headings):
                 return lines
         raise LookupError(headings)
 

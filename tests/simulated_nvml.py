@@ -30,7 +30,8 @@ class SimulatedNvml:
     Each reading is returned once, the last one repeatedly. ``violations_ns``: by policy; others
     have no counter.
     ``energy_mJ``: by GPU; other GPUs have no counter. ``lost``: GPUs that do not answer; a test may
-    change the list.
+    change the list. ``nvlinks``: by GPU the other end of each link (empty: not active); by default
+    the second link of the first two GPUs.
     """
 
     #: A bug of nvidia-ml-py: the constant is a tuple, which the function does not take.
@@ -46,8 +47,11 @@ class SimulatedNvml:
         energy_mJ: Mapping[str, Sequence[int]] | None = None,  # noqa: N803 - a unit
         lost: Sequence[str] = (),
         old_driver: bool = False,
+        nvlinks: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.addresses = list(addresses)
+        first, second = [*self.addresses, "", ""][:2]
+        self._nvlinks = nvlinks or {first: ["", second], second: ["", first]}
         self.lost = list(lost)
         self._readings = {"clock": list(clocks_MHz), "reasons": list(reasons)}
         for policy, values in (violations_ns or {}).items():
@@ -117,16 +121,12 @@ class SimulatedNvml:
         return SimpleNamespace(referenceTime=0, violationTime=int(self._next(f"policy {policy}")))
 
     def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:  # noqa: N802
-        """Return two links between the first two GPUs, the second active; raise for others."""
-        if handle not in self.addresses[:2] or link > 1:
-            raise NotSupportedError
-        return link
+        """Return whether a link is active; raise if a GPU has no such link."""
+        return int(bool(self._nvlinks[handle][link]))
 
     def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: str, link: int) -> SimpleNamespace:  # noqa: N802
         """Return the other end, as bytes and with eight digits."""
-        assert 1 == link
-        other = self.addresses[1 - self.addresses.index(handle)]
-        return SimpleNamespace(busId=f"0000{other}".upper().encode())
+        return SimpleNamespace(busId=f"0000{self._nvlinks[handle][link]}".upper().encode())
 
     def nvmlDeviceGetP2PStatus(self, one: str, other: str, capability: int) -> int:  # noqa: N802
         """Return peer access between the first two GPUs, else that the topology prevents it."""

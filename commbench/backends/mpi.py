@@ -91,11 +91,12 @@ class MpiCommunicator(HostCommunicator):
         self._handle = _c_handle(self._comm)
         self._status = _statuses(1)
         on_host, off_host = control.connections
-        spans_hosts, shares_host = (
-            len(set(self._hosts)) > 1,
-            len(set(self._hosts)) < len(self._hosts),
-        )
-        connections = [*([on_host] if shares_host else []), *([off_host] if spans_hosts else [])]
+        different = len(set(self._hosts))
+        connections = []
+        if different < len(self._hosts):
+            connections.append(on_host)
+        if different > 1:
+            connections.append(off_host)
         self._transport = "+".join(filter(None, connections))
 
     def library(self) -> str:
@@ -135,14 +136,13 @@ class MpiCommunicator(HostCommunicator):
             "MPI_Bcast", instant.ctypes.data, 1, _c_handle(MPI.INT64_T), 0, handle
         )
         barrier = [self._c_call("MPI_Barrier", handle)]
-        if (
-            plan.method == "barrier"
-        ):  # of the operation's communicator, as in OSU and IMB: its memory is in the cache
+        if plan.method == "barrier":
+            # of the operation's communicator, as in OSU and IMB: its memory is in the cache
             barrier = [self._c_call("MPI_Barrier", self._handle)]
         if plan.method == "dissemination":
             barrier = [
                 self._c_exchange(distance, handle)
-                for distance in _powers_of_two_below(self._control.size)
+                for distance in (1 << i for i in range((self._control.size - 1).bit_length()))
             ]
         assert plan.method in METHODS  # noqa: S101 - choose_method yields nothing else
         return SyncCalls(barrier=barrier, broadcast=[broadcast], instant=instant)
@@ -235,8 +235,7 @@ class MpiCommunicator(HostCommunicator):
         if buffers:
             datatype = _transfer_type(buffers[0].dtype)
             if "op" in words:
-                datatype = _reduction_type(buffers[0].dtype)
-                in_python["op"] = _op(request.redop)
+                datatype, in_python["op"] = _reduction(buffers[0].dtype, request.redop)
                 in_c["op"] = _c_handle(in_python["op"])
             count = min(buffer.count for buffer in buffers)
             if request.name == "all_to_all":
@@ -342,37 +341,22 @@ def _statuses(count: int) -> NDArray[np.uint8]:
     return np.zeros(count * _c_size(MPI.Status), dtype=np.uint8)
 
 
-def _powers_of_two_below(size: int) -> list[int]:
-    """Return the powers of two below ``size``."""
-    return [1 << i for i in range((size - 1).bit_length())]
+def _transfer_type(dtype: DataType) -> MPI.Datatype:
+    """Return the MPI type for transfers without arithmetic."""
+    name = _TRANSFER_TYPES.get(dtype.name, _REDUCTION_TYPES[dtype.name])
+    datatype: MPI.Datatype = getattr(MPI, name)
+    return datatype
 
 
-def _reduction_type(dtype: DataType) -> MPI.Datatype:
-    """Return the MPI type for reductions.
+def _reduction(dtype: DataType, redop: str) -> tuple[MPI.Datatype, MPI.Op]:
+    """Return the MPI type and the MPI operation of a reduction.
 
     Raises:
-        UnsupportedError: the library has no such type.
+        UnsupportedError: this library lacks the type, or MPI the operation.
     """
     datatype = getattr(MPI, _REDUCTION_TYPES[dtype.name], MPI.DATATYPE_NULL)
     if datatype == MPI.DATATYPE_NULL:
         raise UnsupportedError("dtype_not_reduced", dtype=dtype.name)
-    return datatype
-
-
-def _transfer_type(dtype: DataType) -> MPI.Datatype:
-    """Return the MPI type for transfers without arithmetic."""
-    datatype: MPI.Datatype = getattr(
-        MPI, _TRANSFER_TYPES.get(dtype.name, _REDUCTION_TYPES[dtype.name])
-    )
-    return datatype
-
-
-def _op(redop: str) -> MPI.Op:
-    """Return the MPI operation for a reduction.
-
-    Raises:
-        UnsupportedError: MPI has no such operation.
-    """
     if redop not in _REDOPS:
         raise UnsupportedError("redop_missing", redop=redop)
-    return _REDOPS[redop]
+    return datatype, _REDOPS[redop]

@@ -103,7 +103,7 @@ def choose_interface(*, one_host: bool) -> None:
         return
     if one_host:
         os.environ[INTERFACE] = _LOOPBACK
-    elif _is_loopback(_hostname_address()):
+    elif _hostname_address().startswith("127."):
         address = _default_route_address()
         names = [name for name in psutil.net_if_addrs() if address and address in _addresses(name)]
         if not names:
@@ -149,10 +149,6 @@ def _hostname_address() -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return "127.0.0.1"
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.")
 
 
 def _default_route_address() -> str:

@@ -34,7 +34,7 @@ from commbench.launch.launchers import (
     choose_launcher,
     interface_variables,
 )
-from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
+from commbench.launch.standalone import AFTER_RANK_0_S, OwnRank
 from commbench.report.page import write_page
 from commbench.results import Run, Store
 from commbench.results.info import RunInfo, is_complete
@@ -246,22 +246,26 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
         task.conclude(store)
     measured_run = store.run
     page = _draw_page(measured_run, messages) if task.draws_page else None
-    if settings.prints_rows:
-        _print_results(task, settings, measured_run, make_console(), page)
-    print_unfinished(
-        measured_run, messages if is_complete(measured_run.info) else make_console(sys.stderr)
-    )
+    _print_end(task, settings, measured_run, messages, make_console(), page)
     return code
 
 
-def _print_results(
-    task: Task, settings: Settings, run: Run, console: Console, page: Path | None
+def _print_end(
+    task: Task,
+    settings: Settings,
+    run: Run,
+    messages: Console,
+    console: Console,
+    page: Path | None = None,
 ) -> None:
-    """Print the first answer or all tables of a run."""
-    if task.is_brief and settings.style == "table":
+    """Print the first answer or all tables of a run, and why it is incomplete."""
+    if settings.prints_rows and task.is_brief and settings.style == "table":
         print_answer(run, console, page)
-    else:
+    elif settings.prints_rows:
         print_run(run, settings.style, console, hint=page is None)
+    if messages.file is sys.stdout and not is_complete(run.info):
+        messages = make_console(sys.stderr)
+    print_unfinished(run, messages)
 
 
 def _draw_page(run: Run, messages: Console) -> Path | None:
@@ -325,14 +329,6 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
     def finish(store: Store) -> None:
         display.close()
         task.conclude(store)
-        measured_run = store.run
-        _print_results(task, settings, measured_run, make_console(plain=True), None)
-        print_unfinished(measured_run, messages)
+        _print_end(task, settings, store.run, messages, make_console(plain=True))
 
-    run_standalone(
-        task.stages,
-        identity,
-        lambda: Store.open(out, task.header()),
-        display,
-        finish,
-    )
+    OwnRank(task.stages, identity, lambda: Store.open(out, task.header()), display, finish).run()

@@ -47,8 +47,6 @@ class Backend:
     """Its name as a training backend, if DDP can exchange gradients over it."""
     direct: str = ""
     """The backend that calls the same library without torch."""
-    collectives_at_once: int = 1
-    """The number of collectives of one process group that run at the same time."""
 
     @property
     def uses_gpu(self) -> bool:
@@ -88,7 +86,6 @@ BACKENDS = {
             packages=(_TORCH,),
             is_usual=True,
             training_name="gloo",
-            collectives_at_once=2,  # two threads; NCCL has one stream
         ),
         Backend(
             name="nccl",
@@ -143,11 +140,3 @@ def find_backend(name: str) -> Backend:
         InputError: there is none.
     """
     return find_entry("backend", name, BACKENDS)
-
-
-def backend_of_any_tool(name: str) -> Backend:
-    """Return the backend called ``name``.
-
-    A name from another tool that is unknown gets an entry without properties.
-    """
-    return BACKENDS.get(name) or Backend(name=name, communicator="")

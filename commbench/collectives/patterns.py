@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from commbench.errors import InputError, unknown_choice
 from commbench.findings import UnsupportedError
+from commbench.units import counted
 
 Group = tuple[int, ...]
 """Ranks of the launch, ascending: the first is number 0 within the group."""
@@ -163,7 +164,9 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
         divided = list(zip(ordered[:half], ordered[len(ordered) - half :], strict=True))
     groups = tuple(sorted(tuple(sorted(group)) for group in divided if len(group) > 1))
     if not groups:
-        raise UnsupportedError("no_group", pattern=pattern, placement=_placement(hosts))
+        ranks_there, hosts_there = counted(len(hosts), "rank"), counted(len(set(hosts)), "host")
+        placement = f"{ranks_there} on {hosts_there}"
+        raise UnsupportedError("no_group", pattern=pattern, placement=placement)
     return groups
 
 
@@ -218,9 +221,3 @@ def _rails(by_host: Sequence[Group]) -> list[Group]:
         tuple(host_ranks[i] for host_ranks in by_host if i < len(host_ranks))
         for i in range(max(map(len, by_host)))
     ]
-
-
-def _placement(hosts: Sequence[str]) -> str:
-    """Return text such as ``4 ranks on 2 hosts``."""
-    count = len(set(hosts))
-    return f"{len(hosts)} rank{'s' * (len(hosts) != 1)} on {count} host{'s' * (count != 1)}"

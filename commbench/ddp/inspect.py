@@ -25,14 +25,12 @@ from commbench.ddp.checks import (
 )
 from commbench.ddp.devices import Device, Gpu, gpus_to_train_on
 from commbench.ddp.models import parameter_facts, trainable
-from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.workload import Workload, WorkloadFacts
-from commbench.ddp.session import compile_hooks
 from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
 from commbench.hooks import Hook, make_hook
 from commbench.hooks.own import check_file_hook
-from commbench.hooks.registry import find_file_hooks, is_file_hook, parse_hook
+from commbench.hooks.registry import find_file_hooks, is_file_hook, parse_hook, split_options
 
 #: Steps that are made: at most, or after this time in seconds, but a few at least.
 FEWEST_STEPS, MAXIMUM_STEPS = 2, 6
@@ -167,16 +165,16 @@ def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
     """
     for path in find_file_hooks(hooks):
         check_file_hook(path)
-    cases, made_hooks = [], []
+    made_hooks = []
     for text in hooks:
         if is_file_hook(text):
             continue
-        case = TrainingCase(workload="", world_size=1, batch_per_rank=1, **parse_hook(text))
-        hook = make_hook(case.hook, density=case.density, options=case.options)
-        cases.append(case)
+        fields = parse_hook(text)
+        options = split_options(fields["hook_options"])
+        hook = make_hook(fields["hook"], density=fields["density"], options=options)
         if hook is not None:
+            hook.prepare(device.torch_device)
             made_hooks.append(hook)
-    compile_hooks(cases, device.torch_device)
     return made_hooks
 
 

@@ -60,8 +60,11 @@ class EnergyMeter:
         """
         counters: dict[str, Counter] = {}
         missing: dict[Kind, str] = {}
-        for kind, find in (("cpu", _processors), ("gpu", _gpus)):
-            found = find(root)
+        findings: dict[Kind, dict[str, Counter] | str] = {
+            "cpu": _processors(root),
+            "gpu": _gpus(root),
+        }
+        for kind, found in findings.items():
             if isinstance(found, str):
                 missing[kind] = found
             else:
@@ -193,8 +196,8 @@ def _gpus(root: Path) -> dict[str, Counter] | str:
 
     A machine without GPUs lacks nothing. In a container only its own GPUs count.
     """
-    nvml = Nvml.start()
-    handles = nvml.devices() if nvml else []
+    nvml = Nvml()
+    handles = nvml.devices()
     counters = {}
     silent = []
     for number, handle in enumerate(handles):
@@ -206,7 +209,7 @@ def _gpus(root: Path) -> dict[str, Counter] | str:
         return f"NVML counts no energy of GPU {', '.join(silent)} of {len(handles)}"
     if handles or not gpu_addresses(root):
         return counters
-    if nvml:
+    if nvml.has_started:
         return "NVML lists none of the GPUs"
     return "NVML does not start: it takes nvidia-ml-py and the driver"
 

@@ -55,9 +55,9 @@ class GpuClocks:
 
         None if NVML does not list it.
         """
-        nvml = Nvml.start()
-        handle = nvml.device(address) if nvml else None
-        return cls(nvml, handle) if nvml and handle is not None else None
+        nvml = Nvml()
+        handle = nvml.device(address)
+        return None if handle is None else cls(nvml, handle)
 
     def read(self) -> Reading:
         """Return the current state."""

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from commbench.collectives.cases import Case, shuffled
 from commbench.collectives.composed import MATRIX, operation_in_pattern
 from commbench.collectives.datatypes import DTYPES, KnownData
@@ -21,11 +19,11 @@ from commbench.collectives.primitives import Buffers, Request
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import gather_everywhere
 from commbench.engine.records import FixedSettings, Pairs
-from commbench.engine.samples import DECIMALS
+from commbench.engine.samples import PairSamples
 from commbench.engine.sampling import Sampler, VisitPlan, batch_of
 from commbench.engine.session import Session
 from commbench.engine.setup import Prepared, check_count
-from commbench.engine.timing.loops import Call, Repetitions, median_us
+from commbench.engine.timing.loops import Call, median_us
 from commbench.findings import UnsupportedError
 
 #: Repetitions of a pair in a launch: the fewest for a median, and the most.
@@ -83,7 +81,7 @@ def in_turn(matrix: Prepared, turn: Turn) -> Prepared:
                 elements=matrix.buffers.send.count,
                 window=matrix.window,
             )
-            view: Any = _PairView(communicator, pair)
+            view = _PairView(communicator, pair)
             calls = matrix.operation.call(view, matrix.buffers, shape, "")
             data = replace(matrix.data, members=pair)
             return replace(matrix, shape=shape, calls=calls, data=data)
@@ -134,80 +132,6 @@ def prepare_matrix(case: Case, communicator: Communicator) -> Prepared:
         data=KnownData(dtype=dtype, size=2, redop=None),
         window=window_of(operation, case.message_bytes),
     )
-
-
-class PairSamples:
-    """Times of the pairs of a turn, shape (pairs, repetitions), in nanoseconds.
-
-    NaN if one of the two was late: it drops the repetition of this pair alone.
-
-    ``spanning`` as in `commbench.engine.samples.Samples`.
-    """
-
-    def __init__(self, turn: Turn, *, spanning: bool) -> None:
-        self._turn = turn
-        self._spanning = spanning
-        self._ends = np.array(turn, dtype=np.intp).T
-        self._times = np.zeros((len(turn), 0))
-
-    @property
-    def tried(self) -> int:
-        """Return the number of repetitions, including late ones."""
-        return int(self._times.shape[1])
-
-    @property
-    def valid(self) -> int:
-        """Return the valid repetitions of the pair with the fewest."""
-        return int((~np.isnan(self._times)).sum(axis=1).min())
-
-    @property
-    def late(self) -> int:
-        """Return the late repetitions over all pairs."""
-        return int(np.isnan(self._times).sum())
-
-    @property
-    def counted(self) -> int:
-        """Return the valid repetitions over all pairs."""
-        return int(self._times.size) - self.late
-
-    def add(self, ranks: Sequence[Repetitions]) -> float:
-        """Add a chunk of every rank; return the share of late repetitions in it."""
-        start = np.stack([repetitions.start_ns for repetitions in ranks])[self._ends]
-        end = np.stack([repetitions.end_ns for repetitions in ranks])[self._ends]
-        late = np.stack([repetitions.late for repetitions in ranks])[self._ends]
-        lasting = (end - start).max(axis=0)
-        if self._spanning:
-            lasting = end.max(axis=0) - start.min(axis=0)
-        times = np.where(late.any(axis=0), np.nan, lasting)
-        self._times = np.hstack([self._times, times])
-        return float(np.isnan(times).mean())
-
-    def slowest_us(self, per: int) -> list[float]:
-        """Return the time of the slowest pair of each repetition, in microseconds."""
-        slowest: list[float] = (np.nanmax(self._times, axis=0) / (1e3 * per)).tolist()
-        return slowest
-
-    def pairs(self, per: int, wrong: Sequence[int], *, one_way: bool) -> list[tuple[Any, ...]]:
-        """Return each pair's fields of `Pairs`, with times in microseconds of one of ``per``
-        operations, in both orders unless ``one_way``.
-
-        ``wrong``: the wrong elements that each rank received in this turn.
-        """
-        counts = (~np.isnan(self._times)).sum(axis=1)
-        places = np.flatnonzero(counts)
-        if not places.size:
-            return []
-        percentile = np.nanpercentile if self.late else np.percentile
-        quantiles = percentile(self._times[places], (50, 95), axis=1) / (1e3 * per)
-        medians, highs = np.round(quantiles, DECIMALS).tolist()
-        pairs = []
-        for place, median, high in zip(places.tolist(), medians, highs, strict=True):
-            source, target = self._turn[place]
-            times = (median, high, int(counts[place]))
-            pairs.append((source, target, *times, wrong[target]))
-            if not one_way:
-                pairs.append((target, source, *times, wrong[source]))
-        return pairs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.collectives.patterns import rank_list
+from commbench.collectives.patterns import Pair, rank_list
 from commbench.engine.flags import raised_flags
 from commbench.engine.records import GroupTimes
 from commbench.engine.setup import Checked, Prepared
@@ -115,6 +115,80 @@ class Samples:
     def _last(self) -> NDArray[np.intp]:
         """Return the index of each repetition's slowest rank."""
         return np.asarray((self._end if self._spanning else self._end - self._start).argmax(axis=0))
+
+
+class PairSamples:
+    """Times of the pairs of a turn, shape (pairs, repetitions), in nanoseconds.
+
+    NaN if one of the two was late: it drops the repetition of this pair alone.
+
+    ``spanning`` as in `commbench.engine.samples.Samples`.
+    """
+
+    def __init__(self, turn: Sequence[Pair], *, spanning: bool) -> None:
+        self._turn = turn
+        self._spanning = spanning
+        self._ends = np.array(turn, dtype=np.intp).T
+        self._times = np.zeros((len(turn), 0))
+
+    @property
+    def tried(self) -> int:
+        """Return the number of repetitions, including late ones."""
+        return int(self._times.shape[1])
+
+    @property
+    def valid(self) -> int:
+        """Return the valid repetitions of the pair with the fewest."""
+        return int((~np.isnan(self._times)).sum(axis=1).min())
+
+    @property
+    def late(self) -> int:
+        """Return the late repetitions over all pairs."""
+        return int(np.isnan(self._times).sum())
+
+    @property
+    def counted(self) -> int:
+        """Return the valid repetitions over all pairs."""
+        return int(self._times.size) - self.late
+
+    def add(self, ranks: Sequence[Repetitions]) -> float:
+        """Add a chunk of every rank; return the share of late repetitions in it."""
+        start = np.stack([repetitions.start_ns for repetitions in ranks])[self._ends]
+        end = np.stack([repetitions.end_ns for repetitions in ranks])[self._ends]
+        late = np.stack([repetitions.late for repetitions in ranks])[self._ends]
+        lasting = (end - start).max(axis=0)
+        if self._spanning:
+            lasting = end.max(axis=0) - start.min(axis=0)
+        times = np.where(late.any(axis=0), np.nan, lasting)
+        self._times = np.hstack([self._times, times])
+        return float(np.isnan(times).mean())
+
+    def slowest_us(self, per: int) -> list[float]:
+        """Return the time of the slowest pair of each repetition, in microseconds."""
+        slowest: list[float] = (np.nanmax(self._times, axis=0) / (1e3 * per)).tolist()
+        return slowest
+
+    def pairs(self, per: int, wrong: Sequence[int], *, one_way: bool) -> list[tuple[Any, ...]]:
+        """Return each pair's fields of `Pairs`, with times in microseconds of one of ``per``
+        operations, in both orders unless ``one_way``.
+
+        ``wrong``: the wrong elements that each rank received in this turn.
+        """
+        counts = (~np.isnan(self._times)).sum(axis=1)
+        places = np.flatnonzero(counts)
+        if not places.size:
+            return []
+        percentile = np.nanpercentile if self.late else np.percentile
+        quantiles = percentile(self._times[places], (50, 95), axis=1) / (1e3 * per)
+        medians, highs = np.round(quantiles, DECIMALS).tolist()
+        pairs = []
+        for place, median, high in zip(places.tolist(), medians, highs, strict=True):
+            source, target = self._turn[place]
+            times = (median, high, int(counts[place]))
+            pairs.append((source, target, *times, wrong[target]))
+            if not one_way:
+                pairs.append((target, source, *times, wrong[source]))
+        return pairs
 
 
 def _us(nanoseconds: NDArray[Any], per: int) -> list[float]:

@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.records import FixedSettings, Record
+from commbench.engine.samples import PairSamples, Samples
 from commbench.engine.timing.loops import Call, Repetitions, Timer
 from commbench.engine.timing.sync import TOLERATED_LATE
 from commbench.engine.visits import visit_times
@@ -182,27 +183,7 @@ def plan_visit(
 # ------------------------------------------------------------------------- warm-up and repetitions
 
 
-class Collected(Protocol):
-    """The samples of a visit on rank 0."""
-
-    @property
-    def valid(self) -> int:
-        """Valid repetitions."""
-
-    @property
-    def tried(self) -> int:
-        """All repetitions, late ones included."""
-
-    def add(self, ranks: Sequence[Repetitions]) -> float:
-        """Add a chunk of every rank; return the share of late repetitions in it."""
-
-    def slowest_us(self, per: int) -> list[float]:
-        """Return the time of each valid repetition, in microseconds of one of ``per``
-        operations.
-        """
-
-
-CollectedT = TypeVar("CollectedT", bound=Collected)
+CollectedT = TypeVar("CollectedT", Samples, PairSamples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,7 +364,11 @@ class Sampler:
         return max(rule.floor, min(rule.minimum, affordable))
 
     def _next_step(
-        self, samples: Collected, gathered: list[Repetitions] | None, last: Step, batch: int
+        self,
+        samples: Samples | PairSamples,
+        gathered: list[Repetitions] | None,
+        last: Step,
+        batch: int,
     ) -> Step | None:
         """Return rank 0's decision after a chunk; None on the other ranks."""
         if gathered is None:

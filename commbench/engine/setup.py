@@ -294,14 +294,6 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:200]}"
 
 
-def _check_blocking(case: Case, communicator: Communicator, calls: Sequence[Call]) -> None:
-    """Raise `UnsupportedError` if a graph would have to contain a wait of the host."""
-    if case.graph and any(call.blocking for call in calls):
-        raise UnsupportedError(
-            "graph_waits", backend=communicator.backend, operation=case.operation
-        )
-
-
 def sets_needed(message_bytes: int, cache_bytes: int) -> int:
     """Return the number of buffer sets, a power of two, so that each set has left the cache at its
     turn.
@@ -361,7 +353,10 @@ def prepare(
     if within is None:
         return idle
     check_ranks(operation, size)
-    _check_root(case, size)
+    if case.root is not None and case.root >= size:
+        raise UnsupportedError(
+            "root_outside_group", root=case.root, pattern=case.pattern, size=size
+        )
     shape = Shape(
         rank=within.rank,
         size=size,
@@ -374,16 +369,9 @@ def prepare(
         first, *more = [_allocate(case, operation, shape, dtype, within) for _ in range(sets)]
     member = replace(idle, communicator=within, shape=shape, buffers=first, more=more)
     prepared = member.with_window(idle.window)
-    _check_blocking(case, within, prepared.calls)
+    if case.graph and any(call.blocking for call in prepared.calls):
+        raise UnsupportedError("graph_waits", backend=within.backend, operation=case.operation)
     return prepared
-
-
-def _check_root(case: Case, size: int) -> None:
-    """Raise `UnsupportedError` if the root, a rank within the group, is outside it."""
-    if case.root is not None and case.root >= size:
-        raise UnsupportedError(
-            "root_outside_group", root=case.root, pattern=case.pattern, size=size
-        )
 
 
 def check_count(elements: int, communicator: Communicator) -> None:

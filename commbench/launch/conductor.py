@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from commbench.errors import InputError
 from commbench.launch.clues import Ending
-from commbench.launch.events import Listener, Notice
+from commbench.launch.events import Listener
 from commbench.launch.launchers import Launcher
 from commbench.launch.ledger import LaunchLedger, Ledger, make_launches
 from commbench.launch.schedule import Launch, Schedule
@@ -40,14 +40,7 @@ def conduct(
     """
     ledger = Ledger(store, display, launcher.name)
     interrupts = Interrupts()
-    schedule = Schedule(
-        stages,
-        store,
-        lambda text: display.on(Notice(text=text)),
-        fail_fast=fail_fast,
-        interrupted_by=lambda: interrupts.number or 0,
-        pause=interrupts.pause,
-    )
+    schedule = Schedule(stages, store, display, interrupts, fail_fast=fail_fast)
 
     def supervise(launch: Launch, listener: LaunchLedger) -> Ending:
         ranks = launch.request.ranks

@@ -325,7 +325,6 @@ _LISTED = 3
 class Software:
     """The software of a rank."""
 
-    rank: int
     host: str
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions by name: all packages on the lowest rank of each host; elsewhere loaded software
@@ -341,7 +340,7 @@ def refuse_unlike_software(control: Assembly) -> str:
     versions = _running(control)
     if hosts.index(hosts[control.rank]) == control.rank:
         versions = {**collect_versions(), **versions}
-    software = Software(rank=control.rank, host=hosts[control.rank], versions=versions)
+    software = Software(host=hosts[control.rank], versions=versions)
     return describe_differences(gather_everywhere(control, software))
 
 

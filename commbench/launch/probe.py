@@ -15,6 +15,7 @@ from commbench.errors import InputError
 from commbench.hooks.registry import find_file_hooks
 from commbench.launch.identity import identify
 from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
+from commbench.launch.messages import last_line
 from commbench.schema import JsonObject
 
 PROBE_RANKS = 2
@@ -39,25 +40,33 @@ def probe_mpi() -> JsonObject:
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
-            check=True,
+            check=False,
         )
-        report: JsonObject = json.loads(done.stdout.strip().splitlines()[-1])
     except InputError as error:
         return {"problem": str(error)}
-    except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:
-        return {"problem": f"MPI does not start: {_last_line(error)}"}
-    return {
-        "launcher": launcher.mpirun if isinstance(launcher, MpirunLauncher) else launcher.name,
-        **report,
-    }
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return {"problem": f"MPI does not start: {error}"}
+    report = _answer(done)
+    if report is None:
+        return {"problem": f"MPI does not start: {_last_words(done)}"}
+    name = launcher.name
+    if isinstance(launcher, MpirunLauncher):
+        name = launcher.mpirun
+    return {"launcher": name, **report}
 
 
-def _last_line(error: Exception) -> str:
-    """Return the last line that a program wrote before it failed, else the error itself."""
-    stderr = getattr(error, "stderr", None) or ""
-    if isinstance(stderr, bytes):  # after a timeout
-        stderr = stderr.decode(errors="replace")
-    return (stderr.strip() or str(error).strip() or type(error).__name__).splitlines()[-1]
+def _answer(done: subprocess.CompletedProcess[str]) -> JsonObject | None:
+    """Return the JSON object in the last line of a program's stdout; None without one."""
+    try:
+        answer: JsonObject = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return None
+    return answer
+
+
+def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of a program's stderr, else its exit status."""
+    return last_line(done.stderr.splitlines()) or f"it ended with status {done.returncode}"
 
 
 def probe_workload(
@@ -78,10 +87,11 @@ def probe_workload(
         InputError: it cannot be made, or not be trained with DDP, or a hook cannot be made, or
             there is no GPU.
     """
-    options = [f"--hook={hook}" for hook in hooks] + ([f"--batch={batch}"] if batch else [])
-    options += (
-        [f"--gpu={identify(os.environ).local_rank}"] if TRAINING_BACKENDS[backend].uses_gpu else []
-    )
+    options = [f"--hook={hook}" for hook in hooks]
+    if batch:
+        options.append(f"--batch={batch}")
+    if TRAINING_BACKENDS[backend].uses_gpu:
+        options.append(f"--gpu={identify(os.environ).local_rank}")
     # The probe may take a minute. Only a terminal shows it: a log of bad input holds nothing but
     # its sentence.
     if sys.stderr.isatty() and identify(os.environ).rank == 0:
@@ -116,14 +126,13 @@ def _inspected(words: Sequence[str], subject: str) -> JsonObject:
             timeout=WORKLOAD_TIMEOUT_S,
             check=False,
         )
-        answer = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         raise InputError(
             f"{subject} has made no local step in {WORKLOAD_TIMEOUT_S} s; choose a smaller batch."
         ) from None
-    except (ValueError, IndexError):
-        last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-        raise InputError(f"{subject} cannot be tried out: {last}") from None
+    answer = _answer(done)
+    if answer is None:
+        raise InputError(f"{subject} cannot be tried out: {_last_words(done)}")
     if "error" in answer:
         raise InputError(str(answer["error"]))
     facts: JsonObject = answer["ok"]

@@ -18,7 +18,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from commbench.backends import connect_control, open_backend
@@ -107,7 +107,9 @@ class RankWork:
             carriers[name] = self.opened[name]
         device = None
         if plan.training:
-            device = _open_device(plan, control)
+            from commbench.ddp.devices import open_device
+
+            device = open_device(plan.cases[0].case.backend, control)  # of all cases
             if device.ranks_per_gpu:
                 carriers[TORCH_NCCL] = device
         varied = variables_of(plan.env)
@@ -124,7 +126,9 @@ class RankWork:
             )
             facts["training"] = plan.training is not None
             if device:
-                facts["fast_selection"] = _fast_selection(plan, device)
+                from commbench.ddp.session import fast_selection
+
+                facts["fast_selection"] = fast_selection(cases.trained, device)
             else:
                 facts["clock"] = clock.facts()
             listener.on(SessionStarted(facts=facts))
@@ -145,22 +149,6 @@ def _backends(plan: LaunchPlan) -> list[str]:
     if plan.training:
         return ["gloo"]
     return sorted({planned.case.backend for planned in plan.cases})
-
-
-def _open_device(plan: LaunchPlan, control: Control) -> Device:
-    """Open the device on which this rank trains; a training plan has one backend."""
-    from commbench.ddp.devices import open_device
-
-    return open_device(plan.cases[0].case.backend, control)
-
-
-def _fast_selection(plan: LaunchPlan, device: Device) -> str | None:
-    """See `commbench.ddp.session.fast_selection`."""
-    from commbench.ddp.session import fast_selection
-
-    return fast_selection(
-        [planned.case for planned in plan.cases if isinstance(planned.case, TrainingCase)], device
-    )
 
 
 @dataclass(kw_only=True)
@@ -223,6 +211,12 @@ class LaunchCases:
                 self._finish(record, share=share)
         return True
 
+    @property
+    def trained(self) -> list[TrainingCase]:
+        """The cases that are trained."""
+        cases = [planned.case for planned in self.plan.cases]
+        return [case for case in cases if isinstance(case, TrainingCase)]
+
     def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:
         """Train configurations in turns, in the order that ``terms`` fix.
 
@@ -230,9 +224,7 @@ class LaunchCases:
         """
         from commbench.ddp.session import Duty, TrainingRank, train_launch
 
-        cases = [
-            planned.case for planned in self.plan.cases if isinstance(planned.case, TrainingCase)
-        ]
+        cases = self.trained
         control, progress = self.rank.control, self.rank.heart.progress
         rank = TrainingRank(control=control, device=device, progress=progress, meter=meter)
         search = None
@@ -367,26 +359,31 @@ class RankProcess(ABC):
 
         An error of commbench is one sentence and shows no traceback.
         """
-        code, name, stack = 1, type(error).__name__, stack_of_error(error.__traceback__)
+        code = 1
         if isinstance(error, CommbenchError):
-            code, name, stack = error.exit_code, "", []
-        self.failed(
-            RankError(
-                rank=self.heart.rank,
-                host=self.heart.host,
-                case=self.heart.case,
-                message=str(error),
-                error=name,
-                is_bad_input=isinstance(error, InputError),
-                stack=stack,
-            )
-        )
-        if name:
+            code = error.exit_code
+        else:
             traceback.print_exception(error)
             sys.stderr.flush()
+        self.failed(self.error_of(error))
         if control is not None:
             control.abort(code)
         leave(code)
+
+    def error_of(self, error: BaseException) -> RankError:
+        """Return the event that states an error of this rank."""
+        heart = self.heart
+        rank_error = RankError(
+            rank=heart.rank,
+            host=heart.host,
+            case=heart.case,
+            message=str(error),
+            is_bad_input=isinstance(error, InputError),
+        )
+        if isinstance(error, CommbenchError):
+            return rank_error
+        stack = stack_of_error(error.__traceback__)
+        return replace(rank_error, error=type(error).__name__, stack=stack)
 
 
 class PipedRank(RankProcess):
@@ -441,12 +438,7 @@ class PipedRank(RankProcess):
 
     def refuse(self, text: str) -> None:
         """Tell the conductor."""
-        heart = self.heart
-        say(
-            RankError(
-                rank=heart.rank, host=heart.host, case=heart.case, message=text, is_bad_input=True
-            )
-        )
+        say(self.error_of(InputError(text)))
 
 
 def main() -> NoReturn:

@@ -11,6 +11,8 @@ from typing import Literal
 
 from commbench.findings import Finding, Value
 from commbench.launch.clues import Ending
+from commbench.launch.events import Listener, Notice
+from commbench.launch.signals import Interrupts
 from commbench.results import Store
 from commbench.results.info import Launch as Entry
 from commbench.results.plan import (
@@ -258,12 +260,11 @@ class Schedule:
     Args:
         stages: the parts of the run; each plans from the records of the parts before.
         store: grows while launches are made.
-        warn: called with sentences for the user.
+        display: receives sentences for the user.
+        interrupts: signals that have come.
         once: the ranks have been started by the user: make one launch of each stage, and none if a
             stage has a fixed number of launches or depends on launches that are still to be made.
         fail_fast: whether the first failure ends the run; always if ``once``.
-        interrupted_by: returns the number of the signal that has come, 0 without one.
-        pause: waits that many seconds, or until a signal comes.
         clock: in seconds; steady.
         begun: when the run began, by the clock; None: now.
     """
@@ -272,22 +273,20 @@ class Schedule:
         self,
         stages: Sequence[Stage],
         store: Store,
-        warn: Callable[[str], None],
+        display: Listener,
+        interrupts: Interrupts,
         *,
         once: bool = False,
         fail_fast: bool = False,
-        interrupted_by: Callable[[], int] = lambda: 0,
-        pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         begun: float | None = None,
     ) -> None:
         self._stages = stages
         self._store = store
-        self._warn_of = warn
+        self._display = display
+        self._interrupts = interrupts
         self._once = once
         self._fail_fast = fail_fast
-        self._interrupted_by = interrupted_by
-        self._pause = pause
         self._clock = clock
         self._begun = clock() if begun is None else begun
         self._startup_s = 0.0 if once else STARTUP_S
@@ -318,8 +317,7 @@ class Schedule:
         Raises:
             InputError: a stage cannot be planned.
         """
-        launch = next(self._launches, None)
-        return launch or self._stop or self._end()
+        return next(self._launches, None) or self._stop or self._end()
 
     def ended(self, launch: Launch, ending: Ending) -> Stop | None:
         """Judge how a launch ended; return how the run ends if it ends by that."""
@@ -328,9 +326,8 @@ class Schedule:
             self._failures = 0
         self._left_out.update(ending.lost)
         if ending.status == "interrupted":
-            self._stop = Stop(
-                kind="interrupted", reason=ending.reason, signal=self._interrupted_by()
-            )
+            number = self._interrupts.number or 0
+            self._stop = Stop(kind="interrupted", reason=ending.reason, signal=number)
         elif ending.is_broken and launch.request.soak_s:
             self._judge_soak(launch, ending)
         elif ending.is_broken:
@@ -473,12 +470,9 @@ class Schedule:
             left_s = ends - now - self._times.startup_s
             if left_s <= LEAST_SOAK_S:
                 return
-            numbers = [-1]
-            for record in self._store.records:
-                numbers.append(record.launch)
-            for entry in self._entries:
-                numbers.append(entry.get("launch", -1))
-            number = max(numbers) + 1
+            begun = {record.launch for record in self._store.records}
+            begun.update(entry["launch"] for entry in self._entries)
+            number = max(begun, default=-1) + 1
             slices = request.slices(request.cases)
             length_s = slices * request.budget.slice_s
             slice_s = min(request.budget.slice_s, left_s / slices)
@@ -504,11 +498,12 @@ class Schedule:
 
     def _is_interrupted(self) -> bool:
         """Return whether a signal has come between launches, which ends the run."""
-        number = self._interrupted_by()
-        if number:
-            reason = Ending.interrupted(number).reason
-            self._stop = Stop(kind="interrupted", reason=reason, signal=number)
-        return number > 0
+        number = self._interrupts.number
+        if number is None:
+            return False
+        reason = Ending.interrupted(number).reason
+        self._stop = Stop(kind="interrupted", reason=reason, signal=number)
+        return True
 
     def _judge_failure(self, launch: Launch, ending: Ending) -> None:
         """End the run, or let the launch go on with new ranks."""
@@ -541,11 +536,11 @@ class Schedule:
         at = utc_text(time.time())
         self._warn("soak_goes_on", launch, ending, status=ending.status, at=at)
         if not ending.has_begun:
-            self._pause(PAUSE_S)
+            self._interrupts.pause(PAUSE_S)
 
     def _warn(self, code: str, launch: Launch, ending: Ending, **numbers: Value) -> None:
         numbers = {"launch": launch.plan.launch + 1, "cause": ending.reason, **numbers}
-        self._warn_of(str(Finding(code, numbers=numbers)))
+        self._display.on(Notice(text=str(Finding(code, numbers=numbers))))
 
     def _cut(self, made: int) -> None:
         """End the present stage, whose time limit is reached after ``made`` launches."""
@@ -564,7 +559,8 @@ class Schedule:
             findings.append(Finding("cases_unmeasured", numbers=numbers))
         reason = "; ".join(map(str, findings))
         self._cut_reason = self._cut_reason or reason
-        self._warn_of(str(Finding("stage_cut", numbers={"cause": reason})))
+        text = str(Finding("stage_cut", numbers={"cause": reason}))
+        self._display.on(Notice(text=text))
 
     def _end(self) -> Stop:
         """Return how the run ends after its last stage."""

@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
@@ -27,9 +26,7 @@ from commbench.launch.events import (
     Heartbeat,
     LastCase,
     Listener,
-    Notice,
     RankError,
-    SilentListener,
     Stack,
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S, Patience, stacks_of_threads
@@ -53,29 +50,18 @@ from commbench.results.plan import LaunchPlan, Stage
 AFTER_RANK_0_S = 2.0
 
 
-def run_standalone(
-    stages: Sequence[Stage],
-    identity: Identity,
-    open_store: Callable[[], Store],
-    display: Listener | None = None,
-    finish: Callable[[Store], None] = lambda _: None,
-) -> NoReturn:
-    """Be a rank of the launch that the user has started; never returns.
+class OwnRank(RankProcess):
+    """A rank of the launch that the user has started: `run` never returns.
 
-    For each stage in turn, complete an unfinished launch of the store, else add one.
+    For each stage in turn, it completes an unfinished launch of the store, else adds one.
 
     Args:
         stages: called on rank 0 only; their requests are for as many ranks as were started.
         identity: this rank.
         open_store: called on rank 0 only.
-        display: of rank 0; silent by default.
+        display: of rank 0.
         finish: called on rank 0 after the last launch.
     """
-    OwnRank(stages, identity, open_store, display or SilentListener(), finish).run()
-
-
-class OwnRank(RankProcess):
-    """A rank without a conductor; the arguments are those of `run_standalone`."""
 
     def __init__(
         self,
@@ -135,9 +121,9 @@ class OwnRank(RankProcess):
             self._schedule = Schedule(
                 self._stages,
                 store,
-                lambda text: self._display.on(Notice(text=text)),
+                self._display,
+                self.interrupts,
                 once=True,
-                interrupted_by=lambda: self.interrupts.number or 0,
                 begun=self._begun,
             )
             self.code = make_launches(self._schedule, self._ledger, make)

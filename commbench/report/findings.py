@@ -9,7 +9,8 @@ from operator import itemgetter
 from types import MappingProxyType
 
 from commbench.analysis.prediction.links import limit_of
-from commbench.analysis.runs import all_rank_rows, network_model, soak_results, straggler_findings
+from commbench.analysis.prediction.network import network_model
+from commbench.analysis.runs import all_rank_rows, soak_results, straggler_findings
 from commbench.analysis.watched import watched_findings, watched_headline
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS

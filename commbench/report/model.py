@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.fits import Segment
-from commbench.analysis.prediction.network import CurveKey, NetworkModel
-from commbench.analysis.runs import network_model
+from commbench.analysis.prediction.network import CurveKey, NetworkModel, network_model
 from commbench.findings import Finding
 from commbench.report.columns import Column, Ends, Table, ends, make_tables, number
 from commbench.report.formats import digits

@@ -49,11 +49,6 @@ class Trained:
         return {launch: median(record.step_ms) for launch, record in self.timed.items()}
 
     @property
-    def step_interval(self) -> Interval | None:
-        """The 95 % interval of the step over launches; None for one launch."""
-        return stats.launch_interval(list(self.steps_ms.values()))
-
-    @property
     def outcome(self) -> Outcome:
         """Status and reason of the configuration."""
         return outcome_of(self.records)
@@ -63,9 +58,9 @@ class Trained:
         """Whether it is valid and has a time."""
         return self.outcome.is_ok and bool(self.timed)
 
-    def sample_ms(self, launches: Iterable[int]) -> list[float]:
-        """Return the median time per sample in each of ``launches``."""
-        return [self.steps_ms[launch] / self.case.samples_per_step for launch in launches]
+    def sample_ms(self, launch: int) -> float:
+        """Return the median time per sample in a launch."""
+        return self.steps_ms[launch] / self.case.samples_per_step
 
     def round_sample_ms(self, launch: int) -> dict[int, float]:
         """Return the median time per sample in each round of a launch: of the block in it."""
@@ -198,14 +193,18 @@ def paired_sample_ms(configuration: Trained, baseline: Trained) -> tuple[list[fl
     In a live tuning with few launches they are those of all rounds. A launch that is slow as a
     whole cancels out of each ratio.
     """
-    launches = common_launches(configuration, baseline)
-    if not pairs_blocks(configuration, baseline):
-        return configuration.sample_ms(launches), [
-            _paired_base_ms(configuration, baseline, n) for n in launches
-        ]
-    pairs = []
-    for launch in launches:
-        pairs += _pairs_of_rounds(configuration, baseline, launch)
+    are_blocks = pairs_blocks(configuration, baseline)
+    pairs: list[tuple[float, float]] = []
+    for launch in common_launches(configuration, baseline):
+        if are_blocks:
+            pairs += _pairs_of_rounds(configuration, baseline, launch)
+            continue
+        own_ms, base_ms = configuration.sample_ms(launch), baseline.sample_ms(launch)
+        if has_rounds(configuration, baseline, launch):
+            rounds = _pairs_of_rounds(configuration, baseline, launch)
+            logs = [math.log(theirs / ours) for ours, theirs in rounds]
+            base_ms = own_ms * math.exp(stats.hodges_lehmann(logs))
+        pairs.append((own_ms, base_ms))
     return [own for own, _ in pairs], [theirs for _, theirs in pairs]
 
 
@@ -242,17 +241,6 @@ def has_rounds(configuration: Trained, baseline: Trained, launch: int) -> bool:
         and own.is_divided
         and base.is_divided
     )
-
-
-def _paired_base_ms(configuration: Trained, baseline: Trained, launch: int) -> float:
-    """Return the time per sample of the baseline in a launch, or over rounds, see
-    `paired_sample_ms`.
-    """
-    if not has_rounds(configuration, baseline, launch):
-        return baseline.sample_ms([launch])[0]
-    pairs = _pairs_of_rounds(configuration, baseline, launch)
-    ratio = math.exp(stats.hodges_lehmann([math.log(theirs / ours) for ours, theirs in pairs]))
-    return configuration.sample_ms([launch])[0] * ratio
 
 
 def common_launches(configuration: Trained, baseline: Trained) -> list[int]:

@@ -255,7 +255,8 @@ def _conditions(records: Sequence[TrainingRecord]) -> dict[str, Any]:
 def _steps(trained_case: Trained) -> dict[str, Any]:
     """Return the columns made of whole steps."""
     timed = list(trained_case.timed.values())
-    step_ms = median(list(trained_case.steps_ms.values()))
+    steps_ms = list(trained_case.steps_ms.values())
+    step_ms = median(steps_ms)
     columns: dict[str, Any] = {
         "launches": len(timed),
         "blocks": int(median([len(record.block_lengths) for record in timed])) or None,
@@ -266,7 +267,7 @@ def _steps(trained_case: Trained) -> dict[str, Any]:
     if len(timed) == 1:
         interval = stats.median_interval(timed[0].step_ms)
     else:
-        interval = trained_case.step_interval
+        interval = stats.launch_interval(steps_ms)
     if step_ms:
         columns["samples_per_s"] = 1e3 * trained_case.case.samples_per_step / step_ms
     return columns | interval_columns("step_ms", interval)
@@ -321,19 +322,17 @@ def _beside_local(
     if not launches or not step_ms:
         return {}
     local_ms = median([local.steps_ms[launch] for launch in launches])
-    exposed = [_exposed(timed[launch], local.timed[launch]) for launch in launches]
+    exposed = []
+    for launch in launches:
+        own, alone = timed[launch], local.timed[launch]
+        if own.backward_ms is not None and alone.backward_ms is not None:
+            longer_ms = own.backward_ms - alone.backward_ms - (own.encode_ms or 0.0)
+            exposed.append(max(0.0, longer_ms))  # communication lengthens the backward pass
     return {
         "local_step_ms": local_ms,
         "scaling_efficiency": local_ms / step_ms,
         "exposed_comm_ms": median_known(exposed),
     }
-
-
-def _exposed(record: TrainingRecord, local: TrainingRecord) -> float | None:
-    """Return the time by which communication lengthens the backward pass."""
-    if record.backward_ms is None or local.backward_ms is None:
-        return None
-    return max(0.0, record.backward_ms - local.backward_ms - (record.encode_ms or 0.0))
 
 
 def _copied(row: TrainingRow, case: TrainingCase) -> TrainingRow:

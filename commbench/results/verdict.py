@@ -220,23 +220,14 @@ def _cost(choice: Choice, cost: Cost | None, recommendation: Recommendation) -> 
             code = "learning_unmeasured_live"
         return [Finding(code=code, subject=subject)]
     steps, time = cost.loss_equal_steps, cost.loss_equal_time
-    losses: dict[str, Value] = {
+    losses = {
         "steps": cost.steps,
-        "loss": steps.best,
-        "loss_baseline": steps.baseline,
-        "difference": _difference(steps),
-        "equal_time": time.best,
-        "equal_time_baseline": time.baseline,
-        "equal_time_difference": _difference(time),
+        **_compared("loss", steps),
+        **_compared("equal_time", time),
     }
     findings = [Finding(code="learning_loss", subject=subject, numbers=losses)]
     if cost.metric is not None:
-        metric: dict[str, Value] = {
-            "metric": cost.metric_name,
-            "value": cost.metric.best,
-            "value_baseline": cost.metric.baseline,
-            "difference": _difference(cost.metric),
-        }
+        metric = {"metric": cost.metric_name, **_compared("value", cost.metric)}
         findings.append(Finding(code="learning_metric", subject=subject, numbers=metric))
     if time.difference >= 0:
         numbers = {"baseline": recommendation.baseline_name}
@@ -244,11 +235,15 @@ def _cost(choice: Choice, cost: Cost | None, recommendation: Recommendation) -> 
     return findings
 
 
-def _difference(compared: Difference) -> Estimate:
-    """Return the median of launches' differences, which may differ in sign from the difference of
-    the medians.
+def _compared(name: str, compared: Difference) -> dict[str, Value]:
+    """Return a quantity, the baseline's, and the median of launches' differences, which may differ
+    in sign from the difference of the medians.
     """
-    return _estimate(compared.difference, compared.difference_ci)
+    return {
+        name: compared.best,
+        f"{name}_baseline": compared.baseline,
+        f"{name}_difference": _estimate(compared.difference, compared.difference_ci),
+    }
 
 
 def _accuracy(recommendation: Recommendation) -> list[Finding]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 
@@ -75,26 +76,17 @@ class _LaunchRatio:
     a: Floats
     b: Floats
     paired: bool
-    state_spread: float = 0.0
 
     @property
     def ratio(self) -> float:
         return median_ratio(self.a, self.b)
 
-    @property
-    def fewest(self) -> int:
-        return min(len(self.a), len(self.b))
-
-    @property
-    def draws(self) -> float:
-        return 1.0 if self.paired else 2.0
-
-    @property
-    def samples(self) -> list[Floats]:
-        logs = [np.log(self.a), np.log(self.b)]
+    @cached_property
+    def scatter(self) -> Scatter:
+        launches, logs = min(len(self.a), len(self.b)), [np.log(self.a), np.log(self.b)]
         if self.paired:
-            return [logs[1] - logs[0]]
-        return logs
+            return Scatter.of([logs[1] - logs[0]], launches, sides=1.0)
+        return Scatter.of(logs, launches, sides=2.0)
 
     @property
     def error(self) -> float:
@@ -102,8 +94,8 @@ class _LaunchRatio:
         inverse = 1 / len(self.b)
         if not self.paired:
             inverse = 1 / len(self.a) + inverse
-        spread = _pooled_spread(self.samples) * math.sqrt(math.pi / 2 * inverse)
-        return spread * widening(self.fewest)
+        spread = self.scatter.spread * math.sqrt(math.pi / 2 * inverse)
+        return spread * widening(self.scatter.launches)
 
     def p_value(self, smallest: float) -> float:
         by_pairs = self.paired and 2 / 2 ** len(self.a) <= smallest
@@ -120,7 +112,7 @@ class _LaunchRatio:
 
     def fewest_launches(self, level: float) -> int:
         """Return how many launches a side a rank test takes to find anything at a level."""
-        counts = range(2, self.fewest + MOST_LAUNCHES + 2)
+        counts = range(2, self.scatter.launches + MOST_LAUNCHES + 2)
         return next(n for n in counts if not family_hint(1, n, n, 1 - level))
 
 
@@ -226,33 +218,14 @@ def _further(case: RunRatio | _LaunchRatio, alpha: float, margin: float) -> Effo
     """Return the launches that would settle an inconclusive case, if its true ratio is the observed
     one.
     """
-    effect, samples = math.log(case.ratio), case.samples
-    high, low = math.log1p(margin), math.log1p(-margin)
+    effect, high, low = math.log(case.ratio), math.log1p(margin), math.log1p(-margin)
     level, fewest = 1 - alpha, case.fewest_launches(1 - alpha)
     if low <= effect <= high:
         level, fewest = DEFAULT_LEVEL, 2
-    scatter = Scatter(
-        spread=_pooled_spread(samples),
-        freedom=sum(len(sample) - 1 for sample in samples),
-        launches=case.fewest,
-        sides=case.draws,
-        fixed=case.state_spread * math.sqrt(case.draws),
-    )
     return further_launches(
-        scatter,
+        case.scatter,
         min(abs(effect - low), abs(effect - high)),
         margin=margin,
         margin_errors=case.margin_errors(level),
         fewest=fewest,
     )
-
-
-def _pooled_spread(groups: Sequence[Floats]) -> float:
-    """Return the groups' common standard deviation: 1.0483 times the median distance of two values
-    of one group.
-
-    Source: Shamos 1976. It tolerates 29 % of outliers and, unlike the median absolute deviation,
-    does not shrink where a group has 3 to 10 values.
-    """
-    distances = [np.abs(group[:, None] - group)[np.triu_indices(len(group), 1)] for group in groups]
-    return 1.0483 * float(np.median(np.concatenate(distances)))

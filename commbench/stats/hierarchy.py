@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from commbench.stats.intervals import Floats, Interval, detectable_effect, student_p, student_t
-from commbench.stats.ratios import POWER, resampled_medians
+from commbench.stats.ratios import POWER, Scatter, resampled_medians
 
 _RESAMPLES = 2000
 #: The largest logarithm of a finite number: two runs give nearly unbounded intervals.
@@ -49,14 +49,12 @@ class RunRatio:
         return float(np.median(self.b)) / float(np.median([np.median(run) for run in self.runs]))
 
     @property
-    def fewest(self) -> int:
-        """Launches of the run with the fewest."""
-        return min(len(self.b), *map(len, self.runs))
-
-    @property
-    def samples(self) -> list[Floats]:
-        """Groups of logarithms, one per run, whose spread is that of launches."""
-        return [np.log(run) for run in (*self.runs, self.b)]
+    def scatter(self) -> Scatter:
+        """The scatter of launches, and that of runs beyond it."""
+        sides = (*self.runs, self.b)
+        fixed = self.state_spread * math.sqrt(self.draws)
+        fewest = min(map(len, sides))
+        return Scatter.of([np.log(side) for side in sides], fewest, self.draws, fixed)
 
     @property
     def draws(self) -> float:

@@ -70,6 +70,28 @@ class Scatter:
     """The standard deviation of the ratio's logarithm that further launches do not reduce:
     between runs."""
 
+    @classmethod
+    def of(
+        cls, samples: Sequence[Floats], launches: int, sides: float, fixed: float = 0.0
+    ) -> Scatter:
+        """Return the scatter of groups of logarithms, one per run.
+
+        The spread is 1.0483 times the median distance of two values of one group (Shamos 1976). It
+        tolerates 29 % of outliers and, unlike the median absolute deviation, does not shrink where
+        a group has 3 to 10 values.
+        """
+        distances = []
+        for sample in samples:
+            pairs = np.triu_indices(len(sample), 1)
+            distances.append(np.abs(sample[:, None] - sample)[pairs])
+        return cls(
+            spread=1.0483 * float(np.median(np.concatenate(distances))),
+            freedom=sum(len(sample) - 1 for sample in samples),
+            launches=launches,
+            sides=sides,
+            fixed=fixed,
+        )
+
 
 def margin_errors_of(level: float) -> float:
     """Return the distance from the margin, in standard errors, at which 80 % of intervals exclude

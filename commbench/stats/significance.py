@@ -88,7 +88,7 @@ def benjamini_hochberg(p_values: Values, q: float = 0.05) -> list[bool]:
     values = np.asarray(p_values, dtype=float)
     ordered = np.sort(values)
     passed = ordered[ordered <= q * np.arange(1, len(ordered) + 1) / max(1, len(ordered))]
-    return (values <= passed.max(initial=-1.0)).tolist()
+    return list(map(bool, values <= passed.max(initial=-1.0)))
 
 
 def family_hint(m: int, launches_a: int, launches_b: int, q: float = 0.05) -> bool:

@@ -7,8 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 from commbench.system.host import Host
@@ -90,7 +89,7 @@ def _conditions_by_name() -> dict[str, Condition]:
 
 
 #: All conditions by name, but versions, variables and interfaces, whose names only a run states.
-CONDITIONS: Mapping[str, Condition] = MappingProxyType(_conditions_by_name())
+CONDITIONS: Mapping[str, Condition] = _conditions_by_name()
 
 
 def conditions_from(source: str) -> list[str]:
@@ -119,28 +118,16 @@ def differing(environments: Sequence[Environment]) -> dict[str, list[str | None]
 
     None stands for a condition that an environment does not state; that alone is no difference.
     """
-    conditions = [_conditions(environment) for environment in environments]
-    names = dict.fromkeys(name for facts in conditions for name in facts)
-    texts = {name: [facts.get(name) for facts in conditions] for name in names} | _settings(
-        environments
-    )
+    facts = [_conditions(environment) for environment in environments]
+    names = dict.fromkeys(name for of_one in facts for name in of_one)
+    texts = {name: [of_one.get(name) for of_one in facts] for name in names}
+    variables = [environment.get("variables") for environment in environments]
+    for name in sorted({name for of_one in variables for name in of_one or ()}):
+        if not _NEUTRAL_VARIABLES.fullmatch(name):
+            # "unset" is a value if an environment states variables at all
+            values = [None if each is None else each.get(name, "unset") for each in variables]
+            texts[name] = values
     return {name: values for name, values in texts.items() if len({*values} - {None}) > 1}
-
-
-def _settings(environments: Iterable[Environment]) -> dict[str, list[str | None]]:
-    """Return each variable's values; "unset" is a value if an environment states variables at
-    all.
-    """
-    variables_by_environment = [environment.get("variables") for environment in environments]
-    names = sorted({name for variables in variables_by_environment for name in variables or ()})
-    return {
-        name: [
-            None if variables is None else variables.get(name, "unset")
-            for variables in variables_by_environment
-        ]
-        for name in names
-        if not _NEUTRAL_VARIABLES.fullmatch(name)
-    }
 
 
 def _conditions(environment: Environment) -> dict[str, str]:
@@ -166,23 +153,17 @@ def _host_conditions(host: Host) -> Iterator[tuple[str, str]]:
     if "cpu_quota" in host:
         yield "cpu_quota", str(host["cpu_quota"] or "no limit")
     if "gpus" in host:
-        names = Counter(str(gpu["name"]) for gpu in host["gpus"])
-        yield (
-            "gpus",
-            " + ".join(f"{count} x {name}" for name, count in sorted(names.items())) or "none",
-        )
-    yield from {("gpu_driver", str(gpu["driver_version"])) for gpu in host.get("gpus", ())}
+        counts = Counter(str(gpu["name"]) for gpu in host["gpus"])
+        texts = [f"{count} x {name}" for name, count in sorted(counts.items())]
+        yield "gpus", " + ".join(texts) or "none"
+        for driver in {gpu["driver_version"] for gpu in host["gpus"]}:
+            yield "gpu_driver", str(driver)
     if "rdma" in host:
-        yield (
-            "rdma",
-            "; ".join(f"{port['device']}/{port['port']} {port['rate']}" for port in host["rdma"])
-            or "none",
-        )
+        texts = [f"{port['device']}/{port['port']} {port['rate']}" for port in host["rdma"]]
+        yield "rdma", "; ".join(texts) or "none"
     for interface in host.get("interfaces", ()):
-        yield (
-            f"interface {interface['name']}",
-            f"{interface['speed_Mbps'] or '?'} Mb/s MTU {interface['mtu']}",
-        )
+        text = f"{interface['speed_Mbps'] or '?'} Mb/s MTU {interface['mtu']}"
+        yield f"interface {interface['name']}", text
 
 
 def _software(versions: Mapping[str, str | None]) -> dict[str, str]:
@@ -192,12 +173,14 @@ def _software(versions: Mapping[str, str | None]) -> dict[str, str]:
     """
     software: dict[str, str] = {}
     for package, version in versions.items():
-        family = (
-            "mpi_wheel"
-            if package in MPI_WHEELS
-            else re.sub(r"^(cupy|nvidia-nccl)-.*", r"\1", package)
-        )
-        software[family] = str(version) if family == package else f"{package} {version}"
+        text = str(version)
+        if package in MPI_WHEELS:
+            family = "mpi_wheel"
+        else:
+            family = re.sub(r"^(cupy|nvidia-nccl)-.*", r"\1", package)
+        if family != package:
+            text = f"{package} {version}"
+        software[family] = text
     if "mpi4py" in software:
         software.setdefault("mpi_wheel", "none")
     return {name: version for name, version in software.items() if name not in UNTIMED_PACKAGES}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import combinations, permutations
+from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -50,20 +51,19 @@ class GpuPort(TypedDict):
 
 
 class Nvml:
-    """NVIDIA's management library (NVML), initialised."""
+    """NVIDIA's management library (NVML), initialised; without it every query returns None."""
 
-    def __init__(self, library: Any) -> None:  # noqa: ANN401 - a module without types
-        self._library = library
-
-    @classmethod
-    def start(cls) -> Nvml | None:
-        """Return the library; None if it or the driver is missing."""
-        try:
+    def __init__(self) -> None:
+        self._library: Any = None
+        with contextlib.suppress(Exception):  # NVML's errors have no common type
             library = importlib.import_module("pynvml")
             library.nvmlInit()
-        except Exception:  # noqa: BLE001 - NVML's errors have no common type before it is imported
-            return None
-        return cls(library)
+            self._library = library
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the library and the driver are there."""
+        return self._library is not None
 
     def ask(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - the function's result
         """Call a function of the library and return its result, bytes as text.
@@ -78,18 +78,8 @@ class Nvml:
 
     def devices(self) -> list[Any]:
         """Return the handles of all GPUs; None for a GPU that does not answer."""
-        return [
-            self.ask("nvmlDeviceGetHandleByIndex", index)
-            for index in range(self.ask("nvmlDeviceGetCount") or 0)
-        ]
-
-    def addresses(self) -> list[str | None]:
-        """Return the PCI addresses of all GPUs as Linux writes them, ``0000:17:00.0``.
-
-        None for an unknown one.
-        """
-        infos = (self.ask("nvmlDeviceGetPciInfo", handle) for handle in self.devices())
-        return [_linux_address(getattr(info, "busId", None)) for info in infos]
+        indices = range(self.ask("nvmlDeviceGetCount") or 0)
+        return [self.ask("nvmlDeviceGetHandleByIndex", index) for index in indices]
 
     def device(self, address: str) -> Any:  # noqa: ANN401 - a handle
         """Return the handle of the GPU at a PCI address, ``0000:17:00.0``.
@@ -98,14 +88,20 @@ class Nvml:
         """
         return self.ask("nvmlDeviceGetHandleByPciBusId", address.encode())
 
+    def nvlinks(self, handle: Any) -> list[int]:  # noqa: ANN401 - a handle
+        """Return the numbers of a GPU's active NVLinks."""
+        links = range(MOST_LINKS)
+        return [link for link in links if self.ask("nvmlDeviceGetNvLinkState", handle, link)]
 
-def _linux_address(bus_id: bytes | str | None) -> str | None:
-    """Return a PCI address as Linux writes it: lower case, with four digits for the domain where
-    NVML has eight.
+
+def _address(info: Any) -> str | None:  # noqa: ANN401 - NVML's
+    """Return the PCI address of NVML's facts about a device as Linux writes it, ``0000:17:00.0``:
+    lower case, with four digits for the domain where NVML has eight. None if it is unknown.
     """
+    bus_id = getattr(info, "busId", None) or ""
     if isinstance(bus_id, bytes):
         bus_id = bus_id.decode()
-    domain, _, rest = (bus_id or "").lower().partition(":")
+    domain, _, rest = bus_id.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}" if rest else None
 
 
@@ -114,41 +110,33 @@ def _linux_address(bus_id: bytes | str | None) -> str | None:
 
 def list_gpus(root: Path = ROOT) -> list[Gpu]:
     """Return the GPUs of this host as NVML lists them, else as the NVIDIA kernel driver does."""
-    return _nvml_gpus() or _driver_gpus(root)
-
-
-def _nvml_gpus() -> list[Gpu]:
-    """Return the GPUs by nvidia-ml-py; empty if it, the driver or a device is missing."""
-    nvml = Nvml.start()
-    if nvml is None:
-        return []
-    return [
-        {
-            "name": nvml.ask("nvmlDeviceGetName", handle),
-            "uuid": nvml.ask("nvmlDeviceGetUUID", handle),
-            "memory_total_bytes": getattr(
-                nvml.ask("nvmlDeviceGetMemoryInfo", handle), "total", None
-            ),
-            "driver_version": nvml.ask("nvmlSystemGetDriverVersion"),
-        }
-        for handle in nvml.devices()
-        if handle is not None
-    ]
-
-
-def _driver_gpus(root: Path) -> list[Gpu]:
-    """Return the GPUs as the NVIDIA kernel driver lists them under /proc; no library is needed."""
+    nvml = Nvml()
+    gpus: list[Gpu] = []
+    for handle in nvml.devices():
+        if handle is not None:
+            memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+            gpus.append(
+                {
+                    "name": nvml.ask("nvmlDeviceGetName", handle),
+                    "uuid": nvml.ask("nvmlDeviceGetUUID", handle),
+                    "memory_total_bytes": getattr(memory, "total", None),
+                    "driver_version": nvml.ask("nvmlSystemGetDriverVersion"),
+                }
+            )
+    if gpus:
+        return gpus
     driver = re.search(r"\d+\.\d+(\.\d+)*", read_text(root, "proc/driver/nvidia/version") or "")
-    files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    return [
-        {
-            "name": information.get("Model"),
-            "uuid": information.get("GPU UUID"),
-            "memory_total_bytes": None,
-            "driver_version": driver.group() if driver else None,
-        }
-        for information in (parse_fields(read_text(file.parent, file.name), ":") for file in files)
-    ]
+    for file in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+        information = parse_fields(read_text(file.parent, file.name), ":")
+        gpus.append(
+            {
+                "name": information.get("Model"),
+                "uuid": information.get("GPU UUID"),
+                "memory_total_bytes": None,
+                "driver_version": driver.group() if driver else None,
+            }
+        )
+    return gpus
 
 
 def gpu_addresses(root: Path = ROOT) -> list[str]:
@@ -157,19 +145,17 @@ def gpu_addresses(root: Path = ROOT) -> list[str]:
 
     If Linux shows no PCI devices, as in some containers, NVML lists them.
     """
-    devices = (root / "sys/bus/pci/devices").glob("*")
-    addresses = [device.name for device in devices if _is_nvidia_gpu(device)]
-    nvml = None if addresses else Nvml.start()
-    if nvml is not None:
-        addresses = list(filter(None, nvml.addresses()))
-    return sorted(addresses)
-
-
-def _is_nvidia_gpu(device: Path) -> bool:
     nvidia, display = "0x10de", "0x03"
-    return read_text(device, "vendor") == nvidia and (read_text(device, "class") or "").startswith(
-        display
-    )
+    addresses: list[str | None] = []
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        is_display = (read_text(device, "class") or "").startswith(display)
+        if is_display and read_text(device, "vendor") == nvidia:
+            addresses.append(device.name)
+    if not addresses:
+        nvml = Nvml()
+        for handle in nvml.devices():
+            addresses.append(_address(nvml.ask("nvmlDeviceGetPciInfo", handle)))
+    return sorted(filter(None, addresses))
 
 
 # -------------------------------------------------------------------------------------------- links
@@ -203,22 +189,24 @@ def gpu_ports(addresses: Sequence[str]) -> list[GpuPort]:
     Args:
         addresses: the GPUs' PCI addresses, ``0000:17:00.0``.
     """
-    nvml = (Nvml.start() if addresses else None) or Nvml(
-        None
-    )  # without a library every query returns None
-    return [_gpu_port(nvml, nvml.device(address)) for address in addresses]
-
-
-def _gpu_port(nvml: Nvml, handle: Any) -> GpuPort:  # noqa: ANN401 - a handle
-    return {
-        "name": nvml.ask("nvmlDeviceGetName", handle),
-        "sm_clock_max_MHz": nvml.ask("nvmlDeviceGetMaxClockInfo", handle, _SM_CLOCK),
-        "pcie_generation": nvml.ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
-        "pcie_generation_max": nvml.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
-        "pcie_width": nvml.ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
-        "pcie_width_max": nvml.ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
-        "nvlink_version": _nvlink_version(nvml, handle),
-    }
+    nvml = Nvml()
+    ports: list[GpuPort] = []
+    for handle in map(nvml.device, addresses):
+        version = 0
+        for link in nvml.nvlinks(handle)[:1]:
+            version = nvml.ask("nvmlDeviceGetNvLinkVersion", handle, link)
+        ports.append(
+            {
+                "name": nvml.ask("nvmlDeviceGetName", handle),
+                "sm_clock_max_MHz": nvml.ask("nvmlDeviceGetMaxClockInfo", handle, _SM_CLOCK),
+                "pcie_generation": nvml.ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+                "pcie_generation_max": nvml.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+                "pcie_width": nvml.ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+                "pcie_width_max": nvml.ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+                "nvlink_version": _NVLINK_VERSIONS.get(version),
+            }
+        )
+    return ports
 
 
 def peer_access(addresses: Sequence[str]) -> list[list[str]]:
@@ -227,92 +215,56 @@ def peer_access(addresses: Sequence[str]) -> list[list[str]]:
 
     Empty if NVML does not report it.
     """
-    nvml = Nvml.start() if addresses else None
-    if nvml is None:
+    nvml = Nvml()
+    if not nvml.has_started:
         return []
-    handles = [nvml.device(address) for address in addresses]
-
-    def status(reader: int, owner: int) -> str:
-        code = nvml.ask("nvmlDeviceGetP2PStatus", handles[reader], handles[owner], _READ)
-        return _PEER_STATUS.get(code, "unknown")
-
-    gpus = range(len(handles))
-    return [
-        ["X" if reader == owner else status(reader, owner) for owner in gpus] for reader in gpus
-    ]
+    handles = list(map(nvml.device, addresses))
+    rows = []
+    for reader in handles:
+        codes = [nvml.ask("nvmlDeviceGetP2PStatus", reader, owner, _READ) for owner in handles]
+        rows.append([_PEER_STATUS.get(code, "unknown") for code in codes])
+    for place, row in enumerate(rows):
+        row[place] = "X"
+    return rows
 
 
 def pci_links(addresses: Sequence[str]) -> Links:
     """Return the PCI path of each pair of GPUs in nvidia-smi's words, in both directions, as far as
     NVML reports it.
     """
-    nvml = Nvml.start()
-    if nvml is None:
-        return {}
-    handles = [nvml.device(address) for address in addresses]
-    levels = {
-        (gpu, peer): nvml.ask("nvmlDeviceGetTopologyCommonAncestor", handles[gpu], handles[peer])
-        for gpu, peer in permutations(range(len(handles)), 2)
-    }
-    return {pair: _PCI_LEVELS[level] for pair, level in levels.items() if level in _PCI_LEVELS}
-
-
-def _nvlink_version(nvml: Nvml, handle: Any) -> str | None:  # noqa: ANN401 - a handle
-    for link in range(MOST_LINKS):
-        if nvml.ask("nvmlDeviceGetNvLinkState", handle, link):
-            return _NVLINK_VERSIONS.get(nvml.ask("nvmlDeviceGetNvLinkVersion", handle, link))
-    return None
+    nvml = Nvml()
+    handles = list(map(nvml.device, addresses))
+    links = {}
+    for (gpu, one), (peer, other) in permutations(enumerate(handles), 2):
+        level = nvml.ask("nvmlDeviceGetTopologyCommonAncestor", one, other)
+        if level in _PCI_LEVELS:
+            links[gpu, peer] = _PCI_LEVELS[level]
+    return links
 
 
 def nvlinks(addresses: Sequence[str]) -> Links:
-    """Return ``NV4`` for a pair of GPUs with four NVLinks between them, in both directions.
+    """Return ``NV4`` for a pair of GPUs with four NVLinks between them, in both directions: direct
+    ones, else those to switches, which connect all GPUs.
 
     Empty without NVLinks and without NVML.
 
     Args:
         addresses: the GPUs' PCI addresses, ``0000:17:00.0``; pairs hold their indices.
     """
-    if len(addresses) < 2:  # noqa: PLR2004 - a pair
-        return {}
-    nvml = Nvml.start()
-    if nvml is None:
-        return {}
-    partners = [_link_partners(nvml, address) for address in addresses]
-    index_by_address = {_linux_address(address): index for index, address in enumerate(addresses)}
-    return {
-        pair: f"NV{count}"
-        for gpu, peer in combinations(range(len(addresses)), 2)
-        if (count := _links_between(partners, index_by_address, gpu, peer))
-        for pair in ((gpu, peer), (peer, gpu))
-    }
-
-
-def _link_partners(nvml: Nvml, address: str) -> Counter[str | None]:
-    """Return the number of active NVLinks of a GPU for each PCI address at their other end."""
-    partners: Counter[str | None] = Counter()
-    handle = nvml.device(address)
-    for link in range(MOST_LINKS):
-        if nvml.ask("nvmlDeviceGetNvLinkState", handle, link):
-            remote = nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-            partners[_linux_address(getattr(remote, "busId", None))] += 1
-    del partners[None]
-    return partners
-
-
-def _links_between(
-    partners: Sequence[Counter[str | None]],
-    index_by_address: Mapping[str | None, int],
-    gpu: int,
-    peer: int,
-) -> int:
-    """Return the number of NVLinks between two GPUs: direct ones, else those to switches, which
-    connect all GPUs.
-    """
-    direct = sum(
-        count for address, count in partners[gpu].items() if index_by_address.get(address) == peer
-    )
-    to_switches = [
-        sum(count for address, count in partners[end].items() if address not in index_by_address)
-        for end in (gpu, peer)
-    ]
-    return direct or min(to_switches)
+    nvml = Nvml()
+    direct: list[Counter[str]] = []
+    to_switches = []
+    for address in addresses:
+        handle = nvml.device(address)
+        remotes = []
+        for link in nvml.nvlinks(handle):
+            remotes.append(_address(nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)))
+        partners = Counter(filter(None, remotes))
+        direct.append(Counter({each: partners[each] for each in addresses}))
+        to_switches.append(partners.total() - direct[-1].total())
+    links = {}
+    for gpu, peer in permutations(range(len(addresses)), 2):
+        count = direct[gpu][addresses[peer]] or min(to_switches[gpu], to_switches[peer])
+        if count:
+            links[gpu, peer] = f"NV{count}"
+    return links

@@ -109,16 +109,17 @@ def collect_host(root: Path = ROOT) -> Host:
     """
     sockets, cores, _ = count_processors(root)
     memory = parse_fields(read_text(root, "proc/meminfo"), ":")
+    loads = (read_text(root, "proc/loadavg") or "").split()[:3]
+    release = parse_fields(read_text(root, "etc/os-release"), "=")
+    clock_source = "sys/devices/system/clocksource/clocksource0/current_clocksource"
     return {
         "hostname": socket.gethostname(),
         "machine": platform.machine(),
         "kernel": platform.release(),
-        "os": _os_name(root),
+        "os": release.get("PRETTY_NAME") or platform.system(),
         "boot_id": boot_id(root),
         "time_namespace": time_namespace(root),
-        "clock_source": read_text(
-            root, "sys/devices/system/clocksource/clocksource0/current_clocksource"
-        ),
+        "clock_source": read_text(root, clock_source),
         "timer_tick_s": timer_tick_s(),
         "timer_cost_s": timer_cost_s(),
         "virtualised": is_virtualised(root),
@@ -134,11 +135,9 @@ def collect_host(root: Path = ROOT) -> Host:
         "governor": _governor(root),
         "turbo": _turbo(root),
         "cpu_steal_ratio": _steal_ratio(root),
-        "load_average": (
-            [float(load) for load in (read_text(root, "proc/loadavg") or "").split()[:3]] or None
-        ),
+        "load_average": list(map(float, loads)) or None,
         "memory_total_bytes": _bytes(memory.get("MemTotal")),
-        "memory_available_bytes": available_memory_bytes(root),
+        "memory_available_bytes": _bytes(memory.get("MemAvailable")),
         "tcp_congestion_control": read_text(root, "proc/sys/net/ipv4/tcp_congestion_control"),
         "interfaces": _interfaces(),
         "rdma": rdma_ports(root),
@@ -151,11 +150,6 @@ def is_superuser() -> bool:
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
-def _os_name(root: Path) -> str:
-    release = parse_fields(read_text(root, "etc/os-release"), "=")
-    return release.get("PRETTY_NAME") or platform.system()
-
-
 def is_virtualised(root: Path = ROOT) -> bool:
     """Return whether this kernel runs under a hypervisor, by the x86 CPU flag, elsewhere by the
     board's name.
@@ -163,10 +157,8 @@ def is_virtualised(root: Path = ROOT) -> bool:
     flags = parse_fields(read_text(root, "proc/cpuinfo"), ":").get("flags")
     if flags is not None:
         return "hypervisor" in flags.split()
-    board = (
-        f"{read_text(root, 'sys/class/dmi/id/sys_vendor')}"
-        f" {read_text(root, 'sys/class/dmi/id/product_name')}"
-    )
+    names = ("sys_vendor", "product_name")
+    board = " ".join(str(read_text(root, f"sys/class/dmi/id/{name}")) for name in names)
     virtual = r"QEMU|KVM|VMware|Xen|Parallels|Virtual Machine|Google Compute|Amazon EC2 (?!.*metal)"
     return bool(re.search(virtual, board)) or read_text(root, "sys/hypervisor/type") is not None
 
@@ -176,9 +168,8 @@ def _is_container(root: Path) -> bool:
 
     Also in a virtual machine made from a container image.
     """
-    has_marker = any(
-        (root / name).exists() for name in (".dockerenv", "run/.containerenv", ".singularity.d")
-    )
+    markers = (".dockerenv", "run/.containerenv", ".singularity.d")
+    has_marker = any((root / name).exists() for name in markers)
     return has_marker or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
@@ -206,8 +197,7 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
     The limits of parent groups apply too: the lowest limit counts.
     """
-    quotas = map(_quota, _control_groups(root))
-    return min(filter(None, quotas), default=None)
+    return min(filter(None, map(_quota, _control_groups(root))), default=None)
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
@@ -223,14 +213,13 @@ def _control_groups(root: Path) -> Iterator[Path]:
 
 
 def _quota(group: Path) -> float | None:
-    limit = read_text(group, "cpu.max")  # version 2; version 1 has two files
-    if not limit:
-        quota, period = (read_text(group, f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        limit = f"{quota or 'max'} {period or 'max'}"
-    texts = limit.split()
-    if "max" in texts or int(texts[0]) <= 0:
+    quota, _, period = (read_text(group, "cpu.max") or "").partition(" ")  # version 2
+    if not quota:
+        quota = read_text(group, "cpu.cfs_quota_us") or "max"
+        period = read_text(group, "cpu.cfs_period_us") or ""
+    if quota == "max" or not period or int(quota) <= 0:
         return None
-    return int(texts[0]) / int(texts[1])
+    return int(quota) / int(period)
 
 
 def _governor(root: Path) -> str | None:
@@ -241,22 +230,22 @@ def _governor(root: Path) -> str | None:
 
 
 def _turbo(root: Path) -> bool | None:
-    no_turbo = read_text(root, "sys/devices/system/cpu/intel_pstate/no_turbo")
-    if no_turbo is not None:
-        return no_turbo == "0"
-    boost = read_text(root, "sys/devices/system/cpu/cpufreq/boost")
-    return None if boost is None else boost == "1"
+    for name, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")):
+        text = read_text(root, f"sys/devices/system/cpu/{name}")
+        if text is not None:
+            return text == on
+    return None
 
 
 def _steal_ratio(root: Path) -> float | None:
     """Return the share of CPU time since boot that other guests took, by the 8th field of
     /proc/stat's first line.
     """
-    steal_index, guest_index = 7, 8  # user time already includes guest time, from the 9th field on
     fields = (read_text(root, "proc/stat") or "").partition("\n")[0].split()[1:]
-    ticks = [int(field) for field in fields[:guest_index]]
-    total = sum(ticks)
-    return ticks[steal_index] / total if len(ticks) > steal_index and total else None
+    ticks = list(map(int, fields[:8]))  # user time already includes guest time, from the 9th on
+    if len(ticks) < 8 or not sum(ticks):  # noqa: PLR2004 - the 8th field is steal
+        return None
+    return ticks[-1] / sum(ticks)
 
 
 def available_memory_bytes(root: Path = ROOT) -> int | None:

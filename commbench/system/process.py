@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from commbench.system.files import ROOT, parse_fields, read_text
+
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
@@ -61,20 +63,14 @@ def reset_peak_memory() -> None:
 
 def peak_memory_bytes() -> int | None:
     """Return the peak since the last reset, in bytes; None if the system does not report it."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    for line in status.splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return None
+    peak = parse_fields(read_text(ROOT, "proc/self/status"), ":").get("VmHWM")
+    return int(peak.split()[0]) * 1024 if peak else None
 
 
 _TCP_INFO_BYTES = 256
-#: Offsets in Linux' struct tcp_info (include/uapi/linux/tcp.h): 64-bit counters of all and of
-#: retransmitted bytes.
-_BYTES_SENT, _BYTES_RETRANSMITTED = 200, 208
+#: Offset in Linux' struct tcp_info (include/uapi/linux/tcp.h): 64-bit counters of all bytes and of
+#: retransmitted ones.
+_BYTES_SENT = 200
 #: The counters have settled once they do not change for this time.
 _QUIET_S = 0.002
 _SETTLING_LIMIT_S = 0.1
@@ -82,7 +78,15 @@ _SETTLING_LIMIT_S = 0.1
 
 def sent_bytes() -> int | None:
     """Return the payload bytes sent so far by this process's open TCP sockets; None if unknown."""
-    counts = [count for count in map(_socket_bytes, _descriptors()) if count is not None]
+    try:
+        descriptors = os.listdir("/proc/self/fd")  # noqa: PTH208 - numbers, not paths
+    except OSError:
+        return None
+    counts = []
+    for descriptor in descriptors:
+        count = _socket_bytes(int(descriptor))
+        if count is not None:
+            counts.append(count)
     return sum(counts) if counts else None
 
 
@@ -101,13 +105,6 @@ def settled_sent_bytes() -> int | None:
     return before
 
 
-def _descriptors() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - numbers, not paths
-    except OSError:
-        return []
-
-
 def _socket_bytes(descriptor: int) -> int | None:
     """Return the payload bytes that a socket has sent, without retransmissions.
 
@@ -117,17 +114,13 @@ def _socket_bytes(descriptor: int) -> int | None:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return None
         with socket.socket(fileno=os.dup(descriptor)) as duplicate:
-            if (
-                duplicate.family not in {socket.AF_INET, socket.AF_INET6}
-                or duplicate.type != socket.SOCK_STREAM
-            ):
+            families = {socket.AF_INET, socket.AF_INET6}
+            if duplicate.family not in families or duplicate.type != socket.SOCK_STREAM:
                 return None
             info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except (OSError, AttributeError):  # closed meanwhile, or not Linux
         return None
-    if len(info) < _BYTES_RETRANSMITTED + 8:
+    if len(info) < _BYTES_SENT + 16:
         return None
-    total, retransmitted = (
-        struct.unpack_from("=Q", info, offset)[0] for offset in (_BYTES_SENT, _BYTES_RETRANSMITTED)
-    )
-    return int(total - retransmitted)
+    sent, retransmitted = struct.unpack_from("=QQ", info, _BYTES_SENT)
+    return int(sent - retransmitted)

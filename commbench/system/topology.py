@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from itertools import dropwhile
 from pathlib import Path
 from typing import TypedDict
 
@@ -214,16 +214,17 @@ def collect_topology(root: Path = ROOT, emulated: Emulated | None = None) -> Top
 
 def cpu_list(text: str | None) -> list[int]:
     """Return the CPUs of a list as Linux writes it: ``0-2,8`` is 0, 1, 2, 8."""
-    ranges = (part.partition("-") for part in (text or "").split(",") if part.strip())
-    return [cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)]
+    cpus: list[int] = []
+    for part in filter(None, (text or "").split(",")):
+        first, _, last = part.partition("-")
+        cpus += range(int(first), int(last or first) + 1)
+    return cpus
 
 
 def last_level_cache_bytes(root: Path = ROOT) -> int:
     """Return the size of a data cache of the highest level; 0 if /sys shows none."""
     data = [cache for cache in _caches(root) if cache["type"] != "instruction"]
-    return max(
-        (cache["size_bytes"] for cache in data if cache["level"] == data[-1]["level"]), default=0
-    )
+    return data[-1]["size_bytes"] if data else 0  # sorted by level, type and size
 
 
 def nodes_of(cpus: Iterable[int], numa: Sequence[NumaNode]) -> list[int]:
@@ -239,13 +240,9 @@ def count_processors(root: Path = ROOT) -> tuple[int, int, int]:
     """Return the numbers of sockets, physical cores and logical CPUs that are online; 0 if /sys
     does not state it.
     """
-    folders = [
-        path
-        for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*")
-        if (path / "topology").is_dir()
-    ]
+    folders = list((root / "sys/devices/system/cpu").glob("cpu[0-9]*/topology"))
     names = ("physical_package_id", "die_id", "core_id")
-    cores = {tuple(read_text(folder, f"topology/{name}") for name in names) for folder in folders}
+    cores = {tuple(read_text(folder, name) for name in names) for folder in folders}
     return len({package for package, _, _ in cores}), len(cores), len(folders)
 
 
@@ -253,14 +250,13 @@ def _caches(root: Path) -> list[Cache]:
     """Return the types of caches with their counts; a cache that CPUs share counts once."""
     sharers_by_type: dict[tuple[int, str, int], set[str]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
-        level = read_text(cache, "level")
-        size = re.fullmatch(r"(\d+)K", read_text(cache, "size") or "")
-        if level and size:
+        level, size = read_text(cache, "level"), read_text(cache, "size")
+        if level and size and re.fullmatch(r"\d+K", size):
             name = (read_text(cache, "type") or "").lower()
             own_cpu = cache.parent.parent.name.removeprefix("cpu")
-            sharers = read_text(cache, "shared_cpu_list") or own_cpu
-            cache_type = (int(level), name, 1024 * int(size.group(1)))
-            sharers_by_type.setdefault(cache_type, set()).add(sharers)
+            cache_type = (int(level), name, 1024 * int(size[:-1]))
+            sharers = sharers_by_type.setdefault(cache_type, set())
+            sharers.add(read_text(cache, "shared_cpu_list") or own_cpu)
     caches: list[Cache] = []
     for (rank, name, nbytes), cpus in sorted(sharers_by_type.items()):
         caches.append(
@@ -278,26 +274,26 @@ def _caches(root: Path) -> list[Cache]:
 def numa_folders(root: Path = ROOT) -> list[Path]:
     """Return the folders of the NUMA nodes in /sys, by number."""
     nodes = (root / "sys/devices/system/node").glob("node[0-9]*")
-    return sorted(nodes, key=lambda path: int(path.name.removeprefix("node")))
+    return sorted(nodes, key=_number)
+
+
+def _number(node: Path) -> int:
+    return int(node.name.removeprefix("node"))
 
 
 def _numa(root: Path) -> list[NumaNode]:
-    return [
-        {
-            "node": int(node.name.removeprefix("node")),
-            "cpus": read_text(node, "cpulist") or "",
-            "memory_bytes": _node_memory(read_text(node, "meminfo")),
-            "distances": [
-                int(distance) for distance in (read_text(node, "distance") or "").split()
-            ],
-        }
-        for node in numa_folders(root)
-    ]
-
-
-def _node_memory(meminfo: str | None) -> int | None:
-    total = re.search(r"MemTotal:\s*(\d+) kB", meminfo or "")
-    return 1024 * int(total.group(1)) if total else None
+    nodes: list[NumaNode] = []
+    for node in numa_folders(root):
+        total = re.search(r"MemTotal:\s*(\d+) kB", read_text(node, "meminfo") or "")
+        nodes.append(
+            {
+                "node": _number(node),
+                "cpus": read_text(node, "cpulist") or "",
+                "memory_bytes": 1024 * int(total.group(1)) if total else None,
+                "distances": list(map(int, (read_text(node, "distance") or "").split())),
+            }
+        )
+    return nodes
 
 
 # ------------------------------------------------------------------------------------------ devices
@@ -306,22 +302,15 @@ def _node_memory(meminfo: str | None) -> int | None:
 def _gpus(root: Path) -> list[TopologyGpu]:
     """Return NVIDIA's GPUs in the order of their bus addresses."""
     addresses = gpu_addresses(root)
-    return [
-        {
-            **port,
-            "name": _gpu_name(root, address) or port["name"],
-            "pci": address,
-            "numa_node": _numa_node(root / "sys/bus/pci/devices" / address),
-        }
-        for address, port in zip(addresses, gpu_ports(addresses), strict=True)
-    ]
-
-
-def _gpu_name(root: Path, address: str) -> str | None:
-    model = re.search(
-        r"Model:\s*(.+)", read_text(root, f"proc/driver/nvidia/gpus/{address}/information") or ""
-    )
-    return model.group(1).strip() if model else None
+    gpus: list[TopologyGpu] = []
+    for address, port in zip(addresses, gpu_ports(addresses), strict=True):
+        information = read_text(root, f"proc/driver/nvidia/gpus/{address}/information")
+        model = re.search(r"Model:\s*(.+)", information or "")
+        if model:
+            port["name"] = model.group(1).strip()
+        numa_node = _numa_node(root / "sys/bus/pci/devices" / address)
+        gpus.append({**port, "pci": address, "numa_node": numa_node})
+    return gpus
 
 
 def _network(root: Path, emulated: Emulated | None) -> list[TopologyInterface]:
@@ -330,44 +319,30 @@ def _network(root: Path, emulated: Emulated | None) -> list[TopologyInterface]:
     Without either, as in a container, every interface but the loopback.
     """
     folders = sorted((root / "sys/class/net").glob("*"))
-    real = [
-        folder
-        for folder in folders
-        if (folder / "device").exists() or (folder / "bonding").exists()
-    ]
-    listed_folders = real or [folder for folder in folders if folder.name != "lo"]
-    return [_interface(root, folder, emulated) for folder in listed_folders]
+    real = [each for each in folders if (each / "device").exists() or (each / "bonding").exists()]
+    others = [folder for folder in folders if folder.name != "lo"]
+    return [_interface(root, folder, emulated) for folder in real or others]
 
 
 def _interface(root: Path, folder: Path, emulated: Emulated | None) -> TopologyInterface:
     device, mtu = folder / "device", read_text(folder, "mtu")
+    driver, speed = device / "driver", int(read_text(folder, "speed") or 0)
+    speed_Mbps: float | None = speed if speed > 0 else None  # noqa: N806 - a unit; a driver may write -1
+    if emulated:  # what the link is shaped to, in place of its driver's nominal speed
+        hostname = read_text(root, "proc/sys/kernel/hostname") or ""
+        text = (emulated.get("slow") or {}).get(hostname, emulated.get("rate"))
+        rate_bps = parse_link_rate(str(text))
+        speed_Mbps = None if rate_bps is None else rate_bps / 1e6  # noqa: N806 - as above
     return {
         "name": folder.name,
         "state": read_text(folder, "operstate"),
-        "speed_Mbps": _shaped_Mbps(root, emulated) if emulated else _speed_Mbps(folder),
+        "speed_Mbps": speed_Mbps,
         "mtu": int(mtu) if mtu else None,
-        "driver": (device / "driver").resolve().name if (device / "driver").exists() else None,
+        "driver": driver.resolve().name if driver.exists() else None,
         "numa_node": _numa_node(device),
         "pci": _pci_address(device),
         "emulated": bool(emulated),
     }
-
-
-def _speed_Mbps(folder: Path) -> int | None:  # noqa: N802 - a unit
-    """Return the speed that the driver states; None if the driver writes -1 or nothing."""
-    speed = read_text(folder, "speed")
-    return int(speed) if speed and int(speed) > 0 else None
-
-
-def _shaped_Mbps(root: Path, emulated: Emulated) -> float | None:  # noqa: N802 - a unit
-    """Return the rate that this emulated host's link is shaped to, in place of its driver's nominal
-    speed.
-    """
-    hostname = read_text(root, "proc/sys/kernel/hostname") or ""
-    rate_bps = parse_link_rate(
-        str((emulated.get("slow") or {}).get(hostname, emulated.get("rate")))
-    )
-    return rate_bps / 1e6 if rate_bps is not None else None
 
 
 def rdma_ports(root: Path = ROOT) -> list[RdmaPort]:
@@ -401,9 +376,11 @@ def _numa_node(device: Path) -> int | None:
     None if it is unknown (-1).
     """
     path = device.resolve()
-    texts = (read_text(folder, "numa_node") for folder in (path, *path.parents[:2]))
-    node = next((int(text) for text in texts if text is not None), -1)
-    return node if node >= 0 else None
+    for folder in (path, *path.parents[:2]):
+        text = read_text(folder, "numa_node")
+        if text is not None:
+            return int(text) if int(text) >= 0 else None
+    return None
 
 
 def _pci_address(device: Path) -> str | None:
@@ -433,18 +410,16 @@ def _links(
     if not gpus:
         return {"devices": [], "matrix": []}
     devices: dict[str, _Device] = {f"GPU{index}": gpu for index, gpu in enumerate(gpus)}
-    rdma_addresses: set[str | None] = {None}
-    for port in rdma:
-        devices[port["device"]] = port
-        rdma_addresses.add(port["pci"])
+    devices |= {port["device"]: port for port in rdma}
+    rdma_addresses = {None, *(port["pci"] for port in rdma)}
     for interface in network:
         if interface["pci"] not in rdma_addresses:
             devices[interface["name"]] = interface
-    matrix = [
-        [_pci_link(root, end, other) for other in devices.values()] for end in devices.values()
-    ]
-    for index in range(len(devices)):
-        matrix[index][index] = "X"
+    matrix = []
+    for end in devices.values():
+        matrix.append([_pci_link(root, end, other) for other in devices.values()])
+    for index, row in enumerate(matrix):
+        row[index] = "X"
     addresses = [gpu["pci"] for gpu in gpus]
     links = nvlinks(addresses)
     if not all(_pci_path(root, address) for address in addresses):
@@ -465,12 +440,12 @@ def _pci_link(root: Path, end: _Device, other: _Device) -> str:
     SYS, by NUMA node.
     """
     paths = [_pci_path(root, device["pci"]) for device in (end, other)]
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*paths, strict=False)))
-    if common == 1:
-        return "PHB"
+    common = sum(one == two for one, two in zip(*paths, strict=False))
     if common == 0:
         node = end["numa_node"]
         return "NODE" if node is not None and node == other["numa_node"] else "SYS"
+    if common == 1:
+        return "PHB"
     beyond_switch = 2  # the switch's port towards the device, and the device
     return "PIX" if max(map(len, paths)) - common <= beyond_switch else "PXB"
 
@@ -483,7 +458,4 @@ def _pci_path(root: Path, address: str | None) -> list[str]:
     if address is None:
         return []
     parts = (root / "sys/bus/pci/devices" / address).resolve().parts
-    for index, part in enumerate(parts):
-        if _HOST_BRIDGE.match(part):
-            return list(parts[index:])
-    return []
+    return list(dropwhile(lambda part: not _HOST_BRIDGE.match(part), parts))

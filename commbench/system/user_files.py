@@ -61,12 +61,11 @@ def load_callable(text: str, example: str) -> Callable[..., Any]:
             name.
     """
     path, name = split_callable(text, example)
-    module = _import_file(path)
-    if not hasattr(module, name):
+    member: object = getattr(_import_file(path), name, None)
+    if member is None:
         raise InputError(
             f"{path} has no function {name}: define it, or name another as file.py:callable."
         )
-    member: object = getattr(module, name)
     if callable(member):
         return member
     raise InputError(
@@ -96,17 +95,10 @@ def _import_file(path: Path) -> ModuleType:
 def failure(error: BaseException) -> str:
     """Return an error of a user's own code on one line: its type, text and location."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":").removesuffix(".")
-    frames = traceback.extract_tb(error.__traceback__)
-    own_frames = [
-        frame
-        for frame in frames
-        if "site-packages" not in frame.filename and not _is_ours(frame.filename)
-    ]
-    where = (
-        f", {Path(own_frames[-1].filename).name} line {own_frames[-1].lineno}" if own_frames else ""
-    )
-    return f"{text[:QUOTED]}{where}"
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(Path(__file__).parent.parent) or file.startswith("<")
+    text = text[:QUOTED]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        is_other = "site-packages" in file.parts or file.name.startswith("<")
+        if not is_other and not file.is_relative_to(Path(__file__).parent.parent):
+            return f"{text}, {file.name} line {frame.lineno}"
+    return text

@@ -44,23 +44,15 @@ sorted_sizes = st.lists(st.integers(1, 2**36), min_size=2, max_size=12, unique=T
 
 def test_intervals_widen_beyond_the_sizes() -> None:
     """Widen intervals with each doubling above the largest size and once below the smallest."""
-    curve = curve_of(
-        [2**k for k in range(10, 16)],
-        [[(50 + 0.01 * 2**k) * f for f in (0.99, 1, 1.01)] for k in range(10, 16)],
+    sizes = [2**k for k in range(10, 16)]
+    curve = curve_of(sizes, [[(50 + 0.01 * n) * f for f in (0.99, 1, 1.01)] for n in sizes])
+    below, least, most, once, fourfold = map(
+        curve.half_width_beyond_sizes, (2**9, 2**10, 2**15, 2**16, 2**19)
     )
     assert curve.held_out_error is not None
-    assert [0.0, 0.0] == [curve.half_width_beyond_sizes(size) for size in (2**10, 2**15)]
-    assert curve.half_width_beyond_sizes(2**19) == pytest.approx(
-        2 * curve.half_width_beyond_sizes(2**16)
-    )
-    assert curve.half_width_beyond_sizes(1) == curve.half_width_beyond_sizes(2**9)
-    widths = [
-        interval.high / interval.low
-        for size in (2**15, 2**17, 2**21)
-        if (interval := curve.interval_us(size))
-    ]
-    assert sorted(set(widths)) == widths
-    assert len(widths) == 3
+    assert (0.0, 0.0) == (least, most)
+    assert fourfold == pytest.approx(2 * once)
+    assert below == curve.half_width_beyond_sizes(1)
     coarse = curve_of([2**10, 2**15], [[60.0] * 2, [378.0] * 2])
     assert coarse.half_width_beyond_sizes(2**16) > 0.5
 
@@ -69,20 +61,18 @@ def test_intervals_widen_beyond_the_sizes() -> None:
 @given(st.data())
 def test_a_longer_message_is_never_faster(data: st.DataObject) -> None:
     """Predict positive, non-decreasing times without a jump at the ends for any measurements."""
-    sizes = data.draw(sorted_sizes)
+    sizes = sorted(data.draw(sorted_sizes))
     # a step between sizes that are all but the same looks like a jump to arithmetic
-    assume(all(larger > 1.0001 * smaller for smaller, larger in pairwise(sorted(sizes))))
+    assume(all(larger > 1.0001 * smaller for smaller, larger in pairwise(sizes)))
     times = data.draw(st.lists(st.floats(0.01, 1e8), min_size=len(sizes), max_size=len(sizes)))
     curve = curve_of(sizes, [[time] for time in times])
-    ends = min(sizes), max(sizes)
-    queried_sizes = sorted({*sizes, *np.geomspace(ends[0] / 4, ends[1] * 4, 60).tolist()})
-    predicted = np.array([curve.time_us(n) for n in queried_sizes])
+    between = np.geomspace(sizes[0] / 4, sizes[-1] * 4, 60).tolist()
+    predicted = np.array([curve.time_us(n) for n in sorted({*sizes, *between})])
     assert predicted.min() > 0
     assert (np.diff(predicted) >= -1e-9 * predicted[1:]).all()
-    for end in ends:
-        assert curve.time_us(end * (1 - 1e-14)) == pytest.approx(
-            curve.time_us(end * (1 + 1e-14)), rel=1e-5
-        )
+    for end in (sizes[0], sizes[-1]):
+        before_us, after_us = (curve.time_us(end * (1 + step)) for step in (-1e-14, 1e-14))
+        assert before_us == pytest.approx(after_us, rel=1e-5)
 
 
 # ---------------------------------------------------------------------------------------- intervals
@@ -113,20 +103,16 @@ def test_intervals_know_that_launches_are_slow_as_a_whole() -> None:
 
 @pytest.mark.parametrize("launches", [3, 6, 10])
 def test_intervals_of_start_up_and_rate_cover_the_truth(launches: int) -> None:
-    """Cover latency and rate of a line in about 95 % of draws, and contain the fitted values."""
-    sizes, ends = [KIB * 2**k for k in range(8)], np.array([0.0, 1.0])
-    truth = float(one(ends)[0]), float(np.diff(one(ends))[0])
-    hits, drawn = np.zeros(2), 0
+    """Cover latency and rate of a line in about 95 % of draws."""
+    sizes, hits, drawn = [KIB * 2**k for k in range(8)], np.zeros(2), 0
     for seed in range(repetitions(80)):
         curve = curve_of(sizes, launches_of(one, sizes, launches=launches, seed=seed))
-        if len(curve.segments) > 1:
-            continue
-        drawn += 1
-        fitted = (curve.segments[0].alpha_us, curve.segments[0].beta_us_per_byte)
-        for i, interval in enumerate(curve.parameter_intervals[0]):
-            assert interval is not None
-            assert 0 <= interval.low <= fitted[i] <= interval.high
-            hits[i] += interval.low <= truth[i] <= interval.high
+        if len(curve.segments) == 1:
+            drawn += 1
+            alpha, beta = curve.parameter_intervals[0]
+            assert alpha is not None
+            assert beta is not None
+            hits += (alpha.low <= 20 <= alpha.high, beta.low <= 1e-3 <= beta.high)
     assert drawn > repetitions(50)
     assert (hits / drawn >= 0.85 - slack(0.85, 80)).all(), hits / drawn
 
@@ -140,17 +126,3 @@ def test_launches_may_miss_sizes() -> None:
     assert (KIB, 2 * KIB, 4 * KIB) == curve.sizes
     assert pytest.approx([2.0, 4.1, 8.1]) == list(curve.times_us)
     assert ((2.0, None), (4.0, 4.2), (8.0, 8.2)) == curve.launches_us
-
-
-# ----------------------------------------------------------------------------------- error and file
-
-
-def test_held_out_error_is_that_of_sizes_left_out() -> None:
-    """Return the median error of inner sizes predicted by curves without them."""
-    launches = launches_of(three, COARSE, launches=1)
-    curve = curve_of(COARSE, launches)
-    errors = []
-    for i in range(1, len(COARSE) - 1):
-        without = curve_of([*COARSE[:i], *COARSE[i + 1 :]], [*launches[:i], *launches[i + 1 :]])
-        errors.append(abs(without.time_us(COARSE[i]) / curve.times_us[i] - 1))
-    assert curve.held_out_error == pytest.approx(np.median(errors))

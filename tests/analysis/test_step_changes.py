@@ -4,15 +4,37 @@ runs.
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
-from histories import CHANGED_RUN, SIZES, make_history
+from builders import make_case, make_launches
+from pages import make_run
 
 from commbench.analysis.comparison import compare
 from commbench.analysis.comparison.verdicts import ENOUGH_BASELINES
 from commbench.results import Run
 from commbench.stats import Verdict
 
+#: A history has a run a night; from one on a case takes longer.
+RUNS, CHANGED_RUN, FACTOR = 30, 20, 1.1
+SIZES = (8, 1024, 65536, 1048576)
 CHANGED = SIZES[1]
+#: Standard deviations between the runs of a case, and between the launches of a run.
+BETWEEN_RUNS, BETWEEN_LAUNCHES = 0.01, 0.005
+
+
+def make_history(seed: int, changed: int = 0) -> list[Run]:
+    """Return a run for each of 30 nights; messages of one size take 10 % longer from run 20 on."""
+    generator = np.random.default_rng(seed)
+    runs = []
+    for night in range(RUNS):
+        records = []
+        for size in SIZES:
+            factor = FACTOR if size == changed and night >= CHANGED_RUN else 1.0
+            level_us = 10.0 * factor * np.exp(BETWEEN_RUNS * generator.standard_normal())
+            launches_us = level_us * np.exp(BETWEEN_LAUNCHES * generator.standard_normal(6))
+            records += make_launches(launches_us.tolist(), make_case(message_bytes=size))
+        runs.append(make_run(records, path=f"night{night:02}"))
+    return runs
 
 
 def slower_runs(history: Sequence[Run]) -> dict[int, set[int | None]]:
@@ -31,7 +53,7 @@ def slower_runs(history: Sequence[Run]) -> dict[int, set[int | None]]:
 
 def changed_until(seed: int) -> Sequence[Run]:
     """Return a history with a step change of one case, until one run after the change."""
-    return make_history(seed, changed_sizes=[CHANGED])[: CHANGED_RUN + 2]
+    return make_history(seed, CHANGED)[: CHANGED_RUN + 2]
 
 
 def test_a_history_without_a_change_shows_none() -> None:

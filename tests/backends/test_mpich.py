@@ -34,13 +34,13 @@ def mpiexec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the mpiexec of MPICH's wheel; skip if pip cannot install it."""
     pytest.importorskip("mpi4py")
     prefix = tmp_path_factory.mktemp("mpich")
-    options = (
+    options = [
         "--quiet",
         "--no-deps",
         "--ignore-installed",
         "--no-warn-script-location",
         "--disable-pip-version-check",
-    )
+    ]
     command = [sys.executable, "-m", "pip", "install", *options, "--prefix", str(prefix), "mpich"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -72,7 +72,7 @@ def test_mpich_is_recognised_by_its_version_text(mpiexec: Path) -> None:
 def test_mpich_measures(mpiexec: Path, tmp_path: Path, binding: str) -> None:
     """Measure two ranks of MPICH; every row is ok and names the library."""
     out = tmp_path / "run"
-    words = (
+    words = [
         "--sizes",
         "8,64K",
         "--launches",
@@ -82,7 +82,7 @@ def test_mpich_measures(mpiexec: Path, tmp_path: Path, binding: str) -> None:
         "--oversubscribe",
         "--sync",
         "dissemination",
-    )
+    ]
     command = [
         *COMMBENCH,
         *words,
@@ -124,7 +124,7 @@ def find_rank(mark: str, rank: str) -> psutil.Process | None:
 def test_a_killed_rank_of_mpich_is_named(mpiexec: Path, tmp_path: Path, mark: str) -> None:
     """Name a killed rank, and complete the run on resume."""
     out = tmp_path / "run"
-    words = (
+    words = [
         "--sizes",
         "8:256K",
         "--launches",
@@ -134,7 +134,7 @@ def test_a_killed_rank_of_mpich_is_named(mpiexec: Path, tmp_path: Path, mark: st
         "--oversubscribe",
         "--sync",
         "dissemination",
-    )
+    ]
     command = [*COMMBENCH, *words, "--launcher", str(mpiexec), "--fail-fast", "--out", str(out)]
     samples = out / "samples.jsonl"
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}

@@ -186,7 +186,7 @@ def test_a_missing_gpu_is_bad_input(nccl: ModuleType, monkeypatch: pytest.Monkey
 def test_a_missing_nccl_is_bad_input(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Print the import error that cupy suppressed, and the package to install."""
     check = sys.modules[MODULES[1]]
-    check.check_nccl()
+    assert 8 == len(check.find_nccl_gpus("nccl"))
 
     def fail(name: str) -> None:
         assert "cupy_backends.cuda.libs.nccl" == name
@@ -199,7 +199,7 @@ def test_a_missing_nccl_is_bad_input(nccl: ModuleType, monkeypatch: pytest.Monke
         InputError,
         match=r"14\.0\.1 finds none .* \(libnccl.*file\): pip install nvidia-nccl-cu13\.$",
     ):
-        check.check_nccl()
+        check.find_nccl_gpus("nccl")
 
 
 # ----------------------------------------------------------------------------- cadences and buffers
@@ -291,15 +291,6 @@ def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
     idle = {"barrier", "broadcast"} if size == 1 else set()
     assert {*names, "barrier"} - idle == {record.case.operation for record in timed}
     assert {("graph", 0, 0)} == {(r.case.mode, r.wrong, r.batch % GRAPH_OPERATIONS) for r in timed}
-
-
-def test_a_graph_is_captured_once_and_replayed(nccl: ModuleType) -> None:
-    """Execute an operation once, capture it sixteen times, and replay the graph many times."""
-    record, (addresses, _) = records_of(nccl, 2, [plain_case(graph=True)])
-    assert 0 == (len(addresses) - 1) % GRAPH_OPERATIONS
-    replayed = (len(addresses) - 1) // GRAPH_OPERATIONS
-    assert replayed > len(record.times_us) * record.batch // GRAPH_OPERATIONS
-    assert (0, None) == (record.harness_us, record.framework_us)
 
 
 @pytest.mark.parametrize("case", [plain_case(graph=True), plain_case(graph=True, in_place=False)])

@@ -338,3 +338,13 @@ def test_a_run_whose_samples_were_compressed_is_not_resumed(compressed: Command)
     outcome = compressed("run -n 2 --backend mpi --sizes 8 --out r")
     assert (2, "") == (outcome.code, outcome.out)
     assert (compressed.home / "r" / "samples.jsonl.gz").exists()
+
+
+def test_who_reads_may_have_enough() -> None:
+    """Exit silently with code 141 when the reader of stdout closes the pipe."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "commbench", "--help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

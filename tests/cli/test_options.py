@@ -38,25 +38,20 @@ from commbench.stats.budgets import BUDGETS
 MIB = 1024 * 1024
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ((None, None, None, None), None),
-        (("8", "64", None, None), (8, 16, 32, 64)),
-        (("1K", None, None, None), (1024,)),
-        ((None, "1K", None, None), (1024,)),
-        (("8", "8", 4, None), (8,)),
-        ((None, None, 2, None), (32 * MIB,)),
-        ((None, None, None, "4:16"), (4, 8, 16)),
-        ((None, None, None, "16"), (4, 8, 16)),
-        ((None, None, None, ":16"), (4, 8, 16)),
-    ],
-)
-def test_sizes_as_other_tools_spell_them(
-    options: tuple[Any, ...], expected: tuple[int, ...] | None
-) -> None:
-    """Read sizes as nccl-tests and OSU spell them."""
-    assert expected == foreign_sizes(*options)
+def test_sizes_as_other_tools_spell_them() -> None:
+    """Read sizes as nccl-tests and OSU spell them: smallest, largest, factor; a range."""
+    sizes = {
+        (None, None, None, None): None,
+        ("8", "64", None, None): (8, 16, 32, 64),
+        ("1K", None, None, None): (1024,),
+        (None, "1K", None, None): (1024,),
+        ("8", "8", 4, None): (8,),
+        (None, None, 2, None): (32 * MIB,),
+        (None, None, None, "4:16"): (4, 8, 16),
+        (None, None, None, ":16"): (4, 8, 16),
+    }
+    for options, expected in sizes.items():
+        assert expected == foreign_sizes(*options)
 
 
 def test_messages_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from launching import NO_OFI, wait_until
 
 from commbench.cli.soak import MOST_LAUNCHES, length_of_launch_s
 
-RUN = "run -c all_reduce --sizes 1K --backend fake -n 4"
+RUN = "run -c all_reduce --sizes 1K --backend mpi -n 4"
 
 
 def test_ranks_that_run_already_are_refused(

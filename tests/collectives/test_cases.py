@@ -54,20 +54,6 @@ def test_places_follow_the_operation(
     assert expected == [case.in_place for case in cases]
 
 
-def test_the_product_of_all_axes_is_measured() -> None:
-    """Return the product of all axes that apply."""
-    sweep = Sweep(
-        operations=["reduce"],
-        backends=["mpi", "gloo"],
-        sizes="8:32",
-        dtypes=["float32", "float64"],
-        redops=["sum", "max"],
-        roots=[0, 2],
-        in_place="both",
-    )
-    assert 3 * 2 * 2 * 2 * 2 * 2 == len(sweep.cases(3))
-
-
 def test_several_sweeps_share_cases() -> None:
     """Return a case of two sweeps once, in the order named."""
     a, b = (Sweep(sizes=sizes, backends=["mpi"]) for sizes in ([8, 64], [64, 512]))

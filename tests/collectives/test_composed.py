@@ -181,7 +181,7 @@ def by_pattern(records: Any) -> dict[str, Any]:
 def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
     """Reduce faster hierarchically than flat over links of 50 Mbit/s."""
     pytest.importorskip("torch")
-    options = (
+    options = [
         "--collective",
         "all_reduce",
         "--pattern",
@@ -190,8 +190,8 @@ def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
         "1M",
         "--backend",
         "gloo",
-    )
-    lab = ("--hosts", "2", "--ranks-per-host", "2", "--rate", "50mbit")
+    ]
+    lab = ["--hosts", "2", "--ranks-per-host", "2", "--rate", "50mbit"]
     results = by_pattern(records_from_lab(tmp_path / "run", *options, lab=lab))
     assert median(results["hierarchical"].times_us) < 0.95 * median(results["flat"].times_us)
 
@@ -202,7 +202,7 @@ def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 def test_the_algorithm_is_stated(tmp_path: Path) -> None:
     """Record our algorithm, and Open MPI's component between hosts, without its log lines."""
-    options = (
+    options = [
         "--collective",
         "all_reduce",
         "--pattern",
@@ -211,8 +211,8 @@ def test_the_algorithm_is_stated(tmp_path: Path) -> None:
         "4K",
         "--backend",
         "mpi",
-    )
-    lab = ("--hosts", "2", "--ranks-per-host", "2", "--rate", "none")
+    ]
+    lab = ["--hosts", "2", "--ranks-per-host", "2", "--rate", "none"]
     results = by_pattern(records_from_lab(tmp_path / "run", *options, lab=lab))
     assert "commbench hierarchical" == results["hierarchical"].algorithm
     if results["flat"].library.startswith("Open MPI 5"):

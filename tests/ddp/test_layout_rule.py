@@ -155,17 +155,13 @@ def test_any_parameters_are_assigned_as_torch_does(data: st.DataObject) -> None:
 
 
 def test_default_is_not_25() -> None:
-    """Use the small first bucket only for the default, not for 25 or lists."""
+    """Use torch's small first bucket only for the default, not for 25 or lists."""
+    torch = pytest.importorskip("torch")
+    assert MIB == torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
     assert [MIB, 25 * MIB] == caps_bytes("default")
     assert [25 * MIB] == caps_bytes("25")
     assert [MIB, 5 * MIB, 25 * MIB] == caps_bytes("1+5+25")
     assert [MIB // 2] == caps_bytes("0.5")
-
-
-def test_default_is_that_of_torch() -> None:
-    """Use torch's size of the first bucket."""
-    torch = pytest.importorskip("torch")
-    assert caps_bytes("default")[0] == torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
 
 
 # ---------------------------------------------------------------------------------- one for several

@@ -48,7 +48,7 @@ def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path
         "--rate",
         "200mbit",
     )
-    options = (
+    options = [
         "-c",
         "all_reduce",
         "--pattern",
@@ -59,7 +59,7 @@ def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path
         "1",
         "--launcher",
         "mpirun",
-    )
+    ]
     finish(
         *lab, "--", forked_python, *RUN[1:], *options, "--sync", "dissemination", "--out", str(out)
     )

@@ -183,13 +183,6 @@ def test_repetitions_within_a_moment_are_not_enough() -> None:
     assert 51 <= samples.valid <= 77
 
 
-def test_repeating_ends_at_the_maximum() -> None:
-    """Stop at the maximum number of repetitions."""
-    rule = StoppingRule(relative_half_width=1e-9, ticks_s=0.0, maximum=100)
-    _, samples, *_ = sample(lambda _r, i: 10_000 * (1 + i % 2), rule=rule)
-    assert 100 == samples.valid
-
-
 @pytest.mark.parametrize(("share", "widened"), [(3, True), (20, False)])
 def test_slack_widens_where_too_many_are_late(share: int, widened: bool) -> None:
     """Widen the slack above a tenth of late starts, on all ranks."""
@@ -202,6 +195,7 @@ def test_slack_widens_where_too_many_are_late(share: int, widened: bool) -> None
         fixed=FixedSettings(warmups=1, batch=1),
     )
     assert samples.late > 0
+    assert 100 == samples.tried
     assert widened == (slack_ns > 1000)
 
 

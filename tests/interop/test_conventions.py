@@ -9,58 +9,42 @@ import pytest
 from builders import read_records
 
 from commbench.collectives.cases import all_cases
-from commbench.engine.records import FixedSettings
 from commbench.interop.conventions import CONVENTIONS
 
 
-def settings_of(tool: str, operation: str, size: str, ranks: int = 2) -> FixedSettings:
-    """Return the warm-up and repetitions of the only case of an operation at a size."""
-    convention = CONVENTIONS[tool]
-    cases = all_cases(
-        convention.suite({"operations": (operation,), "sizes": (int(size),)}, ranks).sweeps, ranks
-    )
-    (settings,) = convention.fixed(cases[:1], ranks).values()
-    return settings
-
-
 @pytest.mark.parametrize(
-    ("tool", "operation", "size", "warmups", "repetitions"),
+    ("tool", "operation", "size", "expected"),
     [
-        ("osu", "all_reduce", "8192", 100, 1000),
-        ("osu", "all_reduce", "16384", 10, 100),
-        ("osu", "latency", "1", 100, 10_000),
-        ("osu", "latency", "1048576", 10, 1000),
-        ("osu", "bandwidth", "64", 10, 100),
-        ("osu", "bandwidth", "65536", 2, 20),
-        ("imb", "all_reduce", "4", 1100, 1000),
-        ("imb", "all_reduce", "65536", 704, 640),
-        ("imb", "all_reduce", "4194304", 20, 10),
+        ("osu", "all_reduce", 8192, (100, 1, 1000)),
+        ("osu", "all_reduce", 16384, (10, 1, 100)),
+        ("osu", "latency", 1, (100, 1, 10_000)),
+        ("osu", "latency", 1048576, (10, 1, 1000)),
+        ("osu", "bandwidth", 64, (10, 1, 100)),
+        ("osu", "bandwidth", 65536, (2, 1, 20)),
+        ("imb", "all_reduce", 4, (1100, 1, 1000)),
+        ("imb", "all_reduce", 65536, (704, 1, 640)),
+        ("imb", "all_reduce", 4194304, (20, 1, 10)),
+        ("imb", "latency", 65536, (704, 640, 1)),
+        ("nccl-tests", "all_reduce", 8, (1, 20, 1)),
     ],
 )
 def test_tools_repeat_as_their_sources_say(
-    tool: str, operation: str, size: str, warmups: int, repetitions: int
+    tool: str, operation: str, size: int, expected: tuple[int, int, int]
 ) -> None:
     """Take the loops of osu_util.h, fewer above 8 KiB; IMB repeats at most 1000 times and 40 MiB,
-    after as many trials and a tenth, at least 10 times, of warm-up.
+    after as many trials and a tenth, at least 10 times, of warm-up, and reads the clock around its
+    loop of messages; nccl-tests times 20 operations together.
     """
-    expected = FixedSettings(
-        warmups=warmups, batch=1, visits=1, repetitions=repetitions, is_probed=False
-    )
-    assert expected == settings_of(tool, operation, size)
+    convention = CONVENTIONS[tool]
+    suite = convention.suite({"operations": (operation,), "sizes": (size,)}, 2)
+    case = all_cases(suite.sweeps, 2)[0]
+    (found,) = convention.fixed([case], 2).values()
+    assert expected == (found.warmups, found.batch, found.repetitions)
+    assert (1, False) == (found.visits, found.is_probed)
 
 
-def test_imb_reads_the_clock_around_its_loop_of_messages() -> None:
-    """Time all messages of a pair together, as many as IMB sends."""
-    assert FixedSettings(
-        warmups=704, batch=640, visits=1, repetitions=1, is_probed=False
-    ) == settings_of("imb", "latency", "65536")
-
-
-def test_nccl_tests_times_twenty_operations_together() -> None:
-    """Make one warm-up, and time operations back to back, out of place and in place."""
-    assert FixedSettings(
-        warmups=1, batch=20, visits=1, repetitions=1, is_probed=False
-    ) == settings_of("nccl-tests", "all_reduce", "8")
+def test_nccl_tests_measures_out_of_place_and_in_place() -> None:
+    """Time float32 operations back to back over NCCL."""
     cases = all_cases(CONVENTIONS["nccl-tests"].suite({}, 2).sweeps, 2)
     assert {(False, "pipelined", "nccl", "float32"), (True, "pipelined", "nccl", "float32")} == {
         (case.in_place, case.mode, case.backend, case.dtype) for case in cases
@@ -112,6 +96,7 @@ def test_given_axes_replace_the_tools() -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
     ("tool", "words", "repetitions"),
     [

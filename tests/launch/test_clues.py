@@ -1,5 +1,6 @@
 """Tests of the clues to why a launch failed, on real texts of launchers."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -377,46 +378,28 @@ def test_the_stack_of_the_failed_rank_has_three_sources() -> None:
     """Prefer the stack of an error to a requested one, and that to a crash dump."""
     evidence = Evidence()
     dumped = ["Thread 0x0 (most recent call first):", '  File "lib.py", line 7 in spin']
-    assert ["lib.py:7 in spin"] == evidence.failed_rank(STOPPED, CASE, PROCESSES, dumped)["stack"]
-    evidence.add(stack(1, LOOP))
-    assert [LOOP] == evidence.failed_rank(STOPPED, CASE, PROCESSES, dumped)["stack"]
-    evidence.add(
-        RankError(
-            rank=1,
-            host="n1",
-            case=0,
-            error="ValueError",
-            message="boom",
-            stack=["mine.py:3 in work"],
-        )
-    )
-    assert ["mine.py:3 in work"] == evidence.failed_rank(STOPPED, CASE, PROCESSES, dumped)["stack"]
+    raised = dataclasses.replace(error(1, "ValueError: boom"), stack=["mine.py:3 in work"])
+    for event, frame in (
+        (None, "lib.py:7 in spin"),
+        (stack(1, LOOP), LOOP),
+        (raised, raised.stack[0]),
+    ):
+        if event:
+            evidence.add(event)
+        assert [frame] == evidence.failed_rank(STOPPED, CASE, PROCESSES, dumped)["stack"]
 
 
 def test_without_a_failed_rank_every_rank_is_among_the_others() -> None:
-    """List every rank among the others if no rank failed."""
+    """List every rank among the others if no rank failed; stacks of before do not count."""
     evidence = Evidence()
     evidence.add(stack(0, LOOP))
-    failed = evidence.failed_rank(
-        Clue(kind="unclear", code="no_rank_stands_out"), None, PROCESSES, []
-    )
-    assert (None, None, "", [0]) == (
-        failed["rank"],
-        failed["pid"],
-        failed["case"],
-        failed["others"][0]["ranks"],
-    )
-
-
-def test_stacks_of_before_do_not_count() -> None:
-    """Discard stacks reported before the current request."""
-    evidence = Evidence()
-    evidence.add(stack(0, LOOP))
+    unclear = Clue(kind="unclear", code="no_rank_stands_out")
+    failed = evidence.failed_rank(unclear, None, PROCESSES, [])
+    assert (None, None, "") == (failed["rank"], failed["pid"], failed["case"])
+    assert [0] == failed["others"][0]["ranks"]
     evidence.forget_stacks()
-    assert ([], "") == (
-        evidence.lines(),
-        waiting(evidence.failed_rank(STOPPED, CASE, PROCESSES, [])),
-    )
+    assert [] == evidence.lines()
+    assert "" == waiting(evidence.failed_rank(STOPPED, CASE, PROCESSES, []))
 
 
 def test_what_a_crash_has_printed_begins_with_its_head() -> None:

@@ -94,28 +94,38 @@ def test_stages_follow_each_other(tmp_path: Path, starter: str) -> None:
         assert "complete" == path.with_suffix(".finished").read_text()
 
 
-@pytest.mark.parametrize("starter", STARTERS)
-def test_a_rank_that_raises_ends_all(tmp_path: Path, starter: str) -> None:
-    """Keep what was measured when a rank raises, and complete the launch on resume."""
+#: Each harm, and how it leaves run, launch and measured cases, with words of the reason.
+HARMS = {
+    "raises": (f"{ON_RANK_1}raise ValueError('boom')", "partial", "failed", 2, "ValueError: boom"),
+    "killed": (f"{ON_RANK_1}os.kill(os.getpid(), signal.SIGKILL)", "partial", "failed", 2, ""),
+    "stopped": (f"{ON_RANK_1}signal.raise_signal(signal.SIGSTOP)", "partial", "hung", 2, "for 3 s"),
+    "ctrl-c": ("interrupt()", "interrupted", "interrupted", 3, "interrupted by SIGINT"),
+    "twice": ("interrupt(); interrupt(); time.sleep(600)", "interrupted", "interrupted", 2, ""),
+}
+
+
+@pytest.mark.parametrize("starter", SLOWLY)
+@pytest.mark.parametrize("name", HARMS)
+def test_what_goes_wrong_costs_its_case_only(tmp_path: Path, starter: str, name: str) -> None:
+    """Keep what was measured, enter how the launch ended, and complete it on resume."""
     path = tmp_path / "run"
-    failed = measure(starter, path, harm=f"{ON_RANK_1}raise ValueError('boom')")
-    assert 0 != failed.returncode
-    assert ("partial", ["failed"], 2) == state(path)
-    assert "failed" == load_run(path).records[-1].status
-    if starter == "conductor":
-        assert "rank 1 on host" in info_of(path)["reason"]
+    harm, status, launch, measured, reason = HARMS[name]
+    ended = measure(starter, path, harm=harm, more="more")
+    assert 0 != ended.returncode
+    assert (status, [launch], measured) == state(path)
+    info = info_of(path)
+    if (starter, name) == ("conductor", "ctrl-c"):
+        assert 130 == ended.returncode
+    if name == "ctrl-c":
+        assert 1 == ended.stderr.count("press Ctrl-C again to stop now.")
+    if status == "partial":
+        assert launch == load_run(path).records[-1].status
+    if name == "raises":
+        told = info["reason"] if starter == "conductor" else ended.stderr
+        assert f"rank 1 on host {os.uname().nodename}" in told
+        assert reason in told
     else:
-        assert f"rank 1 on host {os.uname().nodename}: ValueError: boom" in failed.stderr
-    assert_resumes(starter, path)
-
-
-@pytest.mark.parametrize("starter", STARTERS)
-def test_a_rank_that_is_killed_costs_its_case_only(tmp_path: Path, starter: str) -> None:
-    """Keep what was measured when a rank dies by SIGKILL."""
-    path = tmp_path / "run"
-    killed = measure(starter, path, harm=f"{ON_RANK_1}os.kill(os.getpid(), signal.SIGKILL)")
-    assert 0 != killed.returncode
-    assert ("partial", ["failed"], 2) == state(path)
+        assert reason in info["reason"]
     assert_resumes(starter, path)
 
 
@@ -128,40 +138,6 @@ def test_a_rank_0_that_is_killed_leaves_a_partial_run(tmp_path: Path, starter: s
     assert ("partial", 2) == (info_of(path)["status"], len(load_run(path).records))
     assert "has begun and not ended" in info_of(path)["reason"]
     assert_resumes(starter, path)
-
-
-@pytest.mark.parametrize("starter", SLOWLY)
-def test_a_rank_that_is_stopped_hangs_no_run(tmp_path: Path, starter: str) -> None:
-    """End a launch by itself while a rank is stopped; keep the case as hung."""
-    path = tmp_path / "run"
-    hung = measure(starter, path, harm=f"{ON_RANK_1}signal.raise_signal(signal.SIGSTOP)")
-    assert 0 != hung.returncode
-    assert ("partial", ["hung"], 2) == state(path)
-    assert "hung" == load_run(path).records[-1].status
-    assert "no progress for 3 s" in info_of(path)["reason"]
-    assert_resumes(starter, path)
-
-
-@pytest.mark.parametrize("starter", SLOWLY)
-def test_ctrl_c_lets_all_ranks_finish_the_case(tmp_path: Path, starter: str) -> None:
-    """Finish the current case, mark the run interrupted, and resume."""
-    path = tmp_path / "run"
-    ended = measure(starter, path, harm="interrupt()", more="more")
-    assert 0 != ended.returncode
-    assert starter != "conductor" or ended.returncode == 130
-    assert 1 == ended.stderr.count("press Ctrl-C again to stop now.")
-    assert ("interrupted", ["interrupted"], 3) == state(path)
-    assert "interrupted by SIGINT" == info_of(path)["reason"]
-    assert_resumes(starter, path)
-
-
-@pytest.mark.parametrize("starter", SLOWLY)
-def test_ctrl_c_twice_stops_at_once(tmp_path: Path, starter: str) -> None:
-    """Abort the current case on a second SIGINT."""
-    path = tmp_path / "run"
-    harm = "interrupt(); interrupt(); time.sleep(600)"
-    assert 0 != measure(starter, path, harm=harm).returncode
-    assert ("interrupted", ["interrupted"], 2) == state(path)
 
 
 @pytest.mark.parametrize("starter", SLOWLY)

@@ -3,10 +3,11 @@ threads.
 """
 
 import os
+from typing import Any
 
 import pytest
 from faking import FakeCommunicator
-from threads import run_threads
+from threads import ThreadControl, run_threads
 
 from commbench.backends.nccl_library import LOG
 from commbench.errors import InputError
@@ -27,29 +28,36 @@ def place(rank: int, cpus: list[int], clock: str = "boot/ns", host: str = "n0") 
     return Place(rank=rank, host=host, pid=rank, cpus=cpus, clock=clock)
 
 
-def test_ranks_bound_to_a_core_each_are_not_crowded() -> None:
-    """Detect oversubscription from the CPUs of all ranks on a machine."""
-    assert not are_oversubscribed([place(0, [0]), place(1, [1])])
-    assert are_oversubscribed([place(0, [0]), place(1, [0])])
-    assert are_oversubscribed([place(0, [0, 1]), place(1, [0, 1]), place(2, [0, 1])])
+@pytest.mark.parametrize(
+    ("places", "crowded"),
+    [
+        ([place(0, [0]), place(1, [1])], False),
+        ([place(0, [0]), place(1, [0])], True),
+        ([place(0, [0, 1]), place(1, [0, 1]), place(2, [0, 1])], True),
+        ([place(0, [0], "a/x", "n0"), place(1, [0], "b/x", "n1")], False),
+        ([place(0, [0], "a/x", "n0"), place(1, [0], "a/x", "n1")], True),
+    ],
+)
+def test_ranks_that_share_cpus_are_crowded(places: list[Place], *, crowded: bool) -> None:
+    """Detect oversubscription from the CPUs of all ranks on a machine, which its boot names."""
+    assert crowded == are_oversubscribed(places)
 
 
-def test_hosts_do_not_share_cpus_but_containers_on_one_machine_do() -> None:
-    """Identify a machine by its boot id, not by its host name."""
-    assert not are_oversubscribed([place(0, [0], "a/x", "n0"), place(1, [0], "b/x", "n1")])
-    assert are_oversubscribed([place(0, [0], "a/x", "n0"), place(1, [0], "a/x", "n1")])
+def told(ranks: int, *arguments: Any) -> Any:
+    """Return the session that ranks tell rank 0, on the fake backend."""
+
+    def work(control: ThreadControl) -> Any:
+        carriers = {arguments[0]: FakeCommunicator(control)}
+        return collect_session(control, gather_places(control), carriers, *arguments[1:])
+
+    session, *nothing = run_threads(ranks, work)
+    assert not any(nothing)
+    return session
 
 
 def test_a_session_states_hosts_once_and_every_rank() -> None:
     """List each host once and every rank."""
-
-    def work(control):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        return collect_session(
-            control, gather_places(control), {"gloo": FakeCommunicator(control)}, {"NCCL_X": "1"}
-        )
-
-    session, nothing = run_threads(2, work)
-    assert nothing is None
+    session = told(2, "gloo", {"NCCL_X": "1"})
     assert 1 == len(session["environment"]["hosts"])
     assert len(os.sched_getaffinity(0)) == session["environment"]["hosts"][0]["cpus_allowed"]
     ranks = session["environment"]["hosts"][0]["topology"]["ranks"]
@@ -65,17 +73,10 @@ def test_a_session_lists_the_settings_of_nccl(monkeypatch: pytest.MonkeyPatch) -
     """List NCCL variables set by a configuration file, without log settings, and keep them
     later.
     """
-    for name, value in (
-        ("NCCL_NET", "Socket"),
-        ("NCCL_ALGO", "ring"),
-        ("NCCL_DEBUG_FILE", "a.log"),
-    ):
+    settings = {"NCCL_NET": "Socket", "NCCL_ALGO": "ring", "NCCL_DEBUG_FILE": "a.log"}
+    for name, value in settings.items():
         monkeypatch.setenv(name, value)
-
-    def work(control):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        return collect_session(control, gather_places(control), {}, {"NCCL_ALGO": "ring"})
-
-    (stated,) = run_threads(1, work)
+    stated = told(1, "gloo", {"NCCL_ALGO": "ring"})
     assert {"NCCL_NET": "Socket"} == stated["nccl_settings"]
     fields = header_fields(stated, {})
     assert {"NCCL_NET": "Socket"} == header_fields(session(), fields)["nccl_settings"]
@@ -108,30 +109,22 @@ def test_other_conditions_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["OMPI_MCA_btl", "PRTE_MCA_rmaps", "UCX_TLS", "FI_PROVIDER", "I_MPI_FABRICS"]
+    ("name", "minds"),
+    [
+        *[(f"{prefix}_X", False) for prefix in ("OMPI", "PRTE", "UCX", "FI", "I_MPI")],
+        *[(name, True) for name in ("NCCL_ALGO", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")],
+    ],
 )
-def test_training_does_not_mind_how_mpi_is_set(name: str) -> None:
-    """Allow training to resume with other MPI settings, but not collectives."""
-    header = {"environment": session(variables={name: "a", "NCCL_ALGO": "x"})["environment"]}
-    after = session(variables={name: "b", "NCCL_ALGO": "x"})
-    assert 1 == len(changed_conditions({**after, "training": False}, header))
-    refuse_other_conditions({**after, "training": True}, header)
-    gone = {**session(variables={"NCCL_ALGO": "x"}), "training": True}
-    refuse_other_conditions(gone, header)
-
-
-@pytest.mark.parametrize("name", ["NCCL_ALGO", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"])
-def test_training_minds_all_else(name: str) -> None:
-    """Refuse to resume training with other Gloo, NCCL or thread settings, or on another machine."""
-    header = {"environment": session(variables={name: "a", "OMPI_MCA_btl": "x"})["environment"]}
-    after = session(variables={name: "b", "OMPI_MCA_btl": "x"})
-    (change,) = changed_conditions({**after, "training": True}, header)
-    assert name in change
+def test_training_minds_all_but_how_mpi_is_set(name: str, *, minds: bool) -> None:
+    """Allow training to resume with other MPI settings only, and collectives with none."""
+    header = {"environment": session(variables={name: "a"})["environment"]}
+    for variables in ({name: "b"}, {}):
+        after = session(variables=variables)
+        assert 1 == len(changed_conditions({**after, "training": False}, header))
+        assert minds == bool(changed_conditions({**after, "training": True}, header))
+    same = session("slide rule", variables={name: "a"})
     with pytest.raises(InputError, match="slide rule"):
-        refuse_other_conditions(
-            {**session("slide rule", variables={name: "a"}), "training": True},
-            header,
-        )
+        refuse_other_conditions({**same, "training": True}, header)
 
 
 def test_a_session_has_the_values_of_varied_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,13 +136,7 @@ def test_a_session_has_the_values_of_varied_variables(monkeypatch: pytest.Monkey
     monkeypatch.delenv("NCCL_PROTO", raising=False)
     monkeypatch.setattr(LOG, "settings", lambda: {"NCCL_ALGO": "ring", "NCCL_NET": "Socket"})
 
-    def work(control):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        backends = {"nccl": FakeCommunicator(control)}
-        return collect_session(
-            control, gather_places(control), backends, {}, ["NCCL_ALGO", "NCCL_PROTO"]
-        )
-
-    session, _ = run_threads(2, work)
+    session = told(2, "nccl", {}, ["NCCL_ALGO", "NCCL_PROTO"])
     assert {
         "NCCL_ALGO": {"ranks": ["Ring"], "nccl": ["ring"]},
         "NCCL_PROTO": {"ranks": [None], "nccl": []},

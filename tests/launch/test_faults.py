@@ -15,8 +15,6 @@ import commbench
 from commbench.collectives.cases import Sweep
 from commbench.results import load_run
 
-LAB = (sys.executable, "-m", "commbench", "lab", "run")
-
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
@@ -32,19 +30,8 @@ def test_a_host_that_loses_its_network_is_named(tmp_path: Path, backend: str) ->
     """End in time, leave no process, keep the measurements, and resume when the network is back."""
     out = tmp_path / "run"
     script = Path(__file__).parents[1] / "ranks" / "cut_link.py"
-    command = [
-        *LAB,
-        "--hosts",
-        "3",
-        "--rate",
-        "none",
-        "--",
-        sys.executable,
-        str(script),
-        str(out),
-        backend,
-        "host2",
-    ]
+    lab = f"{sys.executable} -m commbench lab run --hosts 3 --rate none --"
+    command = f"{lab} {sys.executable} {script} {out} {backend} host2".split()
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert 0 == done.returncode, done.stdout + done.stderr
     ended = json.loads(done.stdout.splitlines()[-1])
@@ -76,26 +63,11 @@ def start(
     Return output and run.json.
     """
     (tmp_path / "hosts").write_text(hosts)
-    run = [
-        sys.executable,
-        "-m",
-        "commbench",
-        "run",
-        "--backend",
-        "mpi",
-        "--collective",
-        "all_reduce",
-        "--sizes",
-        "8",
-    ]
-    run += ["-n", str(ranks), "--launches", "1", "--oversubscribe", "--out", str(tmp_path / "run")]
-    run += ["--hostfile", str(tmp_path / "hosts")] if hosts else []
-    command = (
-        ["unshare", "--mount", "sh", "-c", f'{before}; exec "$@"', "sh"] if before != ":" else []
-    )
-    done = subprocess.run(
-        [*command, *run], capture_output=True, text=True, check=False, timeout=120
-    )
+    run = f"{sys.executable} -m commbench run --backend mpi --collective all_reduce --sizes 8"
+    run += f" -n {ranks} --launches 1 --oversubscribe --out {tmp_path / 'run'}"
+    run += f" --hostfile {tmp_path / 'hosts'}" if hosts else ""
+    command = ["unshare", "--mount", "sh", "-c", f"{before}; exec {run}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     return f"{done.returncode}\n{done.stdout}{done.stderr}", json.loads(
         (tmp_path / "run" / "run.json").read_text()
     )

@@ -42,15 +42,17 @@ def test_a_rank_knows_its_place(launcher: str, environ: dict[str, str]) -> None:
     )
 
 
-def test_srun_ranks_are_seen_by_mpi_with_pmi_only() -> None:
+def test_other_launchers_come_before_slurm() -> None:
     """Recognise each PMI by its variables; read the local rank from Slurm."""
     assert not identify(SLURM).carries_mpi
     assert identify({**SLURM, "PMIX_NAMESPACE": "slurm.pmix.7.0"}).carries_mpi
     assert identify({**SLURM, "I_MPI_PMI_LIBRARY": "/usr/lib/libpmi2.so"}).carries_mpi
-    expected = Identity(
-        role="rank", launcher="mpich", rank=3, world_size=4, local_rank=1, local_size=2
-    )
-    assert expected == identify({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"})
+    within = {**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"}
+    place = {"rank": 3, "world_size": 4, "local_rank": 1, "local_size": 2}
+    assert Identity(role="rank", launcher="mpich", **place) == identify(within)
+    assert 3 == identify({**SLURM, "SLURM_PROCID": "0", **OPENMPI}).rank
+    expected = Identity(role="rank", launcher="mpich", rank=1, world_size=2)
+    assert expected == identify({"PMI_RANK": "1", "PMI_SIZE": "2"})
 
 
 @pytest.mark.parametrize(
@@ -69,12 +71,6 @@ def test_without_a_launcher_it_is_the_conductor(environ: dict[str, str]) -> None
     assert Identity(role="conductor") == identify(environ)
 
 
-def test_launchers_come_before_slurm() -> None:
-    """Prefer mpirun's variables to Slurm's inside an allocation."""
-    environ = {**SLURM, "SLURM_PROCID": "0", **OPENMPI}
-    assert 3 == identify(environ).rank
-
-
 @pytest.mark.parametrize("outer", [OPENMPI, HYDRA, {**SLURM, "PMI_RANK": "1", "PMI_SIZE": "2"}])
 def test_torchrun_takes_precedence_over_its_launcher(outer: dict[str, str]) -> None:
     """Prefer torchrun's variables inside mpirun or srun."""
@@ -89,20 +85,10 @@ def test_a_requested_role_wins() -> None:
     assert 3 == identify(OPENMPI, "rank").rank
 
 
-def test_missing_local_variables_have_defaults() -> None:
-    """Use defaults if PMI sets no local rank."""
-    expected = Identity(role="rank", launcher="mpich", rank=1, world_size=2)
-    assert expected == identify({"PMI_RANK": "1", "PMI_SIZE": "2"})
-
-
-def test_a_broken_variable_is_named() -> None:
-    """Name the variable that is not a number."""
+def test_what_is_not_understood_is_named() -> None:
+    """Name the variable that is not a number, and list the valid roles."""
     with pytest.raises(InputError, match="OMPI_COMM_WORLD_SIZE is 'many'"):
         identify({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "many"})
-
-
-def test_an_unknown_role_is_refused() -> None:
-    """Refuse an unknown role, and list the valid ones."""
     with pytest.raises(InputError, match="conductor, rank"):
         identify({}, "boss")
 

@@ -21,8 +21,10 @@ from commbench.stats.budgets import BUDGETS
 pytestmark = [pytest.mark.lab, pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
 ROOT = Path(__file__).parents[2]
-WHAT = ("run", "--collective", "all_reduce", "--sizes", "8,64K", "--sync", "dissemination")
+WHAT = "run --collective all_reduce --sizes 8,64K --sync dissemination"
 NAMES = ("backend", "operation", "message_bytes", "status")
+#: How a person starts ranks on the hosts of a lab.
+BY_HAND = "-n 2 --hostfile $COMMBENCH_HOSTFILE --bind-to none --mca mpi_yield_when_idle 1"
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +36,19 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield from marked_environment(monkeypatch)
 
 
-def run(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command that must succeed; return its output."""
-    environment = {**os.environ, **mpirun().environment(), **variables}
+def run(line: str, *, is_local: bool = False) -> "subprocess.CompletedProcess[str]":
+    """Run a shell line that must succeed, on the first of two emulated hosts; return its output.
+
+    ``commbench``, ``rank`` and ``mpirun`` in it stand for the commands that start these.
+    """
+    commbench = f"{sys.executable} -m commbench"
+    line = re.sub(r"^commbench ", f"{commbench} ", line)
+    line = line.replace("RANK ", f"{sys.executable} -m mpi4py -m commbench ")
+    line = line.replace("MPIRUN ", f"{mpirun().mpirun} ")
+    command = ["sh", "-c", line]
+    if not is_local:
+        command = [*f"{commbench} lab run --hosts 2 --rate 1gbit --".split(), *command]
+    environment = {**os.environ, **mpirun().environment()}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
@@ -44,92 +56,62 @@ def run(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     return done
 
 
-def run_in_lab(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command on the first of two emulated hosts."""
-    return run(
-        *commbench(), "lab", "run", "--hosts", "2", "--rate", "1gbit", "--", *command, **variables
-    )
-
-
-def commbench() -> list[str]:
-    """Return the prefix of a commbench command."""
-    return [sys.executable, "-m", "commbench"]
-
-
 def read(out: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
     """Return run.json and collectives.csv."""
-    rows = read_rows(out)
-    return json.loads((out / "run.json").read_text()), rows
+    return json.loads((out / "run.json").read_text()), read_rows(out)
 
 
 def test_two_hosts_give_the_files_of_a_local_run(tmp_path: Path) -> None:
     """Write files, entries, columns and cases equal to a local run's, with the hosts of a
     hostfile.
     """
-    local_run, lab_run = tmp_path / "here", tmp_path / "there"
-    run(
-        *commbench(),
-        *WHAT,
-        "--launches",
-        "1",
-        "-n",
-        "2",
-        "--oversubscribe",
-        "--out",
-        str(local_run),
-    )
-    run_in_lab(*commbench(), *WHAT, "--launches", "1", "--interface", "eth0", "--out", str(lab_run))
-    assert {file.name for file in local_run.iterdir()} == {file.name for file in lab_run.iterdir()}
-    (local_info, local_rows), (lab_info, lab_rows) = read(local_run), read(lab_run)
+    here, there = tmp_path / "here", tmp_path / "there"
+    run(f"commbench {WHAT} --launches 1 -n 2 --oversubscribe --out {here}", is_local=True)
+    run(f"commbench {WHAT} --launches 1 --interface eth0 --out {there}")
+    assert {file.name for file in here.iterdir()} == {file.name for file in there.iterdir()}
+    (local_info, local_rows), (lab_info, lab_rows) = read(here), read(there)
     assert local_info.keys() == lab_info.keys()
     assert (1, 2, 2) == (local_info["nodes"], lab_info["nodes"], lab_info["world_size"])
     assert local_rows[0].keys() == lab_rows[0].keys()
-    assert [[row[name] for name in NAMES] for row in local_rows] == [
-        [row[name] for name in NAMES] for row in lab_rows
-    ]
-    assert {("mpi", "ok"), ("gloo", "ok")} == {(row["backend"], row["status"]) for row in lab_rows}
+    cases = [[row[name] for name in NAMES] for row in lab_rows]
+    assert cases == [[row[name] for name in NAMES] for row in local_rows]
+    assert {("mpi", "ok"), ("gloo", "ok")} == {(case[0], case[3]) for case in cases}
     assert "eth0" == lab_info["environment"]["variables"]["GLOO_SOCKET_IFNAME"]
 
 
-def test_a_persons_own_mpirun_with_a_hostfile_adds_launches(tmp_path: Path) -> None:
-    """Add a launch per mpirun with ranks on both hosts."""
+@pytest.mark.parametrize(
+    ("launcher", "line"),
+    [
+        ("openmpi", f"MPIRUN {BY_HAND} RANK {WHAT} --backend mpi --out OUT"),
+        pytest.param(
+            "torchrun",
+            f"{ROOT}/benchmarks/launch/torchrun.sh {WHAT} --backend gloo",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_persons_own_launcher_adds_launches(tmp_path: Path, launcher: str, line: str) -> None:
+    """Add a launch each time mpirun, or torchrun on each host, starts ranks on both hosts."""
     out = tmp_path / "run"
-    rank = f"{sys.executable} -m mpi4py -m commbench {' '.join(WHAT)} --backend mpi --out {out}"
-    options = "--bind-to none --mca mpi_yield_when_idle 1"
-    line = f"{mpirun().mpirun} -n 2 --hostfile $COMMBENCH_HOSTFILE {options} {rank}"
-    run_in_lab("sh", "-c", f"{line} && {line}")
+    line = line.replace("OUT", str(out))
+    if launcher == "openmpi":
+        run(f"{line} && {line}")
+    else:
+        rendezvous = "MASTER_ADDR=host0 NNODES=2 NPROC=1 LAUNCHES=2 INTERFACE=eth0"
+        shared = f"VENV={sys.prefix} PYTHONPATH={ROOT} OUT={out} {rendezvous}"
+        other = f"$COMMBENCH_SSH host1 'cd {ROOT} && {shared} NODE_RANK=1 {line}'"
+        run(f"{other} & {shared} NODE_RANK=0 {line} && wait $!")
     info, rows = read(out)
-    assert ("complete", "openmpi", 2) == (info["status"], info["launcher"], info["nodes"])
+    assert ("complete", launcher, 2) == (info["status"], info["launcher"], info["nodes"])
     assert ["host0", "host1"] == [place["host"] for place in info["ranks"]]
-    assert ([0, 1], ["ok", "ok"]) == (read_launches(out), [row["status"] for row in rows])
+    assert ([0, 1], {"ok"}) == (read_launches(out), {row["status"] for row in rows})
 
 
 def test_open_mpi_says_nothing_from_within_operations() -> None:
     """Use Open MPI's hierarchical component over several hosts without its log lines."""
-    rank = f"{sys.executable} -m mpi4py {ROOT}/tests/ranks/silent.py 4"
-    options = "-n 4 --map-by ppr:2:node:OVERSUBSCRIBE --bind-to none --mca mpi_yield_when_idle 1"
-    done = run_in_lab(
-        "sh", "-c", f"{mpirun().mpirun} --hostfile $COMMBENCH_HOSTFILE {options} {rank}"
-    )
-    assert ("coll/han", "") == (
-        done.stdout.strip(),
-        "\n".join(re.findall(".*coll:.*", done.stderr)),
-    )
-
-
-@pytest.mark.slow
-def test_torchrun_on_every_host_adds_launches(tmp_path: Path) -> None:
-    """Add a launch each time torchrun runs on both hosts."""
-    out = tmp_path / "run"
-    script = f"{ROOT}/benchmarks/launch/torchrun.sh {' '.join(WHAT)} --backend gloo"
-    rendezvous = "MASTER_ADDR=host0 NNODES=2 NPROC=1 LAUNCHES=2 INTERFACE=eth0"
-    shared = f"VENV={sys.prefix} PYTHONPATH={ROOT} OUT={out} {rendezvous}"
-    other = f"$COMMBENCH_SSH host1 'cd {ROOT} && {shared} NODE_RANK=1 {script}'"
-    run_in_lab("sh", "-c", f"{other} & {shared} NODE_RANK=0 {script} && wait $!")
-    info, rows = read(out)
-    assert ("complete", "torchrun", 2) == (info["status"], info["launcher"], info["nodes"])
-    assert ([0, 1], ["ok", "ok"]) == (read_launches(out), [row["status"] for row in rows])
-    assert 4 == len(load_run(out).records)
+    options = BY_HAND.replace("-n 2", "-n 4 --map-by ppr:2:node:OVERSUBSCRIBE")
+    done = run(f"MPIRUN {options} {sys.executable} -m mpi4py {ROOT}/tests/ranks/silent.py 4")
+    assert ("coll/han", []) == (done.stdout.strip(), re.findall(".*coll:.*", done.stderr))
 
 
 #: Makes a host's own name lead to 127.0.1.1, as Debian's installer does, and gives the host a
@@ -149,13 +131,8 @@ def test_gloo_finds_other_hosts_where_names_lead_to_the_loopback(tmp_path: Path)
     """Choose the interface of the default route if the host's name resolves to the loopback."""
     out = tmp_path / "run"
     (tmp_path / "debian.sh").write_text(DEBIAN)
-    rank = f"{sys.executable} -m mpi4py -m commbench {' '.join(WHAT)} --backend gloo --out {out}"
-    wrapped = f"unshare --mount sh {tmp_path}/debian.sh {tmp_path} {rank}"
-    run_in_lab(
-        "sh",
-        "-c",
-        f"{mpirun().mpirun} -n 2 --hostfile $COMMBENCH_HOSTFILE --bind-to none {wrapped}",
-    )
+    wrapped = f"unshare --mount sh {tmp_path}/debian.sh {tmp_path} RANK {WHAT}"
+    run(f"MPIRUN {BY_HAND} {wrapped} --backend gloo --out {out}")
     info, rows = read(out)
     assert ["host0", "host1"] == [place["host"] for place in info["ranks"]]
     assert {("ok", "tcp/eth0")} == {(row["status"], row["transport"]) for row in rows}
@@ -163,14 +140,12 @@ def test_gloo_finds_other_hosts_where_names_lead_to_the_loopback(tmp_path: Path)
 
 def test_a_quick_case_takes_seconds_on_a_slow_link(tmp_path: Path) -> None:
     """Send fewer messages at once, alike in all launches, and say so; leave small ones alone."""
-    out = tmp_path / "run"
-    case = ("--collective", "bandwidth", "--sizes", "8,4M", "--backend", "mpi", "-n", "2")
-    run_in_lab(*commbench(), "run", *case, "--launches", "2", "--out", str(out))
-    small, large = read_rows(out)
+    case = "--collective bandwidth --sizes 8,4M --backend mpi -n 2 --launches 2"
+    run(f"commbench run {case} --out {tmp_path / 'run'}")
+    small, large = read_rows(tmp_path / "run")
     assert ("64", False) == (small["window"], "small_window" in small["flags"])
     assert (int(large["window"]) < 16, True) == (True, "small_window" in large["flags"])
-    records = [record for record in load_run(out).records if record.case.message_bytes > 8]
-    assert 2 == len(records)
-    assert 1 == len({record.window for record in records})
+    records = [each for each in load_run(tmp_path / "run").records if each.case.message_bytes > 8]
+    assert (2, 1) == (len(records), len({record.window for record in records}))
     for record in records:
         assert record.measuring_s + record.other_s < 2 * BUDGETS["quick"].longest_s

@@ -26,7 +26,6 @@ from commbench.launch.events import (
 from commbench.launch.protocol import (
     EventWriter,
     claim_stdout,
-    format_event,
     format_short,
     say,
     split_line,
@@ -114,50 +113,33 @@ def events_in(stream: io.StringIO) -> list[RankEvent]:
 
 
 def test_written_events_come_back_as_they_went() -> None:
-    """Read back all events of a launch, with numpy numbers."""
-    stream = io.StringIO()
-    record = Record(case=CASE, launch=1, times_us=np.array([1.5, 2.5]), wrong=np.int64(0))  # type: ignore[arg-type]
-    sent = [SessionStarted(facts={"ranks": []}), CaseStarted(index=4), CaseFinished(record=record)]
-    writer = EventWriter(stream)
-    for event in (*sent, Notice(text="not for the conductor"), CasesEnded(is_complete=True)):
-        writer.on(event)
-    session, begun, finished, ended = events_in(stream)
-    assert [*sent[:2], CasesEnded(is_complete=True)] == [session, begun, ended]
-    assert isinstance(finished, CaseFinished)
-    received = finished.record
-    assert isinstance(received, Record)
-    assert (CASE, 1, [1.5, 2.5], 0) == (
-        received.case,
-        received.launch,
-        received.times_us,
-        received.wrong,
-    )
-
-
-def test_training_travels_in_the_same_events() -> None:
-    """Read back training cases and records."""
+    """Read back all events of a launch, with numpy numbers, of collectives and training."""
+    stream = io.StringIO("loading libfoo...")  # half a line of a library comes before
+    stream.seek(0, io.SEEK_END)
+    measured = Record(case=CASE, launch=1, times_us=np.array([1.5, 2.5]), wrong=np.int64(0))  # type: ignore[arg-type]
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01)
-    record = TrainingRecord(
+    trained = TrainingRecord(
         case=case, launch=1, step_ms=[1.5], metrics=[(3, 0.5)], buckets=[BUCKET]
     )
-    _, event = split_line(format_event(CaseFinished(record=record)))
-    assert isinstance(event, CaseFinished)
-    received = event.record
-    assert isinstance(received, TrainingRecord)
-    assert (record.case, [1.5], [(3, 0.5)], [BUCKET]) == (
-        *(received.case, received.step_ms, received.metrics, received.buckets),
+    begun = [SessionStarted(facts={"ranks": []}), CaseStarted(index=4)]
+    records = [CaseFinished(record=measured), CaseFinished(record=trained, share=0.5)]
+    ended = CasesEnded(is_complete=True)
+    writer = EventWriter(stream)
+    for event in (*begun, *records, Notice(text="not for the conductor"), ended):
+        writer.on(event)
+    *first, one, other, last = events_in(stream)
+    assert [*begun, ended] == [*first, last]
+    assert isinstance(one, CaseFinished)
+    assert isinstance(other, CaseFinished)
+    received = one.record
+    assert isinstance(received, Record)
+    assert (CASE, 1, [1.5, 2.5], 0) == (
+        *(received.case, received.launch, received.times_us, received.wrong),
     )
-
-
-def test_an_event_survives_half_a_line_before_it() -> None:
-    """Start each event on a new line after unterminated output."""
-    stream = io.StringIO()
-    stream.write("loading libfoo...")
-    EventWriter(stream).on(CasesEnded(is_complete=False))
-    assert ["loading libfoo...", ""] == [
-        split_line(line)[0] for line in stream.getvalue().splitlines()
-    ]
-    assert [CasesEnded(is_complete=False)] == events_in(stream)
+    assert isinstance(other.record, TrainingRecord)
+    assert (case, [1.5], [BUCKET], 0.5) == (
+        *(other.record.case, other.record.step_ms, other.record.buckets, other.share),
+    )
 
 
 def test_claimed_stdout_is_ours_alone(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
 """Tests of one rank: the order of its events, with the fake backend and ranks that are threads."""
 
-import dataclasses
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faking import FakeCommunicator, open_fake
+from faking import FakeCommunicator
 from launching import has_ended, wait_until
 from threads import ThreadControl, run_threads
 
@@ -41,72 +40,67 @@ ONE_VISIT = replace(BUDGETS["quick"], visits=1)
 PLAN = LaunchPlan(launch=3, budget=ONE_VISIT, cases=[PlannedCase(case=case) for case in CASES])
 
 
-@pytest.fixture(autouse=True)
-def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open a backend with scripted times."""
-    monkeypatch.setattr("commbench.launch.rank.open_backend", open_fake)
+class Launched:
+    """What two ranks do that are threads, with the events of rank 0."""
 
+    def __init__(self, *plans: LaunchPlan, most_events: int = 1000) -> None:
+        self.events: list[Any] = []
+        self.opened: list[str] = []
+        self.hearts = [Heart(rank, Progress()) for rank in range(2)]
 
-class EventList:
-    """Records events."""
+        def work(control: ThreadControl) -> None:
+            heart = self.hearts[control.rank]
+            rank = RankWork(control, heart, {}, lambda: len(self.events) > most_events)
+            for plan in plans:
+                rank.run(plan, self if control.rank == 0 else None)
 
-    def __init__(self) -> None:
-        self.heard: list[Any] = []
-        self.facts: dict[str, Any] = {}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("commbench.launch.rank.open_backend", self.open)
+            run_threads(2, work)
+
+    def open(self, name: str, control: ThreadControl) -> Any:
+        """Open a backend that needs no library."""
+        if name == "mpi":
+            raise InputError("install it")
+        self.opened.append(name)
+        return FakeCommunicator(control)
 
     def on(self, event: Event) -> None:
         """Record an event."""
-        match event:
-            case SessionStarted(facts=facts):
-                self.facts = dict(facts)
-                self.heard.append(("session", len(facts["ranks"])))
-            case CaseStarted(index=index):
-                self.heard.append(("case", index))
-            case CaseFinished(record=record):
-                self.heard.append(("record", record.case, record.launch, record.status))
-            case CasesEnded(is_complete=is_complete):
-                self.heard.append(("end", is_complete))
+        self.events.append(event)
 
+    @property
+    def kinds(self) -> list[type]:
+        """The types of the events."""
+        return [type(event) for event in self.events]
 
-def launch(plan: LaunchPlan) -> tuple[list[Any], list[Heart]]:
-    """Run a plan on two ranks; return the events of rank 0 and the heartbeats."""
-    listener = EventList()
-    hearts = [Heart(rank, Progress()) for rank in range(2)]
-
-    def work(control: ThreadControl) -> None:
-        heart = hearts[control.rank]
-        RankWork(control, heart, {}).run(plan, listener if control.rank == 0 else None)
-
-    run_threads(2, work)
-    return listener.heard, hearts
+    @property
+    def finished(self) -> list[CaseFinished]:
+        """The events about records."""
+        return [event for event in self.events if isinstance(event, CaseFinished)]
 
 
 def test_a_rank_reports_everything_in_order() -> None:
-    """Report the session, each case with its record, and the end."""
-    events, hearts = launch(PLAN)
-    expected: list[Any] = [("session", 2)]
-    for index, case in enumerate(CASES):
-        expected += [("case", index), ("record", case, 3, "ok")]
-    assert [*expected, ("end", True)] == events
-    assert [len(CASES) - 1] * 2 == [heart.case for heart in hearts]
-    assert str(CASES[-1]) == hearts[1].progress.case
+    """Report the session, each case with its record, and the end; keep backends open."""
+    launched = Launched(PLAN, PLAN)
+    one = [SessionStarted, *[CaseStarted, CaseFinished] * len(CASES), CasesEnded]
+    assert 2 * one == launched.kinds
+    assert 2 * len(launched.events[0].facts["ranks"]) == 4
+    assert CasesEnded(is_complete=True) == launched.events[-1]
+    begun = [event.index for event in launched.events if isinstance(event, CaseStarted)]
+    assert 2 * [*range(len(CASES))] == begun
+    records = [event.record for event in launched.finished]
+    assert 2 * [(case, 3, "ok") for case in CASES] == [
+        (record.case, record.launch, record.status) for record in records
+    ]
+    assert [len(CASES) - 1] * 2 == [heart.case for heart in launched.hearts]
+    assert str(CASES[-1]) == launched.hearts[1].progress.case
+    assert ["gloo", "gloo"] == launched.opened
 
 
 def test_a_rank_visits_each_case_several_times() -> None:
     """Visit the cases in order, then in shuffled rounds, and report each numbered visit."""
-    finished: list[CaseFinished] = []
-
-    class Shares:
-        def on(self, event: Event) -> None:
-            if isinstance(event, CaseFinished):
-                finished.append(event)
-
-    def work(control: ThreadControl) -> None:
-        plan = replace(PLAN, budget=BUDGETS["quick"])
-        rank = RankWork(control, Heart(control.rank, Progress()), {})
-        rank.run(plan, Shares() if control.rank == 0 else None)
-
-    run_threads(2, work)
+    finished = Launched(replace(PLAN, budget=BUDGETS["quick"])).finished
     assert CASES == [event.record.case for event in finished[: len(CASES)]]
     for case in CASES:
         visits = [event for event in finished if event.record.case == case]
@@ -115,26 +109,14 @@ def test_a_rank_visits_each_case_several_times() -> None:
         assert 1 == pytest.approx(sum(event.share for event in visits))
 
 
-def test_no_case_begins_after_the_deadline() -> None:
-    """Stop on all ranks before a case that would exceed the deadline."""
-    events, hearts = launch(dataclasses.replace(PLAN, deadline_s=0.0))
-    assert [("session", 2), ("end", False)] == events
-    assert [-1, -1] == [heart.case for heart in hearts]
-
-
-def test_no_case_begins_after_the_last_that_is_wanted() -> None:
-    """Finish the current case on all ranks when rank 0 is told to stop."""
-    listener = EventList()
-
-    def work(control: ThreadControl) -> None:
-        own = listener if control.rank == 0 else None
-        RankWork(control, Heart(control.rank, Progress()), {}, lambda: len(listener.heard) > 2).run(
-            PLAN, own
-        )
-
-    run_threads(2, work)
-    assert ["session", "case", "record", "end"] == [entry[0] for entry in listener.heard]
-    assert ("end", False) == listener.heard[-1]
+def test_no_case_begins_after_the_deadline_or_the_last_that_is_wanted() -> None:
+    """Stop on all ranks before a case that would exceed the deadline, or after the current one."""
+    late = Launched(replace(PLAN, deadline_s=0.0))
+    assert [SessionStarted, CasesEnded] == late.kinds
+    assert [-1, -1] == [heart.case for heart in late.hearts]
+    left_off = Launched(PLAN, most_events=2)
+    assert [SessionStarted, CaseStarted, CaseFinished, CasesEnded] == left_off.kinds
+    assert [CasesEnded(is_complete=False)] * 2 == [late.events[-1], left_off.events[-1]]
 
 
 @pytest.mark.parametrize("deadline_s", [None, 0.0])
@@ -142,70 +124,32 @@ def test_training_on_gpus_states_its_library(
     monkeypatch: pytest.MonkeyPatch, deadline_s: float | None
 ) -> None:
     """Open Gloo for control but no cupy NCCL, report torch's NCCL, and obey the deadline."""
-    opened: list[str] = []
-
-    def note(name: str, control: ThreadControl) -> Any:
-        opened.append(name)
-        return FakeCommunicator(control)
+    device = types.SimpleNamespace(
+        backend="nccl", ranks_per_gpu=2, library=lambda: "torch NCCL 2.28.9", close=lambda: None
+    )
 
     def train(_cases: Any, _terms: Any, _rank: Any, duty: Any, **_: Any) -> bool:
         return not duty.is_out_of_time()
 
-    device = types.SimpleNamespace(
-        backend="nccl", ranks_per_gpu=2, library=lambda: "torch NCCL 2.28.9", close=lambda: None
-    )
-    monkeypatch.setattr("commbench.launch.rank.open_backend", note)
     monkeypatch.setattr("commbench.ddp.session.train_launch", train)
     monkeypatch.setattr("commbench.ddp.session.fast_selection", lambda *_: "cupy")
     monkeypatch.setattr("commbench.ddp.devices.open_device", lambda *_: device)
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="nccl")
     terms = Terms(seed=7, block_s=0.1, steps=5)
-    plan = replace(PLAN, cases=[PlannedCase(case=case)], training=terms, deadline_s=deadline_s)
-    listener = EventList()
-
-    def work(control: ThreadControl) -> None:
-        own = listener if control.rank == 0 else None
-        RankWork(control, Heart(control.rank, Progress()), {}).run(plan, own)
-
-    run_threads(2, work)
-    assert ["gloo", "gloo"] == opened
-    assert {"gloo": "commbench fake", "torch-nccl": "torch NCCL 2.28.9"} == listener.facts[
-        "libraries"
-    ]
-    assert (2, "cupy") == (listener.facts["ranks_per_gpu"], listener.facts["fast_selection"])
-    assert ("end", deadline_s is None) == listener.heard[-1]
+    cases = [PlannedCase(case=case)]
+    launched = Launched(replace(PLAN, cases=cases, training=terms, deadline_s=deadline_s))
+    assert ["gloo", "gloo"] == launched.opened
+    facts = launched.events[0].facts
+    assert {"gloo": "commbench fake", "torch-nccl": "torch NCCL 2.28.9"} == facts["libraries"]
+    assert (2, "cupy") == (facts["ranks_per_gpu"], facts["fast_selection"])
+    assert CasesEnded(is_complete=deadline_s is None) == launched.events[-1]
 
 
-def test_backends_that_are_open_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep backends open for a second plan of the same ranks."""
-    opened: list[str] = []
-
-    def note(name: str, control: ThreadControl) -> Any:
-        opened.append(name)
-        return FakeCommunicator(control)
-
-    monkeypatch.setattr("commbench.launch.rank.open_backend", note)
-
-    def work(control: ThreadControl) -> None:
-        heart = Heart(control.rank, Progress())
-        rank = RankWork(control, heart, {})
-        for _ in range(2):
-            rank.run(PLAN, None)
-        assert ["gloo"] == list(rank.opened)
-
-    run_threads(2, work)
-    assert ["gloo", "gloo"] == opened
-
-
-def test_a_backend_that_cannot_be_opened_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_cannot_be_opened_is_bad_input() -> None:
     """Raise the backend's sentence as bad input."""
-
-    def refuse(*_: object) -> None:
-        raise InputError("install it")
-
-    monkeypatch.setattr("commbench.launch.rank.open_backend", refuse)
+    case = replace(CASES[0], backend="mpi")
     with pytest.raises(InputError, match="install it"):
-        launch(PLAN)
+        Launched(replace(PLAN, cases=[PlannedCase(case=case)]))
 
 
 def test_a_heartbeat_reports_progress() -> None:
@@ -224,12 +168,9 @@ def test_a_heartbeat_reports_progress() -> None:
     heart.start()
     assert enough.wait(30)
     heart.stop()
+    beat = heard[0]
     assert (5, os.getpid(), 7, 6, 2) == (
-        heard[0].rank,
-        heard[0].pid,
-        heard[0].entered,
-        heard[0].left,
-        heard[0].case,
+        *(beat.rank, beat.pid, beat.entered, beat.left, beat.case),
     )
 
 
@@ -299,15 +240,10 @@ def run(body: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_rank_flushes_its_output_and_exits_with_its_status() -> None:
-    """Flush the streams before os._exit."""
-    process = run("sys.stdout.write('all of it')", code=4)
+    """Flush the streams before os._exit, although another thread still runs."""
+    body = "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+    process = run(f"{body}sys.stdout.write('all of it')", code=4)
     assert (4, "all of it", "") == (process.returncode, process.stdout, process.stderr)
-
-
-def test_a_thread_that_still_runs_does_not_keep_a_rank() -> None:
-    """Exit although another thread still runs."""
-    body = "import threading\nthreading.Thread(target=threading.Event().wait).start()"
-    assert 0 == run(body).returncode
 
 
 @pytest.mark.parametrize(

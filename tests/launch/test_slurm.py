@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -27,9 +28,11 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "benchmarks" / "launch" / "slurm.sbatch")
 #: Both nodes are this machine: bound, their ranks would share a core.
-RUN = ("run", "--collective", "all_reduce", "--sync", "dissemination", "--bind-to", "none")
+RUN = "run --collective all_reduce --sync dissemination --bind-to none"
 #: Long enough to kill a rank in its midst.
-SWEEP = (*RUN, "--sizes", "8:4K", "--launches", "2", "--case-timeout", "20")
+SWEEP = f"{RUN} --sizes 8:4K --launches 2 --case-timeout 20"
+#: By one srun for each launch, without a conductor.
+DIRECT = "run -c all_reduce --backend gloo"
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +49,17 @@ def nothing_left(cluster: Cluster) -> Iterator[None]:
     assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
 
 
-def commbench() -> list[str]:
-    """Return the prefix of a commbench command."""
-    return [sys.executable, "-m", "commbench"]
+def commbench(words: str) -> str:
+    """Return the line of a commbench command."""
+    return f"{sys.executable} -m commbench {words}"
 
 
-def submit(cluster: Cluster, out: Path, *arguments: str, **variables: str) -> str:
+def submit(cluster: Cluster, out: Path, words: str, **variables: str) -> str:
     """Submit the batch script; return the job id."""
     venv = str(Path(sys.executable).parents[1])
     own = {**NO_OFI, "VENV": venv, "OUT": str(out), "PYTHONPATH": str(ROOT), **variables}
-    words = ("--parsable", f"--output={out.with_suffix('.log')}", SCRIPT, *arguments)
-    done = cluster.run("sbatch", *words, env=cluster.environment(**own))
+    options = ("--parsable", f"--output={out.with_suffix('.log')}", SCRIPT)
+    done = cluster.run("sbatch", *options, *words.split(), env=cluster.environment(**own))
     assert 0 == done.returncode, done.stderr
     return done.stdout.strip()
 
@@ -68,104 +71,60 @@ def finish(cluster: Cluster, job: str, out: Path) -> tuple[int, str]:
     return code, log.read_text() if log.exists() else ""
 
 
-def run_task(cluster: Cluster, *words: str) -> str:
-    """Run a Slurm command with commbench in it that must succeed; return its output."""
-    done = cluster.run(*words, env=cluster.environment(**NO_OFI, PYTHONPATH=str(ROOT)))
-    assert 0 == done.returncode, done.stdout + done.stderr
+def run_task(cluster: Cluster, line: str, *words: str, code: int = 0, **variables: str) -> str:
+    """Run a Slurm command with commbench in it; return its output."""
+    own = {**NO_OFI, "PYTHONPATH": str(ROOT), **variables}
+    done = cluster.run(*line.split(), *words, env=cluster.environment(**own))
+    assert code == done.returncode, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def info(out: Path) -> dict[str, object]:
-    """Return the run.json of a run."""
-    content: dict[str, object] = json.loads((out / "run.json").read_text())
-    return content
+def facts(out: Path, names: str) -> list[Any]:
+    """Return entries of run.json."""
+    info = json.loads((out / "run.json").read_text())
+    return [info[name] for name in names.split()]
 
 
 def test_a_batch_job_writes_the_files_of_a_local_run(cluster: Cluster, tmp_path: Path) -> None:
     """Run the shipped script on two nodes by mpirun; it writes the files of a local run."""
-    job_run, local_run = tmp_path / "there", tmp_path / "here"
-    arguments = (*RUN, "--sizes", "8,64K", "--launches", "1")
-    code, output = finish(cluster, submit(cluster, job_run, *arguments), job_run)
+    there, here = tmp_path / "there", tmp_path / "here"
+    words = f"{RUN} --sizes 8,64K --launches 1"
+    code, output = finish(cluster, submit(cluster, there, words), there)
     assert 0 == code, output
-    local = [*commbench(), *arguments, "-n", "2", "--out", str(local_run)]
-    subprocess.run(
-        local, env={**os.environ, **NO_OFI}, capture_output=True, timeout=120, check=True
-    )
-    assert ["complete", "mpirun", 2, 2] == [
-        info(job_run)[key] for key in ("status", "launcher", "nodes", "world_size")
-    ]
-    assert ["n0", "n1"] == [rank["host"] for rank in info(job_run)["ranks"]]  # type: ignore[attr-defined]
-    assert {file.name for file in local_run.iterdir()} == {file.name for file in job_run.iterdir()}
-    assert info(local_run).keys() == info(job_run).keys()
+    local = commbench(f"{words} -n 2 --out {here}").split()
+    own = {**os.environ, **NO_OFI}
+    subprocess.run(local, env=own, capture_output=True, timeout=120, check=True)
+    assert ["complete", "mpirun", 2, 2] == facts(there, "status launcher nodes world_size")
+    assert ["n0", "n1"] == [rank["host"] for rank in facts(there, "ranks")[0]]
+    assert {file.name for file in here.iterdir()} == {file.name for file in there.iterdir()}
     names = ("backend", "operation", "message_bytes", "status")
-    cases = [[row[name] for name in names] for row in read_rows(job_run)]
-    assert cases == [[row[name] for name in names] for row in read_rows(local_run)]
+    cases = [[row[name] for name in names] for row in read_rows(there)]
+    assert cases == [[row[name] for name in names] for row in read_rows(here)]
     assert {("mpi", "ok"), ("gloo", "ok")} == {(case[0], case[3]) for case in cases}
-    assert read_rows(local_run)[0].keys() == read_rows(job_run)[0].keys()
 
 
 def test_tasks_of_srun_are_ranks_and_add_launches(cluster: Cluster, tmp_path: Path) -> None:
-    """Add a launch per srun, with Gloo and without MPI."""
+    """Add a launch per srun, with Gloo and without MPI, which is refused without PMI."""
     out = tmp_path / "run"
-    task = (
-        "srun",
-        "-N2",
-        "-n2",
-        "--kill-on-bad-exit=1",
-        *commbench(),
-        "run",
-        "-c",
-        "all_reduce",
-        "--sizes",
-        "8",
-    )
     for _ in range(2):
-        run_task(cluster, *task, "--backend", "gloo", "--out", str(out))
-    assert ("complete", "slurm", 2) == tuple(
-        info(out)[key] for key in ("status", "launcher", "nodes")
-    )
+        task = commbench(f"{DIRECT} --sizes 8 --out {out}")
+        run_task(cluster, f"srun -N2 -n2 --kill-on-bad-exit=1 {task}")
+    assert ["complete", "slurm", 2] == facts(out, "status launcher nodes")
     assert [0, 1] == [record.launch for record in read_records(out) if record.status == "ok"]
+    task = commbench(f"run --backend mpi --out {tmp_path / 'refused'}")
+    output = run_task(cluster, f"srun -N1 -n1 {task}", code=2)
+    assert "or by srun with the PMI of your MPI (--mpi=pmix or pmi2)" in output
+    assert not (tmp_path / "refused").exists()
 
 
 def test_a_conductor_can_start_its_ranks_by_srun(cluster: Cluster, tmp_path: Path) -> None:
     """Start every launch as a job step; report why MPI is omitted without PMI."""
     out = tmp_path / "run"
-    options = (
-        *RUN,
-        "--sizes",
-        "8",
-        "--launches",
-        "1",
-        "--launcher",
-        "srun",
-        "--ranks-per-node",
-        "1",
-    )
-    output = run_task(cluster, "salloc", "-N2", "-n4", *commbench(), *options, "--out", str(out))
+    options = f"--sizes 8 --launches 1 --launcher srun --ranks-per-node 1 --out {out}"
+    output = run_task(cluster, f"salloc -N2 -n4 {commbench(f'{RUN} {options}')}")
     assert "Left out: Backend mpi needs ranks that MPI sees" in output
-    assert ("complete", "srun", 2, 2) == tuple(
-        info(out)[key] for key in ("status", "launcher", "nodes", "world_size")
-    )
+    assert ["complete", "srun", 2, 2] == facts(out, "status launcher nodes world_size")
     assert [("gloo", "ok")] == [(row["backend"], row["status"]) for row in read_rows(out)]
-
-
-def test_mpi_without_pmi_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    """Refuse MPI without PMI, say what to do, and write nothing."""
-    task = (
-        "srun",
-        "-N1",
-        "-n1",
-        *commbench(),
-        "run",
-        "--backend",
-        "mpi",
-        "--out",
-        str(tmp_path / "run"),
-    )
-    done = cluster.run(*task)
-    assert 2 == done.returncode
-    assert "or by srun with the PMI of your MPI (--mpi=pmix or pmi2)" in done.stderr
-    assert not (tmp_path / "run").exists()
 
 
 def find_rank(cluster: Cluster, rank: str) -> psutil.Process | None:
@@ -189,10 +148,10 @@ def measured(out: Path) -> int:
     return len(samples.read_text().splitlines()) if samples.exists() else 0
 
 
-def check_resumed(cluster: Cluster, out: Path, *arguments: str) -> None:
+def check_resumed(cluster: Cluster, out: Path, words: str) -> None:
     """Submit the job again and check that every case was measured once per launch."""
-    code, output = finish(cluster, submit(cluster, out, *arguments), out)
-    assert (0, "complete") == (code, info(out)["status"]), output
+    code, output = finish(cluster, submit(cluster, out, words), out)
+    assert [0, "complete"] == [code, *facts(out, "status")], output
     counts = Counter(
         (record.launch, record.case.key) for record in read_records(out) if record.status == "ok"
     )
@@ -209,20 +168,19 @@ def test_a_killed_rank_is_named_and_the_job_resumes(
 ) -> None:
     """Name the killed rank, exit with 3, leave no process, and resume."""
     out = tmp_path / "run"
-    arguments = (*SWEEP, "--backend", backend, "--launcher", launcher, "--fail-fast")
-    job = submit(cluster, out, *arguments)
+    words = f"{SWEEP} --backend {backend} --launcher {launcher} --fail-fast"
+    job = submit(cluster, out, words)
     assert wait_until(lambda: measured(out) > 2, 60), finish(cluster, job, out)
     victim = find_rank(cluster, "1")
     assert victim is not None
     victim.send_signal(signal.SIGKILL)
     code, output = finish(cluster, job, out)
-    assert (3, "partial") == (code, info(out)["status"]), output
+    status, reason = facts(out, "status reason")
+    assert (3, "partial") == (code, status), output
     # mpirun may hear first of rank 0 that has lost its partner, and then names no signal.
-    assert re.search(
-        "^rank 1 on host n1 (was killed by signal 9|has died)", str(info(out)["reason"])
-    ), output
+    assert re.search("^rank 1 on host n1 (was killed by signal 9|has died)", reason), output
     assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
-    check_resumed(cluster, out, *arguments)
+    check_resumed(cluster, out, words)
 
 
 @pytest.mark.slow
@@ -236,24 +194,24 @@ def test_a_job_that_is_ended_is_kept_and_resumes(
 ) -> None:
     """Keep the measurements of a cancelled job, and resume."""
     out = tmp_path / "run"
-    arguments = (*SWEEP, "--backend", "mpi")
-    job = submit(cluster, out, *arguments)
+    words = f"{SWEEP} --backend mpi"
+    job = submit(cluster, out, words)
     assert wait_until(lambda: measured(out) > 2, 60), finish(cluster, job, out)
     cluster.run("scancel", *how, job)
     ended, output = finish(cluster, job, out)
     assert code in {None, ended}, output
-    assert "interrupted" == info(out)["status"], output
-    assert "SIGTERM" in str(info(out)["reason"]), output
+    status, reason = facts(out, "status reason")
+    assert ("interrupted", True) == (status, "SIGTERM" in reason), output
     assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
-    check_resumed(cluster, out, *arguments)
+    check_resumed(cluster, out, words)
 
 
 @pytest.mark.slow
 def test_the_script_can_do_without_a_conductor(cluster: Cluster, tmp_path: Path) -> None:
     """Make six launches by srun with DIRECT=1."""
     out = tmp_path / "run"
-    arguments = ("run", "-c", "all_reduce", "--sizes", "8", "--backend", "gloo")
-    code, output = finish(cluster, submit(cluster, out, *arguments, DIRECT="1"), out)
+    job = submit(cluster, out, f"{DIRECT} --sizes 8", DIRECT="1")
+    code, output = finish(cluster, job, out)
     assert 0 == code, output
     assert ([*range(6)], "ok") == (read_launches(out), read_rows(out)[0]["status"])
 
@@ -262,27 +220,18 @@ def test_the_script_can_do_without_a_conductor(cluster: Cluster, tmp_path: Path)
 def test_ended_tasks_of_srun_leave_a_partial_run(cluster: Cluster, tmp_path: Path) -> None:
     """Record how a cancelled srun launch ended, and complete it on resume."""
     out = tmp_path / "run"
-    options = (
-        "run",
-        "-c",
-        "all_reduce",
-        "--sizes",
-        "8:256K",
-        "--backend",
-        "gloo",
-        "--out",
-        str(out),
-    )
-    task = ("srun", "-N2", "-n2", "--job-name=cancelled", *commbench(), *options)
-    process = cluster.start(*task, env=cluster.environment(**NO_OFI, PYTHONPATH=str(ROOT)))
+    task = commbench(f"{DIRECT} --sizes 8:256K --out {out}")
+    line = f"srun -N2 -n2 --job-name=cancelled {task}"
+    own = cluster.environment(**NO_OFI, PYTHONPATH=str(ROOT))
+    process = cluster.start(*line.split(), env=own)
     assert wait_until(lambda: measured(out) > 2, 60)
     cluster.run("scancel", "--name=cancelled")
     process.communicate(timeout=60)
-    assert "partial" == info(out)["status"]
+    assert ["partial"] == facts(out, "status")
     assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
-    run_task(cluster, *task)
+    run_task(cluster, line)
     counts = Counter(record.case.key for record in read_records(out) if record.status == "ok")
-    assert ("complete", {1}) == (info(out)["status"], set(counts.values()))
+    assert (["complete"], {1}) == (facts(out, "status"), set(counts.values()))
 
 
 @pytest.mark.parametrize("export", ["--export=NONE", "--export=HOME,PATH", "--export=ALL"])
@@ -291,14 +240,11 @@ def test_a_training_under_tune_gets_what_attaches_it(
 ) -> None:
     """Pass both variables of live tuning to srun's tasks, whatever srun exports."""
     script = 'echo "$SLURM_PROCID ${PYTHONPATH%%:*} ${COMMBENCH_TUNE:+set}"'
-    tune = (*commbench(), "tune", "--out", str(tmp_path / "out"), "--")
-    out = run_task(
-        cluster, "salloc", "-Q", "-N2", *tune, "srun", export, "-n", "2", "/bin/sh", "-c", script
-    )
+    tune = commbench(f"tune --out {tmp_path / 'out'} --")
+    line = f"salloc -Q -N2 {tune} srun {export} -n 2 /bin/sh -c"
+    lines = run_task(cluster, line, script).splitlines()
     site = ROOT / "commbench" / "live" / "site"
-    assert {f"0 {site} set", f"1 {site} set"} == {
-        line for line in out.splitlines() if line.endswith(" set")
-    }
+    assert {f"0 {site} set", f"1 {site} set"} == {each for each in lines if each.endswith(" set")}
 
 
 #: A fork would not read the ``sitecustomize.py`` that attaches commbench.
@@ -332,29 +278,22 @@ def test_a_training_is_tuned_inside_and_outside_srun(cluster: Cluster, tmp_path:
     Its parameters end as without tuning, and the run names its ranks' hosts.
     """
     (tmp_path / "train.py").write_text(TRAINING)
-    training, srun = (PYTHON, str(tmp_path / "train.py")), ("srun", "-N2", "-n2")
+    training, srun = f"{PYTHON} {tmp_path / 'train.py'}", "srun -N2 -n2"
     digests = []
     for place in ("untuned", "outside", "inside"):
-        tune = (*commbench(), "tune", "--steps", "100", "--out", str(tmp_path / place), "--")
-        words = {
-            "untuned": (*srun, *training),
-            "outside": ("salloc", "-Q", "-N2", *tune, *srun, *training),
-            "inside": (*srun, *tune, *training),
+        out = tmp_path / place
+        tune = commbench(f"tune --steps 100 --out {out} --")
+        line = {
+            "untuned": f"{srun} {training}",
+            "outside": f"salloc -Q -N2 {tune} {srun} {training}",
+            "inside": f"{srun} {tune} {training}",
         }[place]
-        variables = {
-            "STORE": str(tmp_path / f"store-{place}"),
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-        }
-        done = cluster.run(*words, env=cluster.environment(**variables))
-        assert 0 == done.returncode, done.stdout + done.stderr
-        digests.append(
-            sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
-        )
+        store = {"STORE": str(tmp_path / f"store-{place}"), "OMP_NUM_THREADS": "1"}
+        output = run_task(cluster, line, **store)
+        digests.append(sorted(re.findall(r"^rank \d \w{64}$", output, re.MULTILINE)))
         if place != "untuned":
-            assert (tmp_path / place / "run.json").exists(), done.stderr
-            assert (2, 2) == tuple(info(tmp_path / place)[key] for key in ("world_size", "nodes"))
-            assert info(tmp_path / place)["status"] in {"complete", "cut"}
-            assert (tmp_path / place / "recommendation.json").exists()
+            assert [2, 2] == facts(out, "world_size nodes")
+            assert facts(out, "status")[0] in {"complete", "cut"}
+            assert (out / "recommendation.json").exists()
     assert 2 == len(digests[0])
     assert digests[0] == digests[1] == digests[2]

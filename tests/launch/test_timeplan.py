@@ -33,13 +33,6 @@ def test_the_estimate_counts_starts_and_slices() -> None:
     assert pytest.approx(10 * 2.0) == longer_s - plain_s
 
 
-def test_without_a_limit_nothing_is_cut() -> None:
-    """Keep the budget's slice without a limit."""
-    plan = make_plan(None)
-    assert (None, None) == (plan.slice_s(100, slices=10, launches=2), plan.deadline_s(100))
-    assert plan.fits(1e9, slices=10**6)
-
-
 def test_slices_shrink_so_that_all_launches_fit() -> None:
     """Shrink slices so that starts, slices and the rest equal the limit."""
     plan = make_plan(21.0 + LEAVING_S)
@@ -49,9 +42,12 @@ def test_slices_shrink_so_that_all_launches_fit() -> None:
 
 
 def test_slices_stay_between_the_shortest_and_the_budgets() -> None:
-    """Keep slices between the minimum and the budget's."""
+    """Keep slices between the minimum and the budget's, which is kept without a limit."""
     assert QUICK.slice_s == make_plan(1000).slice_s(100, slices=1, launches=1)
     assert SHORTEST_SLICE_S == make_plan(10).slice_s(100, slices=10_000, launches=9)
+    plan = make_plan(None)
+    assert (None, None) == (plan.slice_s(100, slices=10, launches=2), plan.deadline_s(100))
+    assert plan.fits(1e9, slices=10**6)
 
 
 def test_what_launches_take_is_learned() -> None:
@@ -64,23 +60,16 @@ def test_what_launches_take_is_learned() -> None:
     assert pytest.approx(3.0) == plan.eta_s(102, slices=20, launches=1)
 
 
-def test_a_launch_beyond_the_limit_does_not_fit() -> None:
-    """Compare the remaining time with a start and minimal slices."""
-    plan = make_plan(10.0 + LEAVING_S)
-    needed = STARTUP_S + 5 * (SHORTEST_SLICE_S + OTHER_S)
-    assert plan.fits(110 - needed - 0.01, slices=5)
-    assert not plan.fits(110 - needed + 0.01, slices=5)
-
-
-def test_slices_of_a_fixed_length_are_counted_as_they_are() -> None:
-    """Start no launch whose fixed blocks would exceed the limit."""
+@pytest.mark.parametrize("slice_s", [None, 12.0])
+def test_a_launch_beyond_the_limit_does_not_fit(slice_s: float | None) -> None:
+    """Compare the remaining time with a start and slices, minimal or of a fixed length."""
     plan = make_plan(100.0 + LEAVING_S)
-    needed = STARTUP_S + 5 * (12.0 + OTHER_S)
-    assert plan.fits(200 - needed - 0.01, slices=5, slice_s=12.0)
-    assert not plan.fits(200 - needed + 0.01, slices=5, slice_s=12.0)
-    assert pytest.approx(5 * (12.0 + OTHER_S)) == plan.eta_s(
-        100, slices=5, launches=0, slice_s=12.0
-    )
+    needed = STARTUP_S + 5 * ((slice_s or SHORTEST_SLICE_S) + OTHER_S)
+    assert plan.fits(200 - needed - 0.01, slices=5, slice_s=slice_s)
+    assert not plan.fits(200 - needed + 0.01, slices=5, slice_s=slice_s)
+    if slice_s:
+        eta_s = plan.eta_s(100, slices=5, launches=0, slice_s=slice_s)
+        assert pytest.approx(5 * (slice_s + OTHER_S)) == eta_s
 
 
 def test_the_whole_limit_may_be_used() -> None:
@@ -92,15 +81,10 @@ def test_the_whole_limit_may_be_used() -> None:
 
 
 def test_the_deadline_is_counted_from_when_ranks_have_come_together() -> None:
-    """Exclude the start from the deadline, and never return a negative one."""
+    """Exclude the start from the deadline, which is never negative; estimate an end within it."""
     plan = make_plan(10.0 + LEAVING_S)
-    assert 10.0 - STARTUP_S == plan.deadline_s(100)
-    assert 0.0 == plan.deadline_s(109)
-
-
-def test_the_rest_never_exceeds_the_limit() -> None:
-    """Estimate an end within the limit."""
-    assert 5.0 == make_plan(10.0 + LEAVING_S).eta_s(105, slices=10_000, launches=5)
+    assert (10.0 - STARTUP_S, 0.0) == (plan.deadline_s(100), plan.deadline_s(109))
+    assert 5.0 == plan.eta_s(105, slices=10_000, launches=5)
 
 
 def test_a_matrix_counts_as_several_time_slices() -> None:

@@ -149,16 +149,6 @@ def test_a_python_without_commbench_trains_on(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("flags", [("-I",), ("-E",), ("-S",)])
-def test_flags_that_turn_it_off_are_harmless(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """Train unchanged in a Python that ignores PYTHONPATH or sitecustomize."""
-    done = run_python(
-        tmp_path, "import sys; print([type(f).__name__ for f in sys.meta_path])", flags=flags
-    )
-    assert "'Finder'" not in done.stdout
-    assert ("", 0) == (done.stderr, done.returncode)
-
-
 # ------------------------------------------------------------------------- the site's sitecustomize
 
 

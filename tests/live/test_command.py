@@ -156,56 +156,56 @@ def noted(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     return run
 
 
-def test_options_have_the_defaults_of_a_training(noted: Callable[[str], LiveOptions]) -> None:
-    """Allow no hook by default, and name the directory by the script."""
-    options = noted("tune -- true path/to/my_train.py --out 3")
-    assert (("none",), (), None, None, "go-on") == (
-        options.allow,
-        options.bucket_cap_mb,
-        options.steps,
-        options.time_limit_s,
-        options.then,
-    )
-    assert "my_train.py" == options.workload
-    assert ["commbench", "tune", "--", "true", "path/to/my_train.py", "--out", "3"] == [
-        *options.argv
-    ]
-    assert "-tune-my_train-" in options.out
+TUNE = (
+    "tune --bucket-cap-mb 5,1+25 --allow none,topk --steps 9 --time-limit 8 --then stop --seed 7"
+    " --accept-loss --out of/o -- true -- --seed 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "out", "expected"),
+    [
+        (
+            "tune -- true path/to/my_train.py --out 3",
+            "-tune-my_train-",
+            {"mode": "tune", "allow": ("none",), "bucket_cap_mb": (), "workload": "my_train.py"},
+        ),
+        (
+            TUNE,
+            "/of/o",
+            {
+                "bucket_cap_mb": ("5", "1+25"),
+                "allow": ("none", "topk:0.01"),
+                "steps": 9,
+                "time_limit_s": 8,
+                "then": "stop",
+                "seed": 7,
+                "accept_loss": True,
+            },
+        ),
+        (
+            "watch -- true my_train.py",
+            "-watch-my_train-",
+            {"mode": "watch", "steps": None, "time_limit_s": None, "then": "go-on"},
+        ),
+        (
+            "watch --steps 9 --time-limit 8 --then stop --out of/o -- true -- --steps 1",
+            "/of/o",
+            {"steps": 9, "time_limit_s": 8, "then": "stop"},
+        ),
+    ],
+)
+def test_options_are_handed_on(
+    noted: Callable[[str], LiveOptions], line: str, out: str, expected: dict[str, object]
+) -> None:
+    """Parse every option before the separator, and none after it; name the directory by the
+    script.
+    """
+    options = noted(line)
+    assert expected == {name: getattr(options, name) for name in expected}
+    assert out in options.out
     assert Path(options.out).is_absolute()
-
-
-def test_options_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
-    """Parse every option before the separator, and none after it."""
-    line = (
-        "tune --bucket-cap-mb 5,1+25 --allow none,topk --steps 9 --time-limit 8 --then stop --seed"
-        " 7 --out o"
-    )
-    options = noted(f"{line} --accept-loss -- true -- --seed 1")
-    assert (("5", "1+25"), ("none", "topk:0.01"), 9, 8, "stop", 7) == (
-        options.bucket_cap_mb,
-        options.allow,
-        options.steps,
-        options.time_limit_s,
-        options.then,
-        options.seed,
-    )
-    assert options.accept_loss
-    assert f"commbench {line} --accept-loss -- true -- --seed 1".split() == [*options.argv]
-
-
-def test_options_of_watching_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
-    """Name the directory by the script, and take the options before the separator."""
-    options = noted("watch -- true my_train.py")
-    assert ("watch", "my_train.py", None, "go-on") == (
-        options.mode,
-        options.workload,
-        options.steps,
-        options.then,
-    )
-    assert "-watch-my_train-" in options.out
-    options = noted("watch --steps 9 --time-limit 8 --then stop --out o -- true -- --steps 1")
-    assert (9, 8, "stop") == (options.steps, options.time_limit_s, options.then)
-    assert ("--", "true", "--", "--steps", "1") == options.argv[-5:]
+    assert ["commbench", *line.split()] == [*options.argv]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from commbench.launch.conductor import conduct
 from commbench.launch.events import Event, Notice
 from commbench.launch.identity import identify
 from commbench.launch.launchers import MpirunLauncher
-from commbench.launch.standalone import run_standalone
+from commbench.launch.standalone import OwnRank
 from commbench.results import Store
 from commbench.results.plan import RunRequest
 from commbench.results.record_types import AnyRecord, Record
@@ -96,13 +96,13 @@ if starter == "rank":
     rank.main()
 if starter != "conductor":
     be_harmful()
-    run_standalone(
+    OwnRank(
         stages,
         identify(os.environ),
         lambda: Store.open(out, header),
         Display(),
         lambda store: Path(f"{out}.finished").write_text(store.info["status"]),
-    )
+    ).run()
 os.environ["CONDUCTOR"] = str(os.getpid())
 launcher = HarmfulMpirun(mpirun=mpirun().mpirun, oversubscribe=True)
 with Store.open(out, header) as opened:

@@ -24,7 +24,7 @@ from commbench.cli.presentation import print_run
 from commbench.cli.terminal import make_console
 from commbench.engine.records import Record, Row
 from commbench.report.collectives import collective_tables, group_sentences
-from commbench.report.formats import time_with_interval
+from commbench.report.formats import listed, time_with_interval
 from commbench.report.groups import group_findings
 from commbench.report.text_formats import render
 from commbench.results import Run
@@ -217,3 +217,9 @@ def test_other_tools_formats_have_a_block_a_group(style: str) -> None:
     assert ["group 0-1", "group 2-3"] == re.findall("group [0-9-]+", "\n".join(blocks))
     assert 4 == sum(not line.startswith("#") and bool(line.strip()) for line in text.splitlines())
     assert "group" not in render(summarise_run(make_launches(STEADY), info), style)
+
+
+def test_long_lists_are_counted() -> None:
+    """Name the first items of a long list, and count the others."""
+    texts = [listed(names) for names in ("", "a", "ab", "abcdef")]
+    assert ["", "a", "a and b", "a, b, c, d and 2 more"] == texts

@@ -65,7 +65,7 @@ def test_a_compressed_best_states_its_cost() -> None:
     assert "2.000 [2.000, 2.000] times" in str(said["reason"])
     assert (40, pytest.approx(0.096, abs=1e-3)) == (
         said["learning_loss"].numbers["steps"],
-        said["learning_loss"].numbers["difference"][0],
+        said["learning_loss"].numbers["loss_difference"][0],
     )
     assert (0.7, 0.75) == (
         said["learning_metric"].numbers["value"],

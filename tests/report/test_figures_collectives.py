@@ -15,7 +15,7 @@ from builders import (
     make_launches,
     make_record,
 )
-from drawings import run_of, texts_of, training_run_of, values_of
+from drawings import run_of, texts_of, values_of
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -160,10 +160,12 @@ def test_energy_has_a_panel_for_what_was_counted() -> None:
     ]
 
 
-def test_no_records_no_figures() -> None:
-    """Draw nothing without collectives, and no matrix."""
+def test_without_data_there_is_no_chart() -> None:
+    """Draw nothing without collectives, no sizes of a matrix, and no launches of a single one."""
     matrix = make_launches(STEADY, make_case("bandwidth", pattern="matrix"))
     assert [] == size_charts([run_of([]), run_of(matrix, "matrix")])
+    assert [] == launch_charts([run_of(make_launches([10.0])), run_of(matrix, "matrix")])
+    assert [] == launch_charts([run_of(training=[make_training_record()])])
 
 
 def test_ranks_that_share_a_gpu_are_counted_and_not_drawn() -> None:
@@ -192,12 +194,6 @@ def test_dots_are_shares_of_the_median_launch() -> None:
     assert {"ratio": 2.5} == chart.remarks[0].numbers
 
 
-def test_one_launch_has_no_distribution() -> None:
-    """Draw nothing for one launch."""
-    assert [] == launch_charts([run_of(make_launches([10.0])), run_of([], "empty")])
-    assert [] == launch_charts([training_run_of([make_training_record()])])
-
-
 def test_of_very_many_the_widest_are_drawn() -> None:
     """Draw the widest rows only, also of one name, and state the total number."""
     records = make_launches(STEADY, make_case(message_bytes=8))
@@ -215,8 +211,8 @@ def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:
     """Draw confirmation launches instead of the sweep's."""
     sweep = [*launches_of(20.0), *launches_of(10.0, make_training_case("fp16"))]
     fresh = launches_of(20.0, make_training_case(phase="confirm"))
-    assert ["default buckets", "fp16 with default buckets"] == spread(training_run_of(sweep)).names
-    assert ["default buckets"] == spread(training_run_of([*sweep, *fresh])).names
+    assert ["default buckets", "fp16 with default buckets"] == spread(run_of(training=sweep)).names
+    assert ["default buckets"] == spread(run_of(training=[*sweep, *fresh])).names
 
 
 # ---------------------------------------------------------------------------------- matrix of pairs

@@ -6,9 +6,7 @@ from soaks import at_s, even, soak_info, soak_records, waiting_for
 
 from commbench.report.figures import all_figures
 from commbench.report.figures.soak import soak_charts
-from commbench.report.findings import soak
 from commbench.report.page.contents import make_page
-from commbench.report.soak import soak_tables
 from commbench.results import Run
 
 PLANTED = {(3, 2): even(at_s(3, 2), 5.0), (8, 1): waiting_for([2], at_s(8, 1), 0.4)}
@@ -27,13 +25,6 @@ def test_the_time_line_shows_medians_and_events() -> None:
     assert {"median": 240, "longest": 240, "slowest rank": 240} == points
     begins_s = [86400 * shade.begin for shade in chart.shades]
     assert pytest.approx([at_s(3, 2), at_s(8, 1)], abs=1.0) == begins_s
-
-
-def test_another_run_has_no_time_line() -> None:
-    """Draw nothing, and add no section."""
-    run = run_of([])
-    assert ([], [], []) == (soak_charts([run]), soak_tables([run]), soak(run))
-    assert "soak" not in {section.name for section in make_page([run], [], beside=False).sections}
 
 
 def test_the_page_names_events_and_drift() -> None:

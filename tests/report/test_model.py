@@ -8,7 +8,7 @@ from commands import Command
 from laws import SIZES, sweep
 from terminals import line_with, printed
 
-from commbench.analysis.runs import network_model
+from commbench.analysis.prediction.network import network_model
 from commbench.launch.tables import write_tables
 from commbench.report.model import model_tables
 from commbench.results import MODEL, Run, Store, load_run

@@ -13,6 +13,7 @@ from commbench.engine.flags import FLAGS
 from commbench.errors import InputError
 from commbench.report.figures import all_figures
 from commbench.report.figures.drawing import Drawing
+from commbench.report.figures.words import run_names
 from commbench.report.page import FIGURES, PAGE, write_page
 from commbench.report.page.writing import render_page
 from commbench.results import load_run
@@ -23,11 +24,13 @@ from commbench.results import load_run
 @pytest.mark.kept
 @pytest.mark.parametrize("folder", KEPT_RUNS, ids=lambda path: path.name)
 def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
-    """Draw every kept run's page: balanced, unique ids, valid links."""
+    """Draw every kept run's page: balanced, unique ids, valid links, all files."""
     reader = read(load_run(folder))
     assert len(set(reader.ids)) == len(reader.ids)
     assert {link[1:] for link in reader.links if link.startswith("#")} <= set(reader.ids)
     assert {"conditions", "repeat", "launches"} <= set(reader.ids)
+    listed = {line[0] for line in reader.table_with("file", "what it holds")[1:]}
+    assert {file.name for file in folder.iterdir() if file.is_file()} <= listed
 
 
 def test_texts_of_runs_are_never_markup() -> None:
@@ -135,8 +138,24 @@ def test_somebody_elses_page_is_left_alone(tmp_path: Path) -> None:
     write_page([load_run(folder)], folder)
 
 
-def test_runs_are_told_apart_by_what_their_names_do_not_share(tmp_path: Path) -> None:
-    """Name runs by differing words, or by their parent directories."""
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["results/bench_xeon_2026", "results/quick_xeon_2026"], ["bench", "quick"]),
+        (["a-b-c", "a-d-c"], ["b", "d"]),
+        (["pair1/a", "pair2/a"], ["pair1", "pair2"]),
+        (["a/same/x", "b/same/x"], ["a", "b"]),
+        (["x_1", "x"], ["x_1", "x"]),
+        (["only_one_run"], ["only_one_run"]),
+    ],
+)
+def test_runs_are_called_by_what_differs(paths: list[str], expected: list[str]) -> None:
+    """Drop words common to all names, but never a whole name."""
+    assert expected == run_names([make_run(path=path) for path in paths])
+
+
+def test_runs_of_a_page_have_their_short_names(tmp_path: Path) -> None:
+    """Tell merged rows apart by the short names of their runs."""
     folders = [tmp_path / f"{day}_xeon" / "mine" for day in ("monday", "friday")]
     runs = [load_run(write_run(folder, make_launches(STEADY))) for folder in folders]
     reader = Reader(write_page(runs, tmp_path / "both").read_text(encoding="utf-8"))

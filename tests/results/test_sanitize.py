@@ -14,7 +14,7 @@ from commbench.report.collectives import collective_tables
 from commbench.report.findings import kinds_of, row_warnings
 from commbench.report.text_formats import render
 from commbench.results import Run
-from commbench.results.tables import cell_text, csv_text, one_line, visible
+from commbench.results.tables import csv_text
 
 HOSTILE = "[red]x[/red] :smile: \x1b[31mred\x1b[0m \x9b2J \u202eabc"
 
@@ -88,12 +88,3 @@ def test_csv_cells_begin_no_formula(start: str) -> None:
     first, reason, number = text.split("\n", 1)[1].rstrip("\n").replace('"', "").split(",")
     assert (f"'{start}1", "-1.5") == (first, number)
     assert reason in {f"'{start}2", "2"}  # white space before a reason is dropped
-
-
-def test_plain_texts_stay() -> None:
-    """Leave harmless text and line feeds unchanged."""
-    assert ("µs ±2 %\n", "a\\nb", "0-3") == (
-        visible("µs ±2 %\n"),
-        one_line("a\nb"),
-        cell_text("0-3"),
-    )

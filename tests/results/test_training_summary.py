@@ -75,21 +75,6 @@ def test_parts_are_medians_over_launches() -> None:
     assert pytest.approx([6, 12, 2]) == [row.forward_ms, row.backward_ms, row.optimizer_ms]
 
 
-@pytest.mark.parametrize(
-    ("agree", "expected"), [((True, True), True), ((True, False), False), ((None, None), None)]
-)
-def test_ranks_agree_if_they_do_in_every_launch(
-    agree: tuple[bool | None, ...], expected: bool | None
-) -> None:
-    """Report a single launch whose ranks ended with different parameters."""
-    records = [
-        make_training_record(launch=launch, ranks_agree=one) for launch, one in enumerate(agree)
-    ]
-    (row,) = training_rows(records, make_training_info())
-    assert expected is row.ranks_agree
-    assert (expected is False) == ("ranks_differ" in row.flags)
-
-
 # ------------------------------------------------------------------------------------ beside no DDP
 
 

@@ -33,7 +33,6 @@ from commbench.stats import (
     signed_rank_interval,
     warmup_count,
 )
-from commbench.stats.intervals import student_t
 from commbench.stats.ratios import ratio_intervals
 
 Floats = NDArray[np.float64]
@@ -93,30 +92,11 @@ def test_launch_interval_of_two_launches_by_hand() -> None:
     """Match the t interval of two logarithms: 12.706 times half their distance around their
     mean.
     """
-    interval = launch_interval([100.0, 102.0])
+    interval, apart = launch_interval([100.0, 102.0]), launch_interval([1.0, 1e9], 0.99)
     assert interval is not None
-    centre, reach = math.log(100 * 102) / 2, 12.706 * math.log(1.02) / 2
-    assert pytest.approx(math.exp(centre - reach)) == interval.low
-    assert pytest.approx(math.exp(centre + reach)) == interval.high
-    apart = launch_interval([1.0, 1e9], 0.99)
+    assert pytest.approx(12.706 * math.log(1.02)) == math.log(interval.high / interval.low)
     assert apart is not None
     assert 1e17 < apart.high < 1e18  # the largest number in result files
-
-
-@pytest.mark.parametrize(
-    ("level", "expected"),
-    [
-        (0.8, [3.078, 1.886, 1.638, 1.533, 1.476]),
-        (0.95, [12.706, 4.303, 3.182, 2.776, 2.571]),
-        (0.99, [63.657, 9.925]),
-    ],
-)
-def test_students_t_is_that_of_tables(level: float, expected: list[float]) -> None:
-    """Match the NIST/SEMATECH e-Handbook, 1.3.6.7.2, to its last digit."""
-    assert expected == [
-        round(student_t(level, freedom), 3) for freedom in range(1, 1 + len(expected))
-    ]
-    assert [2.228, 1.984] == [round(student_t(0.95, freedom), 3) for freedom in (10, 100)]
 
 
 @pytest.mark.parametrize("level", [0.95, 0.975, 0.9875])
@@ -244,11 +224,9 @@ def test_is_steady_sees_drift(drift: float, expected: bool) -> None:
 
 def test_noise_counts_as_steady() -> None:
     """Accept thirds whose intervals overlap, and samples that are too short."""
-    rng = np.random.default_rng(4)
-    noisy = [is_steady(rng.lognormal(0.0, 0.5, 30)) for _ in range(100)]
-    assert sum(noisy) >= 95
-    assert is_steady([1.0, 2.0])
-    assert not is_steady([1.0, 1.0, 2.0])
+    noise = np.random.default_rng(4).lognormal(0.0, 0.5, (100, 30))
+    assert sum(map(is_steady, noise)) >= 95
+    assert (True, False) == (is_steady([1.0, 2.0]), is_steady([1.0, 1.0, 2.0]))
 
 
 def tailed(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
@@ -286,26 +264,28 @@ def test_two_modes_are_found(n: int, power: float) -> None:
     assert np.mean([is_bimodal(sample) for sample in samples]) >= power
 
 
-def test_two_modes_of_six_launches_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.00, 1.31, 1.01, 1.00, 1.30, 1.01], True),
+        ([1.00, 1.30, 1.01, 1.00, 1.01, 1.01], False),  # one alone
+        ([1.00, 1.04, 1.00, 1.00, 1.04, 1.00], False),  # less than 5 % apart
+        ([1.0, 1.0, 1.0, 1.3, 1.3], False),
+        ([1.0] * 10, False),
+        ([0.0] * 10, False),
+    ],
+)
+def test_two_modes_by_hand(values: list[float], expected: bool) -> None:
     """Detect modes of 4 and 2 launches, but not of 5 and 1 or less than 5 % apart."""
-    assert is_bimodal([1.00, 1.31, 1.01, 1.00, 1.30, 1.01])
-    assert not is_bimodal([1.00, 1.30, 1.01, 1.00, 1.01, 1.01])
-    assert not is_bimodal([1.00, 1.04, 1.00, 1.00, 1.04, 1.00])
-    assert not is_bimodal([1.0, 1.0, 1.0, 1.3, 1.3])
-    assert not is_bimodal([1.0] * 10)
-    assert not is_bimodal([0.0] * 10)
+    assert expected is is_bimodal(values)
 
 
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
-        (range(6), range(6, 12), 2 / 924),
-        (range(5), range(5, 10), 2 / 252),
-        (range(8), range(8, 16), 2 / 12870),
         (range(8, 16), range(8), 2 / 12870),
         ([1, 3], [2, 4], 4 / 6),
         ([1, 2, 3], [4, 5], 2 / 10),
-        ([4, 5], [1, 2, 3], 2 / 10),
         ([1, 2, 3], [2, 3, 4], 10 / 20),
         ([1, 1], [1, 1], 1.0),
         ([], [1], 1.0),
@@ -355,32 +335,24 @@ def test_signed_rank_by_hand(differences: list[float], expected: float) -> None:
     assert pytest.approx(expected) == rank_test([0.0] * len(differences), differences, paired=True)
 
 
-def test_benjamini_hochberg_on_the_original_example() -> None:
-    """Reject the four smallest of 15 p-values in Benjamini and Hochberg's 1995 paper."""
-    rejected = [0.0001, 0.0004, 0.0019, 0.0095]
-    p = [
-        *rejected,
-        0.0201,
-        0.0278,
-        0.0298,
-        0.0344,
-        0.0459,
-        0.324,
-        0.4262,
-        0.5719,
-        0.6528,
-        0.759,
-        1.0,
-    ]
-    assert benjamini_hochberg(p, q=0.05) == [True] * 4 + [False] * 11
-    assert benjamini_hochberg(p[::-1], q=0.05) == [False] * 11 + [True] * 4
+#: The four smallest of 15 p-values in Benjamini and Hochberg's 1995 paper, and the others.
+SMALL = [0.0001, 0.0004, 0.0019, 0.0095]
+LARGE = [0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.324, 0.4262, 0.5719, 0.6528, 0.759, 1.0]
 
 
-def test_benjamini_hochberg_steps_up() -> None:
-    """Reject all if the largest passes its step, and none of none."""
-    assert benjamini_hochberg([0.04, 0.045, 0.05], q=0.05) == [True, True, True]
-    assert benjamini_hochberg([0.04, 0.06], q=0.05) == [False, False]
-    assert benjamini_hochberg([]) == []
+@pytest.mark.parametrize(
+    ("p_values", "rejected"),
+    [
+        ([*SMALL, *LARGE], [True] * 4 + [False] * 11),
+        ([*LARGE, *SMALL], [False] * 11 + [True] * 4),
+        ([0.04, 0.045, 0.05], [True] * 3),  # the largest passes its step
+        ([0.04, 0.06], [False] * 2),
+        ([], []),
+    ],
+)
+def test_benjamini_hochberg_steps_up(p_values: list[float], rejected: list[bool]) -> None:
+    """Reject the smallest p-values up to the largest that passes its step."""
+    assert rejected == benjamini_hochberg(p_values, q=0.05)
 
 
 @pytest.mark.parametrize("launches", [2, 3, 4, 5, 6, 10])
@@ -498,25 +470,12 @@ def test_detectable_is_found_four_times_in_five(launches: int, cases: int) -> No
     rng = np.random.default_rng(launches)
     equals = rng.lognormal(0.0, 0.02, (repetitions(100), cases, 2, launches))
     sizes = [comparison.detectable for run in equals for comparison in compare_family(family(run))]
+    assert min(sizes) > 0.02
+    assert math.inf == compare_family([(equals[0, 0, 0, :3],) * 2])[0].detectable
     planted = rng.lognormal(0.0, 0.02, (repetitions(200), cases, 2, launches))
     planted[:, 0, 1] *= 1 + np.median(sizes)
     detections = [compare_family(family(run))[0].verdict == Verdict.SLOWER for run in planted]
     assert 0.65 - slack(0.65, 200) <= np.mean(detections) <= 0.95 + slack(0.95, 200)
-
-
-def test_detectable_shrinks_with_launches_and_grows_with_noise() -> None:
-    """Report a smaller detectable difference for more launches, a larger one for more noise, never
-    below the margin.
-    """
-    rng = np.random.default_rng(1)
-    noise = rng.normal(0.0, 0.01, (2, 40))
-    detectable = {
-        (n, scale): compare_family([tuple(np.exp(scale * noise[:, :n]))])[0].detectable
-        for n in (6, 40)
-        for scale in (1, 3)
-    }
-    assert 0.02 < detectable[40, 1] < detectable[6, 1] < detectable[6, 3]
-    assert math.inf == compare_family([([1.0, 1.1, 1.2], [1.0, 1.1, 1.2])])[0].detectable
 
 
 @pytest.mark.parametrize(
@@ -524,11 +483,8 @@ def test_detectable_shrinks_with_launches_and_grows_with_noise() -> None:
     [
         (1, 3, True),
         (1, 4, False),
-        (23, 6, False),
-        (24, 6, True),
         (321, 8, False),
         (322, 8, True),
-        (40, 10, False),
     ],
 )
 def test_family_hint_knows_the_smallest_p(m: int, launches: int, expected: bool) -> None:

@@ -13,12 +13,11 @@ def refuse(*_: object) -> None:
     raise RuntimeError("Not Supported")
 
 
-def test_nvml_is_none_without_library_or_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return None without library and without driver."""
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert Nvml.start() is None
-    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(nvmlInit=refuse))
-    assert Nvml.start() is None
+def test_nothing_is_known_without_library_or_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find no GPU without library and without driver."""
+    for library in (None, SimpleNamespace(nvmlInit=refuse, nvmlDeviceGetCount=lambda: 3)):
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        assert (False, []) == (Nvml().has_started, Nvml().devices())
 
 
 def test_what_it_cannot_tell_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,8 +32,7 @@ def test_what_it_cannot_tell_is_no_error(monkeypatch: pytest.MonkeyPatch) -> Non
         nvmlDeviceGetName=lambda handle: f"name of {handle}".encode(),
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    nvml = Nvml.start()
-    assert nvml is not None
+    nvml = Nvml()
     assert ["gpu0", None, "gpu2"] == nvml.devices()
     assert ("0000:17:00.0", None) == (nvml.device("0000:17:00.0"), nvml.device("0000:18:00.0"))
     assert ("name of gpu0", None) == (

@@ -5,9 +5,8 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +47,39 @@ MATRIX = [
 ]
 
 
+#: Files as in /sys and /proc, each with its text, and links with their targets in /sys/devices.
+FILES = """
+sys/devices/system/node/node0/cpulist 0-3
+sys/devices/system/node/node0/meminfo Node 0 MemTotal:       1048576 kB
+sys/devices/system/node/node0/distance 10 21
+sys/devices/system/node/node1/cpulist 4-7
+sys/devices/system/node/node1/meminfo Node 1 MemTotal:       2097152 kB
+sys/devices/system/node/node1/distance 21 10
+sys/class/net/lo/operstate unknown
+sys/class/net/docker0/operstate up
+sys/class/net/eth0/operstate up
+sys/class/net/eth0/mtu 1500
+sys/class/net/eth0/speed 25000
+sys/class/net/ib0/operstate up
+sys/class/net/ib0/speed -1
+sys/class/net/ib1/operstate up
+sys/class/net/ib1/speed -1
+sys/class/infiniband/mlx5_0/ports/1/state 4: ACTIVE
+sys/class/infiniband/mlx5_0/ports/1/rate 400 Gb/sec (4X NDR)
+sys/class/infiniband/mlx5_0/ports/1/link_layer InfiniBand
+sys/class/infiniband/mlx5_1/ports/1/state 1: DOWN
+sys/bus/pci/drivers/bnxt_en/bind
+"""
+#: Network interfaces and RDMA devices by their PCI address.
+ADAPTERS = {
+    "net/eth0": ETHERNET,
+    "net/ib0": RDMA["mlx5_0"],
+    "net/ib1": RDMA["mlx5_1"],
+    "infiniband/mlx5_0": RDMA["mlx5_0"],
+    "infiniband/mlx5_1": RDMA["mlx5_1"],
+}
+
+
 def write(path: Path, text: object) -> None:
     """Write a file as in /sys."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,100 +95,33 @@ def link(path: Path, target: Path) -> None:
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
     """Return the root of the simulated node."""
-    system = tmp_path / "sys/devices/system"
+    for line in FILES.strip().splitlines():
+        name, _, text = line.partition(" ")
+        write(tmp_path / name, text)
     for cpu in range(8):
-        write(system / f"cpu/cpu{cpu}/topology/physical_package_id", cpu // 4)
-        write(system / f"cpu/cpu{cpu}/topology/core_id", cpu // 2)  # two threads a core
-        for index, (level, size, shared) in enumerate(
-            [(1, "48K", cpu // 2 * 2), (3, "32768K", None)]
+        folder, core = tmp_path / f"sys/devices/system/cpu/cpu{cpu}", cpu // 2 * 2
+        write(folder / "topology/physical_package_id", cpu // 4)
+        write(folder / "topology/core_id", core)  # two threads a core
+        for index, cache in enumerate(
+            (f"1 Data 48K {core}-{core + 1}", f"3 Unified 32768K {cpu // 4 * 4}-7")
         ):
-            cache = system / f"cpu/cpu{cpu}/cache/index{index}"
-            write(cache / "level", level)
-            write(cache / "type", "Data" if level == 1 else "Unified")
-            write(cache / "size", size)
-            write(
-                cache / "shared_cpu_list",
-                f"{shared}-{shared + 1}" if shared is not None else f"{cpu // 4 * 4}-7",
-            )
-    for number, cpus in enumerate(["0-3", "4-7"]):
-        write(system / f"node/node{number}/cpulist", cpus)
-        write(
-            system / f"node/node{number}/meminfo",
-            f"Node {number} MemTotal:       {(number + 1) << 20} kB",
-        )
-        write(system / f"node/node{number}/distance", "10 21" if number == 0 else "21 10")
+            names = ("level", "type", "size", "shared_cpu_list")
+            for name, text in zip(names, cache.split(), strict=True):
+                write(folder / f"cache/index{index}" / name, text)
+    devices = {}
     for address, (path, numa) in PCI.items():
-        device = tmp_path / "sys/devices" / path / address
-        write(device / "numa_node", numa)
-        write(device / "vendor", "0x10de" if address in GPUS else "0x15b3")
-        write(device / "class", "0x030200" if address in GPUS else "0x020000")
-        link(tmp_path / "sys/bus/pci/devices" / address, device)
+        devices[address] = tmp_path / "sys/devices" / path / address
+        write(devices[address] / "numa_node", numa)
+        write(devices[address] / "vendor", "0x10de" if address in GPUS else "0x15b3")
+        write(devices[address] / "class", "0x030200" if address in GPUS else "0x020000")
+        link(tmp_path / "sys/bus/pci/devices" / address, devices[address])
     for address in GPUS:
-        write(
-            tmp_path / f"proc/driver/nvidia/gpus/{address}/information",
-            "Model: \t\t NVIDIA H100\nIRQ: 1",
-        )
-    for name, address in {**RDMA, "eth0": ETHERNET}.items():
-        plant_adapter(tmp_path, name, address)
-    write(tmp_path / "sys/class/net/lo/operstate", "unknown")
-    write(tmp_path / "sys/class/net/docker0/operstate", "up")
+        information = tmp_path / f"proc/driver/nvidia/gpus/{address}/information"
+        write(information, "Model: \t\t NVIDIA H100\nIRQ: 1")
+    for name, address in ADAPTERS.items():
+        link(tmp_path / "sys/class" / name / "device", devices[address])
+    link(devices[ETHERNET] / "driver", tmp_path / "sys/bus/pci/drivers/bnxt_en")
     return tmp_path
-
-
-def plant_adapter(root: Path, name: str, address: str) -> None:
-    """Create a network interface, and for an RDMA device its port and interface ``ib...``."""
-    device = root / "sys/devices" / PCI[address][0] / address
-    interface = root / "sys/class/net" / (name if name == "eth0" else f"ib{name[-1]}")
-    write(interface / "operstate", "up")
-    write(interface / "mtu", 1500 if name == "eth0" else 4092)
-    write(interface / "speed", 25000 if name == "eth0" else -1)
-    link(interface / "device", device)
-    driver = root / "sys/bus/pci/drivers" / ("bnxt_en" if name == "eth0" else "mlx5_core")
-    driver.mkdir(parents=True, exist_ok=True)
-    if not (device / "driver").exists():
-        link(device / "driver", driver)
-    if name != "eth0":
-        port = root / "sys/class/infiniband" / name / "ports/1"
-        write(port / "state", "4: ACTIVE" if name == "mlx5_0" else "1: DOWN")
-        write(port / "rate", "400 Gb/sec (4X NDR)")
-        write(port / "link_layer", "InfiniBand")
-        link(root / "sys/class/infiniband" / name / "device", device)
-
-
-class FakeNvml:
-    """NVML on a node whose first two GPUs have four links between them."""
-
-    partners: Mapping[int, Mapping[int, str]]
-
-    def __init__(self, partners: Mapping[int, Mapping[int, str]]) -> None:
-        self.partners = partners
-
-    def nvmlInit(self) -> None:  # noqa: N802 - the library's name
-        """Initialise."""
-
-    def nvmlDeviceGetHandleByPciBusId(self, bus_id: bytes) -> int:  # noqa: N802 - the library's name
-        """Return a GPU."""
-        return GPUS.index(bus_id.decode())
-
-    def nvmlDeviceGetNvLinkState(self, handle: int, number: int) -> int:  # noqa: N802 - the library's name
-        """Raise if a GPU has no such link."""
-        if not self.partners[handle]:
-            raise RuntimeError("Not Supported")
-        return int(number in self.partners[handle])
-
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: int, number: int) -> SimpleNamespace:  # noqa: N802 - as above
-        """Return the other end, with its domain in eight digits."""
-        return SimpleNamespace(busId=f"0000{self.partners[handle][number]}".upper().encode())
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[int, Mapping[int, str]]], None]:
-    """Install the simulated library, with the remote end of each GPU's links."""
-
-    def install(partners: Mapping[int, Mapping[int, str]]) -> None:
-        monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(partners))
-
-    return install
 
 
 @pytest.fixture(autouse=True)
@@ -165,17 +130,11 @@ def no_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
-FOUR_LINKS = {
-    0: dict.fromkeys(range(4), GPUS[1]),
-    1: dict.fromkeys(range(4), GPUS[0]),
-    2: {},
-    3: {},
-}
-
-
-def test_links_are_as_nvidia_smi_shows_them(node: Path, nvml: Callable[..., None]) -> None:
-    """Match nvidia-smi's matrix: PCI paths from /sys, NVLinks from NVML."""
-    nvml(FOUR_LINKS)
+def test_links_are_as_nvidia_smi_shows_them(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Match nvidia-smi's matrix: PCI paths from /sys, NVLinks from NVML; without it, PCI paths."""
+    assert "PIX" == collect_topology(node)["links"]["matrix"][0][1]
+    ends = {GPUS[0]: [GPUS[1]] * 4, GPUS[1]: [GPUS[0]] * 4}
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, nvlinks=ends))
     links = collect_topology(node)["links"]
     assert DEVICES == links["devices"][:6]
     assert MATRIX == [line[:6] for line in links["matrix"][:6]]
@@ -183,57 +142,47 @@ def test_links_are_as_nvidia_smi_shows_them(node: Path, nvml: Callable[..., None
     assert ["NODE", "NODE", "SYS", "SYS", "NODE", "NODE", "X"] == links["matrix"][6]
 
 
-def test_links_through_switches_join_all_gpus(nvml: Callable[..., None]) -> None:
+def test_links_through_switches_join_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count the smaller number of switch links of two GPUs."""
-    switches = [f"0000:c{i}:00.0" for i in range(2)]
-    nvml(
-        {
-            gpu: {number: switches[number % 2] for number in range(6 if gpu else 5)}
-            for gpu in range(4)
-        }
-    )
-    links = nvlinks(GPUS)
-    assert 4 * 3 == len(links)
-    assert Counter({"NV5": 6, "NV6": 6}) == Counter(links.values())
-
-
-def test_without_any_help_there_is_no_nvlink(node: Path) -> None:
-    """Fall back to the PCI path, and query nothing for a single GPU."""
-    assert "PIX" == collect_topology(node)["links"]["matrix"][0][1]
-    assert {} == nvlinks(GPUS[:1])
+    switches = ["0000:c0:00.0", "0000:c1:00.0"] * 3
+    ends = dict.fromkeys(GPUS, switches) | {GPUS[0]: switches[:5]}
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, nvlinks=ends))
+    assert Counter({"NV5": 6, "NV6": 6}) == Counter(nvlinks(GPUS).values())
 
 
 def test_processors_memory_and_devices_are_read(node: Path) -> None:
     """Read NUMA nodes, CPUs, memory and devices from their Linux files."""
     topology = collect_topology(node)
     assert (2, 4, 8) == (topology["sockets"], topology["cores"], topology["threads"])
-    assert [(1, "data", 48 << 10, 4, 2), (3, "unified", 32 << 20)] == [
-        tuple(topology["caches"][0].values()),
-        tuple(topology["caches"][1].values())[:3],
-    ]
-    assert {"node": 1, "cpus": "4-7", "memory_bytes": 2 << 30, "distances": [21, 10]} == topology[
-        "numa"
-    ][1]
-    assert ["NVIDIA H100"] * 4 == [gpu["name"] for gpu in topology["gpus"]]
-    assert (GPUS, [0, 0, 1, 1]) == (
-        [g["pci"] for g in topology["gpus"]],
-        [g["numa_node"] for g in topology["gpus"]],
-    )
+    data, unified = (tuple(cache.values()) for cache in topology["caches"])
+    assert ((1, "data", 48 << 10, 4, 2), (3, "unified", 32 << 20)) == (data, unified[:3])
+    _, last = topology["numa"]
+    assert {"node": 1, "cpus": "4-7", "memory_bytes": 2 << 30, "distances": [21, 10]} == last
+    found = [(gpu["name"], gpu["pci"], gpu["numa_node"]) for gpu in topology["gpus"]]
+    assert [
+        ("NVIDIA H100", gpu, node) for gpu, node in zip(GPUS, [0, 0, 1, 1], strict=True)
+    ] == found
     eth0, ib0, ib1 = topology["network"]
-    expected = {
+    assert {
         "name": "eth0",
         "state": "up",
         "speed_Mbps": 25000,
         "mtu": 1500,
         "driver": "bnxt_en",
         "numa_node": 0,
-    }
-    assert {**expected, "pci": ETHERNET, "emulated": False} == eth0
+        "pci": ETHERNET,
+        "emulated": False,
+    } == eth0
     assert ("ib0", None, "ib1") == (ib0["name"], ib0["speed_Mbps"], ib1["name"])
-    port = {"device": "mlx5_0", "port": "1", "state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)"}
-    assert {**port, "link_layer": "InfiniBand", "numa_node": 0, "pci": RDMA["mlx5_0"]} == topology[
-        "rdma"
-    ][0]
+    assert {
+        "device": "mlx5_0",
+        "port": "1",
+        "state": "ACTIVE",
+        "rate": "400 Gb/sec (4X NDR)",
+        "link_layer": "InfiniBand",
+        "numa_node": 0,
+        "pci": RDMA["mlx5_0"],
+    } == topology["rdma"][0]
 
 
 def test_nothing_is_an_error(tmp_path: Path) -> None:
@@ -336,19 +285,8 @@ def test_an_emulated_host_shows_its_link(
 ) -> None:
     """Print a lab host's own interface at its shaped rate."""
     monkeypatch.undo()
-    command = [
-        forked_python,
-        "-m",
-        "commbench",
-        "lab",
-        "run",
-        "--hosts",
-        "2",
-        "--rate",
-        "200mbit",
-        "--",
-    ]
-    command += [forked_python, "-m", "commbench", "env", "--topology", "--json"]
+    options = "lab run --hosts 2 --rate 200mbit -- {0} -m commbench env --topology --json"
+    command = [forked_python, "-m", "commbench", *options.format(forked_python).split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert 0 == done.returncode, done.stderr
     (port,) = json.loads(done.stdout)["topology"]["network"]

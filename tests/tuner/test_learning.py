@@ -12,7 +12,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding
 from commbench.results.recommendation import Recommendation
 from commbench.results.trained import Trained, equal_losses
-from commbench.tuner.learning import accuracy_warning, difference_interval
+from commbench.tuner.learning import accuracy_warning
 
 ALLOWED = 0.01
 
@@ -103,18 +103,6 @@ def test_unseen_learning_is_not_trusted(changes: dict[str, Any]) -> None:
         Trained(case=of, records=make_training_launches([20.0] * 6, of)) for of in (case, BASE)
     )
     assert accuracy_warning(one, base, {}, ALLOWED, is_decision=False)
-
-
-def test_interval_of_differences() -> None:
-    """Use Student's t below six launches and order statistics from six on."""
-    few = difference_interval([-1.0, 1.0])
-    assert few is not None
-    assert (-12.706, 12.706) == (pytest.approx(few.low), pytest.approx(few.high))
-    many = difference_interval([-3000.0, -1.0, 0.0, 1.0, 2.0, 4000.0])
-    assert many is not None
-    assert (-3000.0, 4000.0) == (pytest.approx(many.low), pytest.approx(many.high))
-    assert (0.0, 0.0) == ((even := difference_interval([0.0] * 3)) and (even.low, even.high))
-    assert difference_interval([0.3]) is None
 
 
 # ------------------------------------------------------------------------------- the recommendation

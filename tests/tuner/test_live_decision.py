@@ -11,7 +11,7 @@ from training_builders import make_training_case
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.recommendation import Recommendation
-from commbench.results.verdict import paragraph, snippets
+from commbench.results.verdict import paragraph
 from commbench.tuner.conclusion import recommend
 from commbench.tuner.rules import level_of
 
@@ -103,17 +103,6 @@ def test_few_launches_are_judged_over_their_blocks() -> None:
     assert 1 == len(recommendation.warnings)
 
 
-def test_launches_that_disagree_decide_nothing() -> None:
-    """Return inconclusive if launches disagree."""
-    records = [
-        fresh(OWN, 100),
-        fresh(FIVE, 80),
-        fresh(OWN, 100, launch=1),
-        fresh(FIVE, 105, launch=1),
-    ]
-    assert "inconclusive" == decide(records).verdict
-
-
 def test_four_launches_are_judged_over_launches() -> None:
     """Pair four launches at the level of one look, and warn."""
     recommendation = decide(in_launches(4))
@@ -139,23 +128,3 @@ def test_alternatives_of_different_launches_are_each_compared_in_their_own() -> 
         for choice in recommendation.alternatives
     }
     assert (level_of(2, 1), "5") == (recommendation.level, recommendation.best.bucket_cap_mb)
-
-
-def test_what_leaves_learning_as_it_is_comes_first() -> None:
-    """List the best bucket size before an allowed hook, each with its lines."""
-    recommendation = decide(
-        [fresh(OWN, 100), fresh(FIVE, 80), fresh(FP16, 60)], framework="lightning"
-    )
-    (_, safe), (_, best) = snippets(recommendation)
-    assert "DDPStrategy(bucket_cap_mb=5)" in safe
-    assert "FP16().register(self.trainer.strategy.model)" in best
-    assert (1.25, "change") == (
-        pytest.approx(recommendation.safe.speedup),
-        recommendation.safe.verdict,
-    )
-
-
-def test_an_untrained_baseline_gives_no_recommendation() -> None:
-    """Recommend nothing if the script's setting has no time."""
-    recommendation = decide([fresh(FIVE, 80)])
-    assert not recommendation.has_baseline

@@ -154,8 +154,8 @@ def collective_forecast(
     columns = family._asdict() | _named(place) | {"message_bytes": size}
     try:
         nearest = network.nearest(family, place)
-    except InputError as error:
-        return CollectiveForecast(**columns, status="unsupported", reason=Finding.of(error))
+    except InputError as refusal:
+        return CollectiveForecast(**columns, status="unsupported", reason=Finding.of(refusal))
     time_us, curve = nearest.time_us(size, place), nearest.curve
     low = high = curve.half_width_beyond_sizes(size)
     if interval := curve.interval_us(size):

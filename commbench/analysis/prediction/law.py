@@ -24,8 +24,7 @@ import numpy as np
 from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.fits import fit_line
 from commbench.analysis.prediction.links import WITHIN_HOST, Link, link_of
-from commbench.analysis.prediction.network import CurveKey
-from commbench.analysis.runs import network_model
+from commbench.analysis.prediction.network import CurveKey, network_model
 from commbench.collectives.operations import OPERATIONS
 from commbench.errors import InputError
 from commbench.findings import UnpredictedError
@@ -221,13 +220,10 @@ class ForecastNetwork:
     def time_us(self, family: Family, message_bytes: float, place: Place) -> float:
         """Return the predicted time of an operation, in microseconds.
 
-        An operation without reduction falls back to another data type.
-
         Raises:
-            InputError: the operation was not measured, or on no network from which this one can be
-                predicted.
+            InputError: as `nearest`.
         """
-        return self.nearest(self._family(family), place).time_us(message_bytes, place)
+        return self.nearest(family, place).time_us(message_bytes, place)
 
     def held_out(self, backend: str) -> tuple[float, str]:
         """Return the error of predictions for other networks, and over what it was measured.
@@ -248,26 +244,27 @@ class ForecastNetwork:
             held_out.setdefault(family.backend, []).extend(hold_out(curves))
         return {name: error_per_doubling(pairs) for name, pairs in held_out.items() if pairs}
 
-    def _family(self, wanted: Family) -> Family:
-        if wanted in self.curves:
-            return wanted
-        operation, backend, dtype = wanted
-        for family in self.curves:
-            if family[:2] == wanted[:2] and not OPERATIONS[operation].reduces:
-                return family
-        subject = f"{backend} {operation}"
-        raise UnpredictedError(
-            "operation_unmeasured", subject, dtype=dtype, backend=backend, operation=operation
-        )
-
     def nearest(self, family: Family, place: Place) -> MeasuredCurve:
         """Return the measured curve that differs least from a network in ranks and rate.
 
+        An operation without reduction falls back to another data type.
+
         Raises:
-            InputError: as `time_us`.
+            InputError: the operation was not measured, or on no network from which this one can be
+                predicted.
         """
-        within = [curve for curve in self.curves[family] if curve.link.is_within_host]
-        across = [curve for curve in self.curves[family] if not curve.link.is_within_host]
+        operation, backend, dtype = family
+        measured = [family] if family in self.curves else []
+        if not OPERATIONS[operation].reduces:
+            measured += [other for other in self.curves if other[:2] == family[:2]]
+        subject = f"{backend} {operation}"
+        if not measured:
+            raise UnpredictedError(
+                "operation_unmeasured", subject, dtype=dtype, backend=backend, operation=operation
+            )
+        curves = self.curves[measured[0]]
+        within = [curve for curve in curves if curve.link.is_within_host]
+        across = [curve for curve in curves if not curve.link.is_within_host]
         code, usable = "", across or within
         if place.is_within_host:
             usable = within
@@ -277,7 +274,7 @@ class ForecastNetwork:
         if code:
             raise UnpredictedError(
                 code,
-                f"{family.backend} {family.operation}",
+                subject,
                 ranks=place.world_size,
                 ranks_per_node=place.ranks_per_node,
             )

@@ -366,8 +366,9 @@ class Search:
         unjudged = [family for family in self.families if family.launches < family.needed]
         findings = _name(self.stragglers)
         if judged and not findings:
-            findings = [_exclude(judged)]
-        return [*findings, *_leave_open(unjudged), *self.remarks]
+            clauses = tuple(_by_kind("slow_detectable", judged))
+            findings.append(Finding("slow_none", numbers={"detectable": clauses}))
+        return [*findings, *_by_kind("slow_unjudged", unjudged), *_hint(unjudged), *self.remarks]
 
     def to_json(self) -> JsonObject:
         """Return the entries of ``run.json``; empty if nothing was compared."""
@@ -393,21 +394,10 @@ def _name(stragglers: Iterable[Straggler]) -> list[Finding]:
     return findings
 
 
-def _exclude(families: Iterable[Family]) -> Finding:
-    """Return, for each kind of unit, the slowdown that would have been detected in any family."""
-    clauses = []
-    for kind, of_kind in rows_by(families, attrgetter("kind")).items():
-        numbers: dict[str, Value] = {
-            "kind": kind,
-            "count": max(family.count for family in of_kind),
-            "slowdown": max(family.judgement.detectable for family in of_kind) - 1,
-        }
-        clauses.append(Finding("slow_detectable", numbers=numbers))
-    return Finding("slow_none", numbers={"detectable": tuple(clauses)})
-
-
-def _leave_open(families: Sequence[Family]) -> list[Finding]:
-    """Return the kinds of unit with too few launches, and the slowest unit as a hint."""
+def _by_kind(code: str, families: Iterable[Family]) -> list[Finding]:
+    """Return for each kind of unit the slowdown that would have been detected in any family, and
+    the launches that name one.
+    """
     findings = []
     for kind, of_kind in rows_by(families, attrgetter("kind")).items():
         numbers: dict[str, Value] = {
@@ -415,14 +405,20 @@ def _leave_open(families: Sequence[Family]) -> list[Finding]:
             "count": max(family.count for family in of_kind),
             "launches": max(family.launches for family in of_kind),
             "needed": max(family.needed for family in of_kind),
+            "slowdown": max(family.judgement.detectable for family in of_kind) - 1,
         }
-        findings.append(Finding("slow_unjudged", numbers=numbers))
+        findings.append(Finding(code, numbers=numbers))
+    return findings
+
+
+def _hint(families: Sequence[Family]) -> list[Finding]:
+    """Return the slowest unit of families with too few launches."""
     largest = [float(np.nanmax(each.judgement.effects, initial=0.0)) for each in families]
     for family, effect in zip(families, largest, strict=True):
         if effect >= 0.8 * max(largest):  # of near-equals the coarsest: a slow host slows each link
-            if effect >= math.log(RELEVANT):
-                name = family.names[int(np.nanargmax(family.judgement.effects))]
-                hint: dict[str, Value] = {"kind": family.kind, "factor": math.exp(effect)}
-                findings.append(Finding("slow_hint", name, hint))
-            break
-    return findings
+            if effect < math.log(RELEVANT):
+                return []
+            name = family.names[int(np.nanargmax(family.judgement.effects))]
+            factor = math.exp(effect)
+            return [Finding("slow_hint", name, {"kind": family.kind, "factor": factor})]
+    return []

@@ -58,22 +58,20 @@ def choose_launcher(requested: str | None = None, placement: Placement | None = 
     """
     placement = placement or Placement()
     hostfile = placement.hostfile or named_hostfile(placement.environ)
-    launcher = _open(requested, dataclasses.replace(placement, hostfile=hostfile))
+    placement = dataclasses.replace(placement, hostfile=hostfile)
+    if requested is None:
+        requested = _find_usable(placement)
+    if "/" in requested:
+        launcher = open_program(requested, placement)
+    elif requested in LAUNCHERS:
+        launcher = LAUNCHERS[requested](placement)
+    else:
+        raise unknown_choice("launcher", requested, LAUNCHERS, ", or give a path")
     if (
         placement.interface is not None and launcher.is_local
     ):  # elsewhere interfaces may have other names
         check_interface(placement.interface)
     return launcher
-
-
-def _open(requested: str | None, placement: Placement) -> Launcher:
-    if requested is None:
-        requested = _find_usable(placement)
-    if "/" in requested:
-        return open_program(requested, placement)
-    if requested in LAUNCHERS:
-        return LAUNCHERS[requested](placement)
-    raise unknown_choice("launcher", requested, LAUNCHERS, ", or give a path")
 
 
 def _find_usable(placement: Placement) -> str:

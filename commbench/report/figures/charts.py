@@ -322,6 +322,8 @@ def _scale_x(axes: Axes, panel: Panel, visible: Sequence[Series]) -> None:
     if panel.x == "size":
         every = {int(size) for series in visible for size in (*series.points, *series.failed)}
         sizes = sorted(every - {0})
+        if not sizes:
+            return
         named = sizes[:: math.ceil(len(sizes) / _MOST_SIZES)]
         axes.set_xscale("log", base=2)
         axes.set_xticks(named, [format_size(size) for size in named])

@@ -98,8 +98,8 @@ def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
             caption = _READING
             blank = ranks * (ranks - 1) - int(matrix.is_sound.sum())
             if blank:
-                finding = Finding("figure_blank", numbers={"pairs": blank})
-                caption = f"{caption} {finding}"
+                note = Finding("figure_blank", numbers={"pairs": blank})
+                caption = f"{caption} {note}"
             drawing = Drawing(
                 paint=partial(paint_heat, heat=heat),
                 name=slug("matrix", of_run, matrix.case.operation, place),

@@ -132,7 +132,8 @@ def snippet_codes(run: Run, *, by: bool = False) -> list[Code]:
         for title, text in snippets(run.decision):
             if text:
                 whose = f"{title}, by {run.name}" if by else title
-                codes.append(Code(title=whose, text=text.rstrip()))
+                lines = filter(None, text.splitlines())
+                codes.append(Code(title=whose, text="\n".join(lines)))
     return codes
 
 

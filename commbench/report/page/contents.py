@@ -157,12 +157,11 @@ def _each(runs: Sequence[Run], find: Callable[[Run], Iterable[Finding]]) -> list
 
 def _row_warnings(runs: Sequence[Run], section: str) -> list[str]:
     """Return the warnings about one kind of rows."""
-
-    def find(run: Run) -> list[Finding]:
+    warnings = []
+    for run in runs:
         kinds = [kind for kind in kinds_of(run) if kind.section == section]
-        return row_warnings(kinds, run.info)
-
-    return _each(runs, find)
+        warnings.append((run.name, [each.in_full for each in row_warnings(kinds, run.info)]))
+    return named(warnings)
 
 
 def _verdict(run: Run) -> list[Finding]:
