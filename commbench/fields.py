@@ -55,9 +55,9 @@ def check_choices(options: Any) -> None:  # noqa: ANN401 - a dataclass
     """
     for field in dataclasses.fields(options):
         choices = field.metadata.get("choices")
-        if choices is None:
-            continue
         values = getattr(options, field.name)
+        if choices is None or values is None:
+            continue
         if isinstance(values, str):
             values = [values]
         for value in values:

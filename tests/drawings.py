@@ -51,27 +51,21 @@ def texts_of(svg: str) -> list[str]:
     return [unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
 
 
-def run_of(records: Sequence[Record], name: str = "mine", **info: Any) -> Run:
-    """Return a run of collectives in the directory ``name``."""
-    return Run(
-        path=Path("/runs") / name, info=make_info(run_id=name, **info), records=tuple(records)
-    )
-
-
-def training_run_of(
-    records: Sequence[TrainingRecord],
+def run_of(
+    records: Sequence[Record] = (),
     name: str = "mine",
     *,
+    training: Sequence[TrainingRecord] = (),
     recommendation: Recommendation | None = None,
-    collectives: Sequence[Record] = (),
     **info: Any,
 ) -> Run:
-    """Return a run of training in the directory ``name``."""
+    """Return a run of collectives, of training or of both in the directory ``name``."""
+    make = make_training_info if training else make_info
     return Run(
         path=Path("/runs") / name,
-        info=make_training_info(run_id=name, **info),
-        records=tuple(collectives),
-        training_records=tuple(records),
+        info=make(run_id=name, **info),
+        records=tuple(records),
+        training_records=tuple(training),
         recommendation=recommendation,
     )
 

@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from commbench.analysis import scaling
-from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.soak import Soak, soak_of
 from commbench.analysis.stragglers import find_stragglers
 from commbench.analysis.stragglers.judging import Search
 from commbench.engine.records import Row
 from commbench.results import Run, once_per_run
-from commbench.results.info import network_records
-
-
-@once_per_run
-def network_model(run: Run) -> NetworkModel:
-    """Return the contents of ``model.json``, fitted to the records.
-
-    Without curves if too few sizes were measured.
-
-    Ranks that share a GPU are left out, because their times do not measure a network.
-    """
-    return NetworkModel.fit(network_records(run.records, run.info))
 
 
 @once_per_run

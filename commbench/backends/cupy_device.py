@@ -45,39 +45,25 @@ def find_gpus(backend: str) -> list[str]:
 def find_nccl_gpus(backend: str) -> list[str]:
     """Return the GPUs as `find_gpus` does, after checking that cupy can use NCCL.
 
-    Raises:
-        InputError: there is no GPU, or cupy cannot use NCCL.
-    """
-    gpus = find_gpus(backend)
-    check_nccl()
-    return gpus
-
-
-def check_nccl() -> None:
-    """Check that cupy can use NCCL: without NCCL, cupy imports without an error and lacks NCCL's
-    functions.
+    Without NCCL, cupy imports without an error and lacks NCCL's functions.
 
     Raises:
-        InputError: NCCL is missing or too old for this cupy.
+        InputError: there is no GPU, or NCCL is missing or too old for this cupy.
     """
     from cupy.cuda import nccl
 
+    gpus = find_gpus(backend)
     if getattr(nccl, "available", True) and hasattr(nccl, "get_version"):
-        return
-    cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
-    raise InputError(
-        f"Backend nccl needs NCCL, and cupy {cupy.__version__} finds none that it can use on"
-        f" {socket.gethostname()}{_nccl_import_error()}: pip install nvidia-nccl-cu{cuda}."
-    )
-
-
-def _nccl_import_error() -> str:
-    """Return the import error that cupy suppressed, in parentheses."""
+        return gpus
+    cuda, reason = cupy.cuda.runtime.runtimeGetVersion() // 1000, ""
     try:
         importlib.import_module("cupy_backends.cuda.libs.nccl")
-    except ImportError as error:
-        return f" ({error})"
-    return ""
+    except ImportError as error:  # which cupy suppressed
+        reason = f" ({error})"
+    raise InputError(
+        f"Backend nccl needs NCCL, and cupy {cupy.__version__} finds none that it can use on"
+        f" {socket.gethostname()}{reason}: pip install nvidia-nccl-cu{cuda}."
+    )
 
 
 class DeviceBuffer(Buffer):
@@ -113,7 +99,7 @@ class CupyMemory(Communicator):
         return int(self._properties.get("l2CacheSize", 0))
 
     def allocate(self, dtype: DataType, count: int) -> DeviceBuffer:
-        """See `Primitives.allocate`; cupy aligns memory to 512 bytes."""
+        """See `Communicator.allocate`; cupy aligns memory to 512 bytes."""
         with self._stream, _room_for(count * dtype.itemsize):
             return DeviceBuffer(cupy.zeros(count, dtype=dtype.storage), dtype)
 

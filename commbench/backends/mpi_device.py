@@ -168,7 +168,7 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
     loops = ("python",)
 
     def allocate(self, dtype: DataType, count: int) -> StagedBuffer:
-        """See `Primitives.allocate`."""
+        """See `Communicator.allocate`."""
         device = super().allocate(dtype, count)
         room = cupy.cuda.alloc_pinned_memory(max(1, device.nbytes))
         host = np.frombuffer(room, dtype=np.uint8)[: device.nbytes].view(dtype.storage)

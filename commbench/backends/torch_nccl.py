@@ -217,7 +217,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         return tensor
 
     def allocate(self, dtype: DataType, count: int) -> TensorBuffer:
-        """See `Primitives.allocate`; torch aligns memory to 512 bytes."""
+        """See `Communicator.allocate`; torch aligns memory to 512 bytes."""
         with self._room_for(count * dtype.itemsize):
             return TensorBuffer(
                 torch.zeros(count, dtype=getattr(torch, dtype.name), device=self._torch_device),

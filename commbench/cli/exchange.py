@@ -13,16 +13,14 @@ import typer
 from rich.console import Console
 
 from commbench.analysis.expectations import judge, read_expectations
+from commbench.cli.command_line import takes_options
 from commbench.cli.options import Expect, LinkRate, opt
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
-from commbench.collectives.datatypes import DTYPES, find_dtype
-from commbench.collectives.operations import find_operation
 from commbench.errors import InputError, WrongDataError, check_choice
-from commbench.fields import join_names
+from commbench.fields import check_choices, join_names
 from commbench.interop.exports import EXPORTS, write_openmetrics
 from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
-from commbench.interop.imports.param import PARAM_BACKENDS
 from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
 from commbench.results.files import encode, refusing
@@ -78,7 +76,9 @@ def export(
 STDIN = "-"
 
 
+@takes_options
 def import_(
+    *,
     files: Annotated[
         list[str],
         typer.Argument(
@@ -89,10 +89,6 @@ def import_(
         Path | None,
         opt("--out", "Directory for the run; by default one below results.", "RUN"),
     ] = None,
-    ranks: Annotated[
-        int | None,
-        opt("-n --ranks", "Number of ranks, if the output does not state it.", "RANKS"),
-    ] = None,
     tool: Annotated[
         str | None,
         opt(
@@ -101,30 +97,16 @@ def import_(
             "NAME",
         ),
     ] = None,
-    operation: Annotated[
-        str | None,
-        opt("--operation", "Operation, if the output does not state it (old nccl-tests).", "NAME"),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        opt(
-            "--dtype",
-            f"Element type, if the output does not state it: {join_names(DTYPES)}.",
-            "NAME",
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        opt("--backend", f"Backend of PARAM's output: {join_names(PARAM_BACKENDS)}.", "NAME"),
-    ] = None,
+    options: ImportOptions,
 ) -> int:
     """Import output of nccl-tests, OSU, IMB or PARAM.
 
     It becomes a run, for report, compare and predict. The same case in several files counts as
     several launches, which give an interval.
     """
-    options = ImportOptions(ranks=ranks, operation=operation, dtype=dtype, backend=backend)
-    _check_options(options)
+    check_choices(options)
+    if options.ranks is not None and not 1 <= options.ranks <= MOST_RANKS:
+        raise InputError(f"-n {options.ranks} is no number of ranks; give 1 or more.")
     sources = [_read_source(file) for file in files]
     imported = import_outputs(sources, tool=tool, options=options)
     path = out or default_out("import")
@@ -134,17 +116,6 @@ def import_(
     if is_row_wrong or any(reading.wrong for _, reading in imported.readings):
         return WrongDataError.exit_code
     return 0
-
-
-def _check_options(options: ImportOptions) -> None:
-    if options.ranks is not None and not 1 <= options.ranks <= MOST_RANKS:
-        raise InputError(f"-n {options.ranks} is no number of ranks; give 1 or more.")
-    if options.operation is not None:
-        find_operation(options.operation)
-    if options.dtype is not None:
-        find_dtype(options.dtype)
-    if options.backend is not None:
-        check_choice("backend", options.backend, PARAM_BACKENDS)
 
 
 def _read_source(file: str) -> Source:

@@ -12,7 +12,7 @@ from typing import Any
 from commbench.collectives.layouts import Shape
 from commbench.collectives.operations import WINDOW_BYTES, Operation, find_operation
 from commbench.collectives.patterns import Group, groups_of
-from commbench.collectives.primitives import Buffers, Primitives, Request
+from commbench.collectives.primitives import Backend, Buffers, Request
 from commbench.findings import UnsupportedError
 
 MATRIX = "matrix"
@@ -43,7 +43,7 @@ def _hierarchy(hosts: Sequence[str]) -> tuple[Sequence[Group], Sequence[Group]]:
     return groups_of("node", hosts), groups_of("cross", hosts)
 
 
-def _by_levels(backend: Primitives, buffers: Buffers, shape: Shape, redop: str) -> list[Any]:
+def _by_levels(backend: Backend, buffers: Buffers, shape: Shape, redop: str) -> list[Any]:
     """Reduce-scatter within each host, all-reduce the pieces across hosts, one rail each,
     all-gather within each host.
 

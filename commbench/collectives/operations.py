@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from commbench.collectives.layouts import Shape, Span, count_of, peers_of, spans_of
-from commbench.collectives.primitives import Buffers, Primitives, Request
+from commbench.collectives.primitives import Backend, Buffers, Request
 from commbench.errors import find_entry
 from commbench.findings import UnsupportedError
 
@@ -73,7 +73,7 @@ class Operation:
     """The ranks to which each rank sends its messages, see `peers_of`."""
     primitives: Sequence[str] = ()
     """The primitives that it calls in turn; empty: the one with its name."""
-    compose: Callable[[Primitives, Buffers, Shape, str], Sequence[Any]] | None = None
+    compose: Callable[[Backend, Buffers, Shape, str], Sequence[Any]] | None = None
     """Makes the calls where more than the names of primitives has to be said."""
     divisions: Callable[[Sequence[str]], Sequence[Sequence[tuple[int, ...]]]] | None = None
     """Returns the further divisions into groups that a composed operation uses, from the host of
@@ -162,9 +162,7 @@ class Operation:
             return 1.0
         return self.messages_on_bus * (size - 1) / size
 
-    def call(
-        self, backend: Primitives, buffers: Buffers, shape: Shape, redop: str
-    ) -> Sequence[Any]:
+    def call(self, backend: Backend, buffers: Buffers, shape: Shape, redop: str) -> Sequence[Any]:
         """Return the prepared calls that are timed as one operation."""
         if self.compose is not None:
             return self.compose(backend, buffers, shape, redop)
@@ -179,7 +177,7 @@ class Operation:
                 calls.append(backend.call(request))
         return calls
 
-    def _messages(self, backend: Primitives, buffers: Buffers, shape: Shape) -> list[Any]:
+    def _messages(self, backend: Backend, buffers: Buffers, shape: Shape) -> list[Any]:
         sends = [(buffers.send, peer) for peer in peers_of(self.to, shape)]
         receives = []
         for span in self.answer(shape):

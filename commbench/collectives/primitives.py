@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 from typing_extensions import Self
 
 from commbench.collectives.datatypes import DataType
-from commbench.findings import UnsupportedError
 
-SameT = TypeVar("SameT", bound="Buffer")
+Backend: TypeAlias = Any
+"""A `commbench.engine.communicator.Communicator`, from whose calls operations are composed."""
 
 
 @dataclass(frozen=True)
@@ -125,38 +125,3 @@ class Request:
         if self.receive is not None:
             return [self.receive]
         return [buffer for buffer, _ in self.receives] * self.window
-
-
-class Primitives(ABC):
-    """The primitives of a backend; a prepared call, which the engine defines, can be repeated."""
-
-    backend: str
-    rank: int
-    size: int
-
-    def call(self, request: Request) -> Any:  # noqa: ANN401 - a prepared call
-        """Return the prepared call of a primitive.
-
-        Raises:
-            UnsupportedError: the backend lacks the primitive.
-        """
-        raise self._cannot(request.name)
-
-    def begin(self, request: Request) -> Sequence[Any]:
-        """Return the start and the completion of a non-blocking collective.
-
-        Raises:
-            UnsupportedError: the backend lacks the primitive.
-        """
-        raise self._cannot(f"non-blocking {request.name}")
-
-    @abstractmethod
-    def empty(self) -> Buffer:
-        """Return a buffer without elements, for acknowledgements."""
-
-    @abstractmethod
-    def allocate(self, dtype: DataType, count: int) -> Buffer:
-        """Return a buffer of ``count`` elements."""
-
-    def _cannot(self, what: str) -> UnsupportedError:
-        return UnsupportedError("missing", backend=self.backend, what=what)

@@ -8,7 +8,7 @@ buffers, and bring their own timed loop.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -22,7 +22,7 @@ from commbench.collectives.datatypes import DTYPES, Content, DataType
 from commbench.collectives.layouts import Shape
 from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import Group
-from commbench.collectives.primitives import Buffer, Primitives
+from commbench.collectives.primitives import Buffer, Request
 from commbench.engine.timing.loops import Call, Progress, Timer
 from commbench.engine.timing.sync import SyncPlan
 from commbench.findings import UnsupportedError
@@ -34,13 +34,16 @@ ALIGNMENT = 4096
 STALE = 0xA5
 
 
-class Communicator(Primitives):
+class Communicator(ABC):
     """One backend in one launch or in a group of its ranks, seen from one rank.
 
     ``call`` and ``begin`` return prepared, repeatable `Call`s and raise `UnsupportedError` for what
     the backend cannot do.
     """
 
+    backend: str
+    rank: int
+    size: int
     device: str
     loops: tuple[str, ...] = ("python",)
     """The timed loops of the backend, the best first."""
@@ -108,6 +111,29 @@ class Communicator(Primitives):
         """
         return []
 
+    def call(self, request: Request) -> Call:
+        """Return the prepared call of a primitive.
+
+        Raises:
+            UnsupportedError: the backend lacks the primitive.
+        """
+        raise self._cannot(request.name)
+
+    def begin(self, request: Request) -> Sequence[Call]:
+        """Return the start and the completion of a non-blocking collective.
+
+        Raises:
+            UnsupportedError: the backend lacks the primitive.
+        """
+        raise self._cannot(f"non-blocking {request.name}")
+
+    def _cannot(self, what: str) -> UnsupportedError:
+        return UnsupportedError("missing", backend=self.backend, what=what)
+
+    @abstractmethod
+    def allocate(self, dtype: DataType, count: int) -> Buffer:
+        """Return a buffer of ``count`` elements."""
+
     def empty(self) -> Buffer:
         """Return a buffer without elements, or with the fewest that the library can send."""
         return self.allocate(DTYPES["int8"], self.fewest_elements)
@@ -133,7 +159,7 @@ class Communicator(Primitives):
     def count_wrong(self, buffer: Any, content: Content) -> int:  # noqa: ANN401 - a backend's own buffer type
         """Return the number of elements that differ from ``content``."""
 
-    def complete(self) -> None:
+    def complete(self) -> None:  # noqa: B027 - host memory needs no wait
         """Wait until every call issued so far has finished on the device."""
 
     def cache_bytes(self) -> int:
@@ -205,7 +231,7 @@ class HostCommunicator(Communicator):
     device = "cpu"
 
     def allocate(self, dtype: DataType, count: int) -> HostBuffer:
-        """See `Primitives.allocate`."""
+        """See `Communicator.allocate`."""
         nbytes = count * dtype.itemsize
         room = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
         offset = -room.ctypes.data % ALIGNMENT

@@ -23,7 +23,7 @@ from commbench.engine.samples import PairSamples
 from commbench.engine.sampling import Sampler, VisitPlan, batch_of
 from commbench.engine.session import Session
 from commbench.engine.setup import Prepared, check_count
-from commbench.engine.timing.loops import median_us
+from commbench.engine.timing.loops import Call, median_us
 from commbench.findings import UnsupportedError
 
 #: Repetitions of a pair in a launch: the fewest for a median, and the most.
@@ -47,7 +47,7 @@ class _PairView:
         self._communicator = communicator
         self._pair = pair
 
-    def call(self, request: Request) -> Any:  # noqa: ANN401 - as `Primitives.call`
+    def call(self, request: Request) -> Call:
         return self._communicator.call(request.among(self._pair))
 
     def empty(self) -> Any:  # noqa: ANN401 - a backend's own buffer type
@@ -81,7 +81,7 @@ def in_turn(matrix: Prepared, turn: Turn) -> Prepared:
                 elements=matrix.buffers.send.count,
                 window=matrix.window,
             )
-            view: Any = _PairView(communicator, pair)
+            view = _PairView(communicator, pair)
             calls = matrix.operation.call(view, matrix.buffers, shape, "")
             data = replace(matrix.data, members=pair)
             return replace(matrix, shape=shape, calls=calls, data=data)

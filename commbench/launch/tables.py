@@ -4,7 +4,8 @@ stragglers.
 
 from __future__ import annotations
 
-from commbench.analysis.runs import network_model, soak_results, straggler_findings
+from commbench.analysis.prediction.network import network_model
+from commbench.analysis.runs import soak_results, straggler_findings
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
 from commbench.engine.records import Row
 from commbench.results import Run, Store

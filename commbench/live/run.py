@@ -5,6 +5,7 @@ it afterwards.
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - pandas needs it, and it cannot load at the end
 import os
 import queue
 import threading
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from commbench.analysis.watched import watched_lines
-from commbench.ddp.plan.cases import CONFIRM, TrainingCase, setting_name
+from commbench.ddp.plan.cases import TrainingCase, setting_name
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError, LaunchError
 from commbench.hooks.registry import canonical_hook
@@ -96,8 +97,25 @@ class LiveRun:
             "named_hooks": list(map(canonical_hook, options.allow)),
             "accepts_loss": options.accept_loss,
         }
+        baseline = settings[0]
+        plan: JsonObject = {"live": True}
+        if options.mode == "watch":
+            plan["watch"] = True
+        plan["workload"] = options.workload
+        plan["world_size"] = baseline.world_size
+        plan["backend"] = baseline.backend
+        plan["model"] = parameters
         header = {
-            **_header(options, settings, parameters),
+            "suite": options.mode,
+            "argv": options.argv,
+            "seed": options.seed,
+            "started": _now(),
+            "git_commit": git_commit(Path(__file__).parent),
+            "status": "running",
+            "world_size": baseline.world_size,
+            "plan": plan,
+            "baseline": baseline.key,
+            "settings": [setting.key for setting in settings],
             "framework": framework,
             "own_hook": has_own_hook,
             **permissions,
@@ -105,7 +123,7 @@ class LiveRun:
         self._store = Store.open(options.out, header)
         try:
             if self._store.resumed:
-                _refuse_other_baseline(self._store, settings[0])
+                _refuse_other_baseline(self._store, baseline)
                 self._store.update(**permissions)
             if session is not None:
                 refuse_other_conditions(session, self._store.info)
@@ -118,7 +136,8 @@ class LiveRun:
         """The entries of run.json."""
         self.is_concluded = False
         self.recommendation: Recommendation | None = None
-        self._records = Records(self._store.records)
+        self.records = Records(self._store.records)
+        """Of all launches."""
         self._opened_s = time.monotonic()
         self._launches = _ended_launches(self.info)
         self.launch = 1 + max((entry.get("launch", 0) for entry in self._launches), default=-1)
@@ -138,18 +157,9 @@ class LiveRun:
         # A data loader that outlives this process must not hold the lock.
         os.register_at_fork(after_in_child=self._store.close)
 
-    @property
-    def confirmed(self) -> list[TrainingRecord]:
-        """The records of fresh blocks, one of each setting and launch."""
-        fresh = []
-        for record in training_records(self._records):
-            if record.case.phase == CONFIRM and record.status == "ok":
-                fresh.append(record)
-        return fresh
-
     def append(self, record: TrainingRecord) -> None:
         """Write a record: of one block, or of a setting that has failed."""
-        self._records.add(record)
+        self.records.add(record)
         self._requests.put(partial(self._store.append, record))
 
     def add_losses(self, first: int, losses: Sequence[float]) -> None:
@@ -176,7 +186,7 @@ class LiveRun:
         if ending in ENDINGS_IN_ORDER:
             status = "ok"
         self._enter(status, ending, reason or REASONS.get(ending, ""))
-        self.recommendation = _conclusion_of(training_records(self._records), self.info)
+        self.recommendation = _conclusion_of(training_records(self.records), self.info)
         verdict = ""
         if self.recommendation is not None:
             verdict = self.recommendation.verdict
@@ -202,7 +212,7 @@ class LiveRun:
     def _enter(self, status: str, ending: str = "", reason: str = "") -> None:
         """Write the entry of this launch to run.json."""
         measuring_s = 0.0
-        for record in training_records(self._records):
+        for record in training_records(self.records):
             if record.launch == self.launch:
                 measuring_s += record.measuring_s
         seconds = time.monotonic() - self._opened_s
@@ -235,30 +245,6 @@ class LiveRun:
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _header(options: LiveOptions, settings: Sequence[TrainingCase], parameters: int) -> JsonObject:
-    """Return run.json as it is at the beginning."""
-    baseline = settings[0]
-    plan: JsonObject = {"live": True}
-    if options.mode == "watch":
-        plan["watch"] = True
-    plan["workload"] = options.workload
-    plan["world_size"] = baseline.world_size
-    plan["backend"] = baseline.backend
-    plan["model"] = parameters
-    return {
-        "suite": options.mode,
-        "argv": options.argv,
-        "seed": options.seed,
-        "started": _now(),
-        "git_commit": git_commit(Path(__file__).parent),
-        "status": "running",
-        "world_size": baseline.world_size,
-        "plan": plan,
-        "baseline": baseline.key,
-        "settings": [setting.key for setting in settings],
-    }
 
 
 def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:

@@ -16,6 +16,7 @@ from commbench.live.programme import Facts, Programme
 from commbench.live.settings import settings_of
 from commbench.live.switching import own_hooks
 from commbench.results.recommendation import setting_of
+from commbench.results.record_types import training_records
 from commbench.results.verdict import verdict_findings
 from commbench.tuner.experiment import UNTIMED, Block, Earlier, Experiment
 from commbench.tuner.learning import withheld
@@ -65,7 +66,9 @@ class Tune(Programme):
     def _earlier(self) -> Earlier:
         """Return what earlier launches of the run confirmed."""
         rounds, compared = [], set()
-        for record in self.run.confirmed:
+        for record in training_records(self.run.records):
+            if record.case.phase != CONFIRM or record.status != "ok":
+                continue
             case = dataclasses.replace(record.case, phase=SWEEP)
             if case == self.settings[0]:
                 rounds.append(len(record.block_lengths))

@@ -63,21 +63,18 @@ def launch_advice(
     if effort.forecast == "noisy":
         numbers |= {"spread": 100 * math.expm1(spread), "most": MOST_LAUNCHES}
         return Finding(code="decide_noisy", numbers=numbers)
-    high, time_code = effort.high, "decide_time"
+    code, high = "decide_between", effort.high
     if high is None:
-        high, time_code = effort.low, "decide_time_at_least"
+        code, high = "decide_at_least", effort.low
+    elif high == effort.low:
+        code = "decide_about"
     numbers |= {"low": effort.low, "high": high, "launches": len(ratios) + high}
-    code = "decide_about"
-    if effort.high is None:
-        code = "decide_at_least"
-    elif effort.low < high:
-        code = "decide_between"
     seconds = []
     for entry in entries:
         if entry.get("stage") == CONFIRM and entry.get("status") == "ok":
             seconds.append(entry.get("seconds", 0.0))
-    if not seconds:
-        return Finding(code=code, numbers=numbers)
-    time = {"seconds": high * statistics.median(seconds)}
-    details = (Finding(code=time_code, numbers=time),)
-    return Finding(code=code, numbers=numbers, details=details)
+    details = []
+    if seconds:
+        time = {"seconds": high * statistics.median(seconds)}
+        details.append(Finding(code="decide_time", numbers=time))
+    return Finding(code=code, numbers=numbers, details=tuple(details))

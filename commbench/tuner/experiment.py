@@ -222,11 +222,6 @@ class Experiment:
         """
         return self._ending or ""
 
-    @property
-    def level(self) -> float:
-        """The level of the intervals at the present look."""
-        return self._stage.level
-
     def next_block(
         self, made_steps: int, remaining_s: float | None, *, is_ahead: bool = False
     ) -> Block | None:

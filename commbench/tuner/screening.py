@@ -15,7 +15,7 @@ from typing import Literal
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.results.recommendation import EFFECTS, Withheld, effect_of
 from commbench.stats import MARGIN, median
-from commbench.tuner.rules import Rated, level_of, winners
+from commbench.tuner.rules import Rated, winners
 
 #: Rounds that compare hooks before other bucket sizes follow.
 FIRST_ROUNDS = 2
@@ -65,11 +65,6 @@ class Rounds:
     def ending(self) -> Ending:
         """Why there is no next round."""
         return "nothing"
-
-    @property
-    def level(self) -> float:
-        """The level of the intervals at the present look or, between looks, at the next one."""
-        return level_of(1)
 
     def look(self) -> None:
         """Judge the candidates by their intervals."""

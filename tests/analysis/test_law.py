@@ -63,32 +63,29 @@ def test_measured_places_keep_their_times() -> None:
 def test_more_ranks_and_slower_links_never_help(ranks: int, size: int, rate_bps: float) -> None:
     """Predict times above 0 that grow with the ranks and fall with the rate, from one curve."""
     network = forecast_network((4,))
-    times = []
-    for place in (
-        Place(world_size=ranks, rate_bps=2 * rate_bps),
-        Place(world_size=ranks, rate_bps=rate_bps),
-        Place(world_size=2 * ranks, rate_bps=rate_bps),
-    ):
-        times.append(network.time_us(REDUCE, size, place))
+    times = [
+        network.time_us(REDUCE, size, Place(world_size=world_size, rate_bps=bps))
+        for world_size, bps in ((ranks, 2 * rate_bps), (ranks, rate_bps), (2 * ranks, rate_bps))
+    ]
     assert 0 < times[0] <= times[1] <= times[2]
 
 
-def test_links_take_their_rate() -> None:
-    """Lengthen the transfer, and not the start-ups, on a slower link."""
-    network = forecast_network((4,))
-    slow_us = network.time_us(REDUCE, 2**24, Place(world_size=4, rate_bps=1e8))
-    slower = Hop(beta_us_per_byte=10 * HOP.beta_us_per_byte)
-    assert slow_us == pytest.approx(ring_us("all_reduce", 4, 2**24, slower), rel=CLOSE)
-    short_us = network.time_us(REDUCE, 4, Place(world_size=4, rate_bps=1e8))
-    assert short_us == pytest.approx(6 * HOP.alpha_us, rel=CLOSE)
+LOCAL = Hop(alpha_us=0.1, beta_us_per_byte=5 * HOP.beta_us_per_byte)
 
 
-def test_local_work_stays_on_a_faster_link() -> None:
-    """Keep what a byte costs beyond its link."""
-    hop = Hop(alpha_us=0.1, beta_us_per_byte=5 * HOP.beta_us_per_byte)
-    network = forecast_network((4,), hop=hop)
-    fast_us = network.time_us(REDUCE, 2**24, Place(world_size=4, rate_bps=1e12))
-    assert fast_us == pytest.approx(0.8 * ring_us("all_reduce", 4, 2**24, hop), rel=CLOSE)
+@pytest.mark.parametrize(
+    ("hop", "size", "rate_bps", "expected_us"),
+    [
+        (HOP, 2**24, 1e8, ring_us("all_reduce", 4, 10 * 2**24)),
+        (HOP, 4, 1e8, 6 * HOP.alpha_us),  # start-ups stay
+        (LOCAL, 2**24, 1e12, 0.8 * ring_us("all_reduce", 4, 2**24, LOCAL)),  # and local work
+    ],
+)
+def test_links_take_their_rate(hop: Hop, size: int, rate_bps: float, expected_us: float) -> None:
+    """Lengthen or shorten the transfer, not the start-ups and not what a byte costs beside it."""
+    place = Place(world_size=4, rate_bps=rate_bps)
+    time_us = forecast_network((4,), hop=hop).time_us(REDUCE, size, place)
+    assert time_us == pytest.approx(expected_us, rel=CLOSE)
 
 
 def test_the_nearest_curve_is_extended() -> None:
@@ -155,13 +152,12 @@ def test_ranks_of_one_host_use_no_link() -> None:
         forecast_network((4,)).time_us(REDUCE, 2**20, Place(world_size=2, ranks_per_node=2))
 
 
-def test_a_larger_message_takes_no_less_time() -> None:
+@pytest.mark.parametrize("rate_bps", [2e8, 1e12])
+def test_a_larger_message_takes_no_less_time(rate_bps: float) -> None:
     """Keep the order of sizes on a link on which their bytes count for little."""
-    network = forecast_network((2, 4))
-    for rate_bps in (2e8, 1e12):
-        place = Place(world_size=8, rate_bps=rate_bps)
-        times = [network.time_us(REDUCE, 2.0**power, place) for power in range(6, 26)]
-        assert times == sorted(times)
+    network, place = forecast_network((2, 4)), Place(world_size=8, rate_bps=rate_bps)
+    times = [network.time_us(REDUCE, 2.0**power, place) for power in range(6, 26)]
+    assert times == sorted(times)
 
 
 def test_other_types_stand_in_unless_they_are_reduced() -> None:

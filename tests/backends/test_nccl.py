@@ -186,7 +186,7 @@ def test_a_missing_gpu_is_bad_input(nccl: ModuleType, monkeypatch: pytest.Monkey
 def test_a_missing_nccl_is_bad_input(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Print the import error that cupy suppressed, and the package to install."""
     check = sys.modules[MODULES[1]]
-    check.check_nccl()
+    assert 8 == len(check.find_nccl_gpus("nccl"))
 
     def fail(name: str) -> None:
         assert "cupy_backends.cuda.libs.nccl" == name
@@ -199,7 +199,7 @@ def test_a_missing_nccl_is_bad_input(nccl: ModuleType, monkeypatch: pytest.Monke
         InputError,
         match=r"14\.0\.1 finds none .* \(libnccl.*file\): pip install nvidia-nccl-cu13\.$",
     ):
-        check.check_nccl()
+        check.find_nccl_gpus("nccl")
 
 
 # ----------------------------------------------------------------------------- cadences and buffers

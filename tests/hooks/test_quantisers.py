@@ -205,10 +205,10 @@ def test_values_that_cannot_be_sent_reach_all_ranks(bad: float, block: int) -> N
         sharing.residuals = [guarded(residual), guarded(residual)]
         average = sharing.average([gradient, gradient])
         first = 1000 + 990 // block * block
-        spoiled = np.s_[first : min(first + block, 2000)]
-        assert bool(average[spoiled].isnan().all())
-        assert np.isfinite(np.delete(average.numpy(), spoiled)).all()
-        assert np.array_equal(residual[spoiled], sharing.residuals[1][spoiled], equal_nan=True)
+        distorted = np.s_[first : min(first + block, 2000)]
+        assert bool(average[distorted].isnan().all())
+        assert np.isfinite(np.delete(average.numpy(), distorted)).all()
+        assert np.array_equal(residual[distorted], sharing.residuals[1][distorted], equal_nan=True)
         broken[1990] = before
 
 

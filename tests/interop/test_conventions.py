@@ -96,6 +96,7 @@ def test_given_axes_replace_the_tools() -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
     ("tool", "words", "repetitions"),
     [

@@ -15,7 +15,7 @@ from builders import (
     make_launches,
     make_record,
 )
-from drawings import run_of, texts_of, training_run_of, values_of
+from drawings import run_of, texts_of, values_of
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -165,7 +165,7 @@ def test_without_data_there_is_no_chart() -> None:
     matrix = make_launches(STEADY, make_case("bandwidth", pattern="matrix"))
     assert [] == size_charts([run_of([]), run_of(matrix, "matrix")])
     assert [] == launch_charts([run_of(make_launches([10.0])), run_of(matrix, "matrix")])
-    assert [] == launch_charts([training_run_of([make_training_record()])])
+    assert [] == launch_charts([run_of(training=[make_training_record()])])
 
 
 def test_ranks_that_share_a_gpu_are_counted_and_not_drawn() -> None:
@@ -211,8 +211,8 @@ def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:
     """Draw confirmation launches instead of the sweep's."""
     sweep = [*launches_of(20.0), *launches_of(10.0, make_training_case("fp16"))]
     fresh = launches_of(20.0, make_training_case(phase="confirm"))
-    assert ["default buckets", "fp16 with default buckets"] == spread(training_run_of(sweep)).names
-    assert ["default buckets"] == spread(training_run_of([*sweep, *fresh])).names
+    assert ["default buckets", "fp16 with default buckets"] == spread(run_of(training=sweep)).names
+    assert ["default buckets"] == spread(run_of(training=[*sweep, *fresh])).names
 
 
 # ---------------------------------------------------------------------------------- matrix of pairs

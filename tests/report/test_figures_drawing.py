@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from builders import STEADY, make_launches
-from drawings import run_of, texts_of, training_run_of
+from drawings import run_of, texts_of
 from matplotlib.figure import Figure
 from training_builders import launches_of, make_bucket, make_training_case
 
@@ -137,7 +137,7 @@ def test_figures_come_in_a_fixed_order_with_names_of_their_own() -> None:
     for step_ms, case in ((20.0, make_training_case()), (10.0, make_training_case("fp16", "25"))):
         training += launches_of(step_ms, case, losses=[2.0, 1.0], buckets=[make_bucket()])
     collectives = make_launches(STEADY)
-    runs = [training_run_of(training, name, collectives=collectives) for name in ("old", "new")]
+    runs = [run_of(collectives, name, training=training) for name in ("old", "new")]
     drawings = all_figures(runs)
     names = [drawing.name for drawing in drawings]
     assert len(set(names)) == len(names)

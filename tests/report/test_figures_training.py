@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from drawings import recommendation_of, training_run_of, values_of
+from drawings import recommendation_of, run_of, values_of
 from training_builders import launches_of, make_bucket, make_training_case, make_training_record
 
 from commbench.ddp.plan.records import TrainingRecord
@@ -39,8 +39,8 @@ def sweep(**changes: Any) -> list[TrainingRecord]:
 def test_without_data_there_is_no_chart(charts_of: Any) -> None:
     """Draw nothing for no setting, or for a single one without bytes, losses and times of passes."""
     bare = launches_of(20.0, sent_bytes=None, backward_ms=None, losses=[float("nan")])
-    assert [] == charts_of([training_run_of([])])
-    assert [] == charts_of([training_run_of(bare)])
+    assert [] == charts_of([run_of(training=[])])
+    assert [] == charts_of([run_of(training=bare)])
 
 
 # ----------------------------------------------------------------------------------------- buckets
@@ -48,7 +48,7 @@ def test_without_data_there_is_no_chart(charts_of: Any) -> None:
 
 def test_lines_join_numbers_only() -> None:
     """Join numeric sizes by a line; the default and lists stand by themselves, before and after."""
-    (chart,) = bucket_charts([training_run_of(sweep())])
+    (chart,) = bucket_charts([run_of(training=sweep())])
     (panel,) = chart.panels
     steps: dict[bool, dict[str, float]] = {True: {}, False: {}}
     for series in panel.series:
@@ -79,7 +79,7 @@ def test_the_recommended_setting_is_ringed(
     """
     failed = make_training_record(make_training_case(cap="100"), status="failed", reason="Killed.")
     advice = recommendation_of(BEST, **changes)
-    run = training_run_of([*sweep(), failed], recommendation=advice, **info)
+    run = run_of(training=[*sweep(), failed], recommendation=advice, **info)
     (panel,) = bucket_charts([run])[0].panels
     found = [one.ringed for one in panel.series if one.ringed is not None]
     assert ringed == [panel.places[x] for x in found]
@@ -92,7 +92,7 @@ def test_workloads_have_figures_of_their_own() -> None:
     for workload in ("mlp", "<b>$other$"):
         for cap in ("default", "25"):
             records += launches_of(10.0, make_training_case(cap=cap, workload=workload))
-    charts = bucket_charts([training_run_of(records, name) for name in ("old", "new")])
+    charts = bucket_charts([run_of(name=name, training=records) for name in ("old", "new")])
     assert 2 == len({chart.name for chart in charts})
     assert [["old: none", "new: none"]] * 2 == [chart.names for chart in charts]
 
@@ -106,7 +106,7 @@ def test_bytes_stand_beside_the_dense_ones() -> None:
     for hook, sent_bytes in {"none": 40e6, "topk:0.01": 0.8e6}.items():
         case = make_training_case(hook)
         records += launches_of(10.0, case, sent_bytes=sent_bytes, dense_bytes=40e6)
-    (chart,) = traffic_charts([training_run_of(records)])
+    (chart,) = traffic_charts([run_of(training=records)])
     (panel,) = chart.panels
     assert {"none": {0.0: 40.0}, "topk:0.01": {0.0: 0.8}} == values_of(panel)
     assert [40.0] == [limit.value for limit in panel.limits]
@@ -120,7 +120,7 @@ def test_the_most_frugal_setting_comes_first() -> None:
         *launches_of(9.0, make_training_case("bf16"), energy_J=7.0, energy_of="gpu"),
         *launches_of(9.0, make_training_case("local"), energy_J=5.0, energy_of="cpu"),
     ]
-    processors, gpus = energy_charts([training_run_of(records)])
+    processors, gpus = energy_charts([run_of(training=records)])
     (panel,) = processors.panels
     assert ["fp16 with default buckets", DEFAULT] == list(values_of(panel))
     assert [8.0] == [limit.value for limit in panel.limits]
@@ -132,7 +132,7 @@ def test_the_most_frugal_setting_comes_first() -> None:
 
 def learned(records: list[TrainingRecord], **changes: Any) -> Chart:
     """Return the only chart of learning."""
-    (chart,) = learning_charts([training_run_of(records, **changes)])
+    (chart,) = learning_charts([run_of(training=records, **changes)])
     return chart
 
 
@@ -220,7 +220,7 @@ def test_the_default_stands_above_the_recommended_setting(
 ) -> None:
     """Draw the default, unless it failed, above the recommended or else the fastest setting."""
     advice = recommendation_of(BEST, verdict=verdict) if verdict else None
-    chart = timeline(training_run_of([*default, *COMPRESSED, *LOCAL], recommendation=advice))
+    chart = timeline(run_of(training=[*default, *COMPRESSED, *LOCAL], recommendation=advice))
     assert titles == [panel.title for panel in chart.panels]
 
 
@@ -228,7 +228,7 @@ def test_buckets_wait_compress_and_communicate() -> None:
     """Draw a bucket from ready to done: waiting, compression, communication; above them what is
     exposed, at the end of the backward pass.
     """
-    chart = timeline(training_run_of([*launches_of(20.0, buckets=BUCKETS), *LOCAL]))
+    chart = timeline(run_of(training=[*launches_of(20.0, buckets=BUCKETS), *LOCAL]))
     assert pytest.approx([4.0, 5.0, 6.0, 6.5]) == bars(chart, "waits")
     assert pytest.approx([6.5, 8.0]) == bars(chart, "hook's own work")
     assert pytest.approx([5.0, 9.0, 8.0, 14.0]) == bars(chart, "communicate")
@@ -240,5 +240,5 @@ def test_buckets_wait_compress_and_communicate() -> None:
 def test_compressing_that_does_not_fit_before_the_start_comes_last() -> None:
     """Draw compression beyond the start at the bucket's end."""
     bucket = make_bucket(ready_ms=1.0, start_ms=2.0, done_ms=8.0, compress_ms=3.0)
-    chart = timeline(training_run_of(launches_of(20.0, buckets=[bucket])))
+    chart = timeline(run_of(training=launches_of(20.0, buckets=[bucket])))
     assert [1.0, 2.0, 6.0, 8.0] == bars(chart, "hook's own work")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from builders import STEADY, make_info, make_launches
-from drawings import recommendation_of, run_of, training_run_of
+from drawings import recommendation_of, run_of
 
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Row
@@ -64,7 +64,7 @@ def test_every_flag_has_a_warning() -> None:
 
 
 def test_failures_come_first_with_a_reason() -> None:
-    """Warn of wrong data, hangs and gaps before flags; of several causes name the first."""
+    """Warn of wrong data, hangs and gaps before flags; name each cause."""
     rows = [
         Row(status="unsupported", reason="gloo has no avg."),
         Row(status="hung", reason="rank 1 stopped."),
@@ -77,7 +77,7 @@ def test_failures_come_first_with_a_reason() -> None:
     ]
     assert "2 of 4 rows" == hung.subject
     [why] = hung.details
-    assert {"error": "rank 1 stopped", "causes": 2} == why.numbers
+    assert {"errors": ("rank 1 stopped", "rank 2 stopped")} == why.numbers
 
 
 @pytest.mark.parametrize(
@@ -98,14 +98,14 @@ def test_precision_is_the_median_half_width(times_us: list[float], code: str, wi
 def test_a_recommendation_is_withheld_before_its_first_look() -> None:
     """Say only how many launches are made; export nothing of it."""
     advice = recommendation_of({"bucket_cap_mb": "5"}, launches=3)
-    early = training_run_of([], recommendation=advice, status="partial", first_look=6)
+    early = run_of(training=[], recommendation=advice, status="partial", first_look=6)
     [pending] = setting(early)
     assert ("run_undecided", 3, 6) == (
         pending.code,
         pending.numbers["launches"],
         pending.numbers["planned"],
     )
-    late = training_run_of([], recommendation=advice, status="complete", first_look=6)
+    late = run_of(training=[], recommendation=advice, status="complete", first_look=6)
     assert "setting_change" == setting(late)[0].code
     for run, is_exported in ((early, False), (late, True)):
         names = {each.name for each in samples_of(run)}

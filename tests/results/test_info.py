@@ -7,7 +7,8 @@ from builders import MIB, make_case
 from laws import sweep
 from matrices import make_hosts, make_matrix, touching
 
-from commbench.analysis.runs import network_model, straggler_findings
+from commbench.analysis.prediction.network import network_model
+from commbench.analysis.runs import straggler_findings
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Record
 from commbench.launch.tables import write_tables

@@ -108,15 +108,3 @@ def test_a_disk_that_is_full_before_the_start_is_refused(small_disk: Path) -> No
     with pytest.raises(InputError, match="No space left on device"):
         Store.open(small_disk / "deep" / "mine", make_info())
     assert [ballast] == list(small_disk.iterdir())
-
-
-@pytest.mark.lab
-def test_a_disk_that_has_become_read_only_is_refused(small_disk: Path) -> None:
-    """Refuse a read-only disk and say what to do; the run stays readable."""
-    out = small_disk / "mine"
-    with Store.open(out, make_info()) as store:
-        store.append(make_record())
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(InputError, match="cannot be written"):
-        Store.open(out, make_info())
-    assert 1 == len(load_run(out).records)

@@ -87,16 +87,8 @@ def test_collect_host_survives_an_empty_tree(
     """Return None or empty values without /proc, /sys and a GPU library."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     host = collect_host(tmp_path)
-    names = (
-        "boot_id",
-        "clock_source",
-        "sockets",
-        "physical_cores",
-        "governor",
-        "turbo",
-        "load_average",
-    )
-    assert [None] * len(names) == [host[name] for name in names]
+    names = "boot_id clock_source sockets physical_cores governor turbo load_average"
+    assert {None} == {host[name] for name in names.split()}
     assert (host["gpus"], host["rdma"]) == ([], [])
 
 
@@ -210,29 +202,21 @@ def test_cpu_quota(
     assert expected == cpu_quota(plant(files))
 
 
+GPU = {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_total_bytes": None}
+
+
 def test_gpus_come_from_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """List GPUs by NVML, decode bytes, and keep a GPU with a missing field."""
-
-    def no_memory_info(_handle: int) -> None:
-        raise RuntimeError
-
-    nvml = SimpleNamespace(
+    nvml = SimpleNamespace(  # without nvmlDeviceGetMemoryInfo
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 1,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetName=lambda _handle: b"NVIDIA H200",
         nvmlDeviceGetUUID=lambda _handle: "GPU-1",
-        nvmlDeviceGetMemoryInfo=no_memory_info,
         nvmlSystemGetDriverVersion=lambda: "580.1",
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    gpu = {
-        "name": "NVIDIA H200",
-        "uuid": "GPU-1",
-        "memory_total_bytes": None,
-        "driver_version": "580.1",
-    }
-    assert [gpu] == collect_host(tmp_path)["gpus"]
+    assert [{**GPU, "driver_version": "580.1"}] == collect_host(tmp_path)["gpus"]
 
 
 def test_gpus_come_from_the_driver_without_nvml(
@@ -240,23 +224,14 @@ def test_gpus_come_from_the_driver_without_nvml(
 ) -> None:
     """List GPUs from the driver if nvidia-ml-py is not installed."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
+    driver = "proc/driver/nvidia"
     root = plant(
         {
-            "proc/driver/nvidia/version": (
-                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06\n"
-            ),
-            "proc/driver/nvidia/gpus/0000:01:00.0/information": (
-                "Model: \t NVIDIA H200\nGPU UUID: \t GPU-1\n"
-            ),
+            f"{driver}/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65\n",
+            f"{driver}/gpus/0000:01:00.0/information": "Model: \t NVIDIA H200\nGPU UUID: \t GPU-1\n",
         }
     )
-    gpu = {
-        "name": "NVIDIA H200",
-        "uuid": "GPU-1",
-        "memory_total_bytes": None,
-        "driver_version": "580.65.06",
-    }
-    assert [gpu] == collect_host(root)["gpus"]
+    assert [{**GPU, "driver_version": "580.65"}] == collect_host(root)["gpus"]
 
 
 def test_the_module_imports_no_library() -> None:

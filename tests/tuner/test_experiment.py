@@ -152,7 +152,7 @@ def simulate(
     return Tuning(
         blocks=blocks,
         ending=experiment.ending,
-        level=experiment.level,
+        level=getattr(experiment._stage, "level", level_of(1)),
         times_ms=times_ms,
         speedups=ratios,
     )

@@ -24,8 +24,7 @@ import numpy as np
 from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.fits import fit_line
 from commbench.analysis.prediction.links import WITHIN_HOST, Link, link_of
-from commbench.analysis.prediction.network import CurveKey
-from commbench.analysis.runs import network_model
+from commbench.analysis.prediction.network import CurveKey, network_model
 from commbench.collectives.operations import OPERATIONS
 from commbench.errors import InputError
 from commbench.findings import UnpredictedError

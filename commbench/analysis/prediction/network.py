@@ -16,6 +16,8 @@ from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
+from commbench.results import Run, once_per_run
+from commbench.results.info import network_records
 from commbench.results.summary import latest, launch_medians
 from commbench.schema import JsonObject
 
@@ -151,3 +153,14 @@ def _key(record: Record) -> CurveKey:
         pattern=case.pattern,
         world_size=record.group_size or case.world_size or 0,
     )
+
+
+@once_per_run
+def network_model(run: Run) -> NetworkModel:
+    """Return the contents of ``model.json``, fitted to the records.
+
+    Without curves if too few sizes were measured.
+
+    Ranks that share a GPU are left out, because their times do not measure a network.
+    """
+    return NetworkModel.fit(network_records(run.records, run.info))

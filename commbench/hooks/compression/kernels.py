@@ -180,7 +180,7 @@ def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
     words = source.view(np.int32)
     marks = np.zeros(CHUNK, dtype=np.uint8)
     groups = marks.view(np.uint64)
-    marked_groups = np.empty_like(groups)
+    marked_groups = np.empty(groups.shape[0], dtype=np.int32)
     above = 0
     for chunk in range(counts.shape[0]):
         start = chunk * CHUNK
@@ -193,15 +193,16 @@ def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
             if residual.ctypes.data != source.ctypes.data:
                 values[:] = residual[start:end]
             counts[chunk] = _mark(gradient[start:end], values, threshold, marks)
-        marked = 0
+        marked, before = 0, above
         for group in range(groups.shape[0]):
             marked_groups[marked] = group  # the next one overwrites it unless it is counted
             marked += groups[group] != 0
         for group in marked_groups[:marked]:
             for i in range(group * GROUP, group * GROUP + GROUP):
                 positions[above] = start + i  # overwritten, too, unless the element is counted
-                magnitudes[above] = words[start + i] & MAGNITUDE
                 above += marks[i]
+        for j in range(before, above):
+            magnitudes[j] = words[positions[j]] & MAGNITUDE
     return above
 
 

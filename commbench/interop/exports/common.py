@@ -76,17 +76,13 @@ def _case_labels(row: Row) -> Labels:
     group = ""
     if makes_groups(row.pattern):
         group = row.group
-    values = (
-        row.backend,
-        row.operation,
-        row.pattern,
-        group,
-        row.group_size,
-        row.dtype,
-        row.message_bytes,
-        _variant(row),
-    )
-    return texts(dict(zip(CASE_LABELS, values, strict=True)))
+    values = {"ranks": row.group_size, "group": group, "variant": _variant(row)}
+    return _labels(CASE_LABELS, row, values)
+
+
+def _labels(names: Sequence[str], row: Row | TrainingRow, values: Mapping[str, object]) -> Labels:
+    """Return labels as text: values, else the columns of their names."""
+    return texts({name: values.get(name, getattr(row, name, None)) for name in names})
 
 
 def _variant(row: Row) -> str:
@@ -112,18 +108,12 @@ def joined(*words: str | None) -> str:
 
 def training_labels(row: TrainingRow) -> Labels:
     """Return the labels `TRAINING_LABELS` of a row."""
-    values = (
-        row.workload,
-        row.backend,
-        row.world_size,
-        row.batch_per_rank,
-        hook_words(row.hook, row.density, row.hook_options),
-        row.bucket_cap_mb,
-        row.precision,
-        row.accumulation,
-        joined(*switch_words(row), row.env),
-    )
-    return texts(dict(zip(TRAINING_LABELS, values, strict=True)))
+    values = {
+        "ranks": row.world_size,
+        "hook": hook_words(row.hook, row.density, row.hook_options),
+        "variant": joined(*switch_words(row), row.env),
+    }
+    return _labels(TRAINING_LABELS, row, values)
 
 
 def run_facts(run: Run) -> Labels:

@@ -16,9 +16,6 @@ from commbench.interop.imports.reading import (
     whole_number,
 )
 
-#: PARAM's names of backends (``--backend``), and commbench's name of NCCL through torch, for
-#: comparisons with it.
-PARAM_BACKENDS = ("nccl", "gloo", "mpi", "ucc", "xla", "mccl", "torch-nccl")
 LAYOUT = Layout(
     facts={
         "ranks": r".*world_size:?\s*=?\s*(\d+)",

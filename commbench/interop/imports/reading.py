@@ -17,6 +17,7 @@ from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record, Stated, without_result
 from commbench.errors import InputError
+from commbench.fields import join_names, option
 from commbench.findings import Finding
 from commbench.results.tables import PRINTED_BY_COMMBENCH
 
@@ -31,14 +32,43 @@ class LeftOutError(Exception):
     """A line, table or file cannot be imported; the text is the reason."""
 
 
+#: PARAM's names of backends (``--backend``), and commbench's name of NCCL through torch, for
+#: comparisons with it.
+PARAM_BACKENDS = ("nccl", "gloo", "mpi", "ucc", "xla", "mccl", "torch-nccl")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """The options of the import: facts that outputs may not state."""
+    """Facts that outputs may not state: options of ``import``."""
 
-    ranks: int | None = None
-    operation: str | None = None
-    dtype: str | None = None
-    backend: str | None = None
+    ranks: int | None = option(
+        None,
+        "-n",
+        "--ranks",
+        metavar="RANKS",
+        about="Number of ranks, if the output does not state it.",
+    )
+    operation: str | None = option(
+        None,
+        "--operation",
+        metavar="NAME",
+        about="Operation, if the output does not state it (old nccl-tests).",
+        choices=("operation", tuple(OPERATIONS)),
+    )
+    dtype: str | None = option(
+        None,
+        "--dtype",
+        metavar="NAME",
+        about=f"Element type, if the output does not state it: {join_names(DTYPES)}.",
+        choices=("data type", tuple(DTYPES)),
+    )
+    backend: str | None = option(
+        None,
+        "--backend",
+        metavar="NAME",
+        about=f"Backend of PARAM's output: {join_names(PARAM_BACKENDS)}.",
+        choices=("backend", PARAM_BACKENDS),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,7 @@ def size_charts(runs: Sequence[Run]) -> list[Chart]:
                 hidden[case.operation] = hidden.get(case.operation, 0) + len(rows)
             elif case.pattern != MATRIX and rows[0].status != "unsupported":
                 of_operation = measured.setdefault(case.operation, [])
-                of_operation.append(_measured(run, prefix, case, rows))
+                of_operation.append(_measure(run, prefix, case, rows))
     charts = []
     for name, operation in OPERATIONS.items():
         if name in measured:
@@ -97,7 +97,7 @@ def size_charts(runs: Sequence[Run]) -> list[Chart]:
     return charts
 
 
-def _measured(run: Run, prefix: str, case: Case, rows: Sequence[Row]) -> _Measured:
+def _measure(run: Run, prefix: str, case: Case, rows: Sequence[Row]) -> _Measured:
     slowest = max(rows, key=lambda row: row.time_us or 0.0)
     values: dict[str, Estimate | None] = {}
     has_failed = any(row.status != "ok" for row in rows)

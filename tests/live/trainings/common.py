@@ -71,12 +71,14 @@ def train(
     loss: Callable[[nn.Module, torch.Tensor], torch.Tensor] = lambda m, x: m(x).square().mean(),
     between: Callable[[int], None] = lambda _: None,
     steps: int = STEPS,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> list[nn.Module]:
-    """Train by SGD; ``between`` is called before each step.
+    """Train, by SGD unless told otherwise; ``between`` is called before each step.
 
     Return what was trained.
     """
-    optimizer = torch.optim.SGD([p for p in ddp.parameters() if p.requires_grad], lr=0.05)
+    if optimizer is None:
+        optimizer = torch.optim.SGD([p for p in ddp.parameters() if p.requires_grad], lr=0.05)
     for step, x in enumerate(batches(rank, steps)):
         between(step)
         loss(ddp, x).backward()

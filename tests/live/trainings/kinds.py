@@ -29,15 +29,12 @@ def thawed(rank: int) -> list[nn.Module]:
     """Freeze a backbone behind the construction of DDP, and thaw it later."""
     model = network()
     ddp = DistributedDataParallel(model, find_unused_parameters=True)
-    backbone = list(model[:-1].parameters())
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-    for step, x in enumerate(batches(rank)):
-        for parameter in backbone:
+
+    def freeze(step: int) -> None:
+        for parameter in model[:-1].parameters():
             parameter.requires_grad_(step >= STEPS // 2)
-        ddp(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [ddp]
+
+    return train(ddp, rank, between=freeze)
 
 
 def preview(rank: int) -> list[nn.Module]:
@@ -352,11 +349,7 @@ def zero(rank: int) -> list[nn.Module]:
     """Divide the optimiser among ranks, which then exchange the parameters."""
     ddp = DistributedDataParallel(network())
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
-    for x in batches(rank):
-        ddp(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [ddp]
+    return train(ddp, rank, optimizer=optimizer)
 
 
 def workers(rank: int) -> list[nn.Module]:
