@@ -57,6 +57,7 @@ REASONS = {
     "steps": "--steps was reached before the end",
     "time": "--time-limit was reached before the end",
     "ended": "the training ended too early",
+    "disturbed": "too few steps of the script's own setting were undisturbed",
 }
 
 

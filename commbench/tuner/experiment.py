@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -207,7 +208,8 @@ class Experiment:
         self._step_ms: dict[int, float] = {}
         """Median of the latest block of each setting."""
         self._steps = FIRST_STEPS
-        self._tries = 0
+        self._tries: Counter[int] = Counter()
+        """Blocks in a row that were too short, of each setting."""
         self._ending: Ending | None = None
         if len(settings) == 1:
             self._ending = "nothing"
@@ -217,8 +219,8 @@ class Experiment:
         """Why the experiment is over; empty while it runs.
 
         ``decided``; ``steps`` or ``time``: the given limit is reached; ``undecided``: the
-        experiment's own limit of steps or of looks is reached; ``nothing``: there is nothing to
-        compare.
+        experiment's own limit of steps or of looks is reached; ``disturbed``: the baseline's blocks
+        were too short; ``nothing``: there is nothing to compare.
         """
         return self._ending or ""
 
@@ -264,7 +266,8 @@ class Experiment:
         """Enter the times of a block.
 
         A block that is too short by `Block.is_measured_by` is repeated, at the end of the round if
-        the next one is under way, `MOST_TRIES` times in all; then its setting is left out.
+        the next one is under way. After `MOST_TRIES` such blocks in a row the setting is left out;
+        if it is the baseline, the experiment is over.
 
         Args:
             block: as `next_block` returned it.
@@ -275,15 +278,17 @@ class Experiment:
         if self._ahead == block.setting:
             self._ahead = None
         if not block.is_measured_by(steps_ms):
-            self._tries += 1
-            if self._tries >= MOST_TRIES:
+            self._tries[block.setting] += 1
+            is_too_often = self._tries[block.setting] >= MOST_TRIES
+            if is_too_often and block.setting == 0:
+                self._end("disturbed")
+            elif is_too_often:
                 self.leave_out(block.setting)
-                return
-            if self._ahead is not None:
+            elif self._ahead is not None:
                 self._queue.remove(block.setting)
                 self._queue.append(block.setting)
             return
-        self._tries = 0
+        del self._tries[block.setting]
         self._queue.remove(block.setting)
         median_ms = median(steps_ms)
         self._stage.add(block.setting, median_ms)
@@ -299,7 +304,6 @@ class Experiment:
 
         Without the baseline the experiment is over.
         """
-        self._tries = 0
         if self._ahead == setting:
             self._ahead = None
         self._queue = [number for number in self._queue if number != setting]

@@ -25,7 +25,7 @@ HALVINGS = (3, 6, 12)
 #: numbers, or by the second times the standard error if that is less.
 BEHIND, BEHIND_ERRORS = 0.2, 2.5
 
-Ending = Literal["decided", "undecided", "steps", "time", "nothing"]
+Ending = Literal["decided", "undecided", "steps", "time", "disturbed", "nothing"]
 
 
 class Rounds:

@@ -405,7 +405,28 @@ def test_a_baseline_that_is_always_disturbed_ends_the_tuning() -> None:
         assert block == Block(0, SWEEP, FIRST_STEPS)
         experiment.add(block, [])
     assert experiment.next_block(0, None) is None
-    assert experiment.ending == "nothing"
+    assert experiment.ending == "disturbed"
+
+
+def test_settings_disturbed_once_each_are_kept() -> None:
+    """Count the disturbed blocks of each setting apart, with blocks that begin ahead."""
+    settings = MOST_TRIES + 2
+    experiment = Experiment(make_settings(settings), seed=1, max_steps=None)
+    measured: set[int] = set()
+    disturbed: set[int] = set()
+    block = experiment.next_block(0, None)
+    while len(measured) < settings:
+        assert block is not None
+        following = experiment.next_block(0, None, is_ahead=True)
+        times = [100.0] * block.steps
+        if block.setting and block.setting not in disturbed:
+            disturbed.add(block.setting)
+            times = []
+        else:
+            measured.add(block.setting)
+        experiment.add(block, times)
+        block = following or experiment.next_block(0, None)
+    assert disturbed == set(range(1, settings))
 
 
 def test_a_setting_left_out_never_returns() -> None:
