@@ -95,19 +95,16 @@ def _governor(conditions: Conditions) -> Finding | None:
     return _advice("host_governor", governor=governor)
 
 
-def _oversubscribed(conditions: Conditions) -> Finding | None:
-    ranks, cpus = conditions.ranks, conditions.host.get("cpus_allowed")
-    if ranks is None or cpus is None or ranks <= cpus:
-        return None
-    return _advice("host_oversubscribed", ranks=ranks, cpus=cpus)
-
-
-def _shared_cores(conditions: Conditions) -> Finding | None:
+def _crowded(conditions: Conditions) -> Finding | None:
     ranks, cpus = conditions.ranks, conditions.host.get("cpus_allowed")
     cores = conditions.host.get("physical_cores")
-    if ranks is None or cores is None or cpus is None or not cores < ranks <= cpus:
+    if ranks is None or cpus is None:
         return None
-    return _advice("host_shared_cores", ranks=ranks, cores=cores)
+    if ranks > cpus:
+        return _advice("host_oversubscribed", ranks=ranks, cpus=cpus)
+    if cores is not None and ranks > cores:
+        return _advice("host_shared_cores", ranks=ranks, cores=cores)
+    return None
 
 
 def _quota(conditions: Conditions) -> Finding | None:
@@ -211,8 +208,7 @@ def _superuser(conditions: Conditions) -> Finding | None:
 ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 RULES: tuple[Callable[[Conditions], Finding | None], ...] = (
-    _oversubscribed,
-    _shared_cores,
+    _crowded,
     _quota,
     _load,
     _virtual,
