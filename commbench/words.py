@@ -434,9 +434,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "time_watched": "Watching took {seconds:duration} of the training, in {launches:launch}.",
         # Speed of the network, and how exactly it is known.
         "bandwidth": "{subject} {operation} {busbw:GBps} at {size:size}",
-        "bandwidth_best_of_cases": "Bus bandwidth of {subject}, the best of its {count} cases.",
-        "bandwidth_best_of_groups": "Bus bandwidth of {subject}, the best of its {count} groups.",
-        "bandwidth_best_of_sizes": "Bus bandwidth of {subject}, the best of its {count} sizes.",
+        "bandwidth_best": "Bus bandwidth of {subject}, the best of its {count} cases.",
         "bandwidth_of_link": (
             "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of the link's"
             " {link}"
@@ -444,7 +442,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "bandwidth_of_links": (
             "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of {link}"
         ),
-        "bandwidth_of_one": "Bus bandwidth of {subject}, measured at one size.",
+        "bandwidth_of_one": "Bus bandwidth of {subject}, measured in one case.",
         "brief_bimodal": "{subject}: times are bimodal within a launch.",
         "brief_bimodal_launches": "{subject}: launches are bimodal.",
         "brief_harness": (
@@ -846,7 +844,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "left_out": "Left out: {sentence}",
         "lines_hidden": "{shown} of {lines} rows; all of them are in {file}.",
         "pairs_hidden": "The slowest {shown} of {lines} pairs; all of them are in {file}.",
-        "rows_hidden": "{hidden} of {rows} rows are not shown: see {file}.",
         "origin_imported": "Imported with {how:list}; its files are in {path}.",
         "origin_measured": "Measured with {how:list}; its files are in {path}.",
         # A launch that failed, as the page of a run tells.
@@ -909,8 +906,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "rows_failed": "{subject} failed: the same command measures them again.",
         "rows_hung": "{subject} hung: the same command measures them again.",
         "rows_unsupported": "{subject} are not supported by their backend.",
-        "rows_why": "The reason: {error}.",
-        "rows_why_first": "The first of {causes} reasons: {error}.",
+        "rows_why": "Why: {errors:clauses}.",
         "rows_wrong": (
             "{subject} hold wrong data and no bandwidth: do not trust this library and transport"
             " with these sizes."
@@ -1004,6 +1000,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "groups_slowest_often": (
             "{subject}: slowest group {group}: {ratio:.2f} times the median at {at}; the slowest in"
             " {often} of {cases:case}."
+        ),
+        "groups_together": (
+            "{subject}: the {groups:group} together reach a bus bandwidth of {rate:GBps} at"
+            " {size:size}."
         ),
         # Matrices of pairs.
         "pairs_untimed": (

@@ -251,9 +251,9 @@ def records_from_lab(
 
     Return its records.
     """
-    commbench = (sys.executable, "-m", "commbench")
-    inner = [*commbench, "run", "--launches", "1", *arguments, "--out", str(out)]
-    command = [*commbench, "lab", "run", *lab, "--", *inner]
+    commbench = [sys.executable, "-m", "commbench"]
+    command = [*commbench, "lab", "run", *lab, "--", *commbench, "run", "--launches", "1"]
+    command += [*arguments, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     return list(read_records(out))

@@ -16,7 +16,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from keeping import add_out, empty_out, end, run, write_facts
@@ -31,10 +31,10 @@ from commbench.errors import InputError, LaunchError
 from commbench.launch.conductor import conduct
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher
 from commbench.report.comparison import render_comparison
-from commbench.report.comparison.formats import ComparisonRow, comparison_rows
+from commbench.report.comparison.formats import COMPARISON_COLUMNS, comparison_rows
 from commbench.results import Store
 from commbench.results.plan import fixed_settings, single_stage
-from commbench.results.tables import csv_text
+from commbench.results.tables import rows_csv
 from commbench.stats import Verdict
 from commbench.stats.budgets import BUDGETS
 
@@ -48,13 +48,6 @@ CLEANING_S = 60
 COMMBENCH = (sys.executable, "-m", "commbench")
 #: The comparisons of a check, by name.
 Tables = Mapping[str, ComparisonTable]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckedRow(ComparisonRow):
-    """A line of comparisons.csv."""
-
-    run: str = ""
 
 
 class QuietDisplay(Display):
@@ -187,14 +180,11 @@ def check(options: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     checks = {"equal": check_equal, "planted": check_planted}
     tables, as_expected = checks[options.check](options, out)
-    names = [each.name for each in fields(ComparisonRow)]
     rows = []
     for name, table in tables.items():
         make_console().print(render_comparison(table))
-        for row in comparison_rows(table, table.margin):
-            values = {each: getattr(row, each) for each in names}
-            rows.append(CheckedRow(run=name, **values))
-    (out / "comparisons.csv").write_text(csv_text(rows, [*names, "run"]))
+        rows += [{**row, "run": name} for row in comparison_rows(table, table.margin)]
+    (out / "comparisons.csv").write_text(rows_csv(rows, [*COMPARISON_COLUMNS, "run"]))
     different, cases = count_different(tables)
     counts = {}
     differences = {}

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
 
 from commbench.analysis.prediction.links import limit_of
 from commbench.analysis.runs import straggler_findings
@@ -101,7 +100,6 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "speedup": Metric(column="speedup", units=_PLAIN, of_training=True),
     }
 )
-COMPARISONS = ("<=", ">=", "<", ">", "=")
 _HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
@@ -206,157 +204,119 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 _EXPECTATION = re.compile(
     r"""
-    \s*
     (?:
-        (?P<operation>\w+)\s*(?=[@:\[])
-        (?:@\s*(?P<sizes>[\w.][\w.,:]*?(?=\s*(?::\s*[a-z]|\[|:?\s*$))|)\s*)?
-        (?:\[\s*(?P<filters>[^\]]*)(?P<close>\]?)\s*)?
-        (?P<colon>:?)\s*
+        (?P<operation>\w+)\s*
+        (?:@(?P<sizes>[^\[\]<=>]*?))?\s*
+        (?:\[(?P<filters>[^\]]*)\])?\s*:
     )?
-    (?P<metric>\w*)\s*
-    (?P<comparison><=|>=|<|>|==?|)\s*
-    (?P<number>(?:[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)?)\s*
-    (?P<star>\*?)\s*
-    (?P<word>[\w/+.%-]*)\s*
+    \s*(?P<metric>\w+)\s*
+    (?P<comparison><=|>=|<|>|==?)\s*
+    (?P<bound>[^<=>]*)
     """,
     re.VERBOSE,
 )
-Match: TypeAlias = "re.Match[str]"
-
-
-def _error(match: Match, what: str, place: str | int) -> InputError:
-    """Return the error with a sentence, the text, and a caret below a group or an index."""
-    if isinstance(place, str):
-        place = match.start(place)
-    return InputError(f"--expect: {what}.\n  {match.string}\n  {' ' * place}^")
+_BOUND = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(?P<unit>.*)")
+_FORM = "OPERATION@SIZES[COLUMN=VALUE,...]: METRIC COMPARISON BOUND"
 
 
 def parse_expectation(text: str) -> Expectation:
     """Parse ``[OPERATION[@SIZES][[COLUMN=VALUE,...]]:] METRIC COMPARISON BOUND``.
 
     Raises:
-        InputError: it is not understood; the message has one sentence, the text, and a caret below
-            the place.
+        InputError: it is not understood.
     """
-    match = _EXPECTATION.match(text)
-    assert match is not None  # noqa: S101 - each part may be empty
-    operation = match["operation"] or ""
-    sizes = _parse_sizes(match)
-    filters = _parse_filters(match)
-    if operation and not match["colon"]:
-        what = "a colon is missing between the case and the metric"
-        raise _error(match, f"{what}; write {operation}: time <= 3us", "colon")
-    name, comparison = match["metric"], match["comparison"].replace("==", "=")
-    if name not in METRICS:
-        what = f"{name or 'the end'} is no metric; write one of {', '.join(METRICS)}"
-        raise _error(match, what, "metric")
+    text = text.strip()
+    try:
+        return _parse(text)
+    except InputError as error:
+        raise InputError(f"--expect {text!r}: {error}") from error
+
+
+def _parse(text: str) -> Expectation:
+    match = _EXPECTATION.fullmatch(text)
+    if match is None:
+        raise InputError(f"not of the form {_FORM}, such as latency@8: time <= 3us.")
+    operation, name = match["operation"] or "", match["metric"]
+    _check_name("operation", operation, ("", TRAIN, *OPERATIONS))
+    is_training = operation == TRAIN
+    if is_training and match["sizes"] is not None:
+        raise InputError(f"{TRAIN} has no sizes.")
+    _check_name("metric", name, METRICS)
     metric = METRICS[name]
-    if metric.of_training and operation not in {"", TRAIN}:
-        raise _error(match, f"{name} is of training; write {TRAIN}: {name}", "metric")
-    if operation == TRAIN and not metric.of_training:
-        training = ", ".join(each for each, entry in METRICS.items() if entry.of_training)
-        raise _error(match, f"{name} is not of training; write one of {training}", "metric")
-    if not comparison:
-        what = f"a comparison is missing; write one of {', '.join(COMPARISONS)}"
-        raise _error(match, what, "comparison")
-    if (comparison == "=") != metric.is_exact:
-        usual = "=" if metric.is_exact else "<=, <, >= or >"
-        raise _error(match, f"{name} takes {usual}", "comparison")
+    if operation and is_training != metric.of_training:
+        raise InputError(f"{name} is no metric of {operation}.")
+    comparison = match["comparison"].replace("==", "=")
+    _check_name("comparison", comparison, ("=",) if metric.is_exact else tuple(_HOLDS))
     bound, of_link, word = math.nan, False, ""
     if metric.units:
-        bound, of_link = _parse_bound(match, metric)
+        bound, of_link = _parse_bound(name, match["bound"].strip())
     else:
-        word = _parse_word(match)
-    if match.end() < len(text):
-        raise _error(match, "the expectation should end here", match.end())
+        word = match["bound"].strip()
+        if not re.fullmatch(r"[\w/+.%-]+", word) or (name == "stragglers" and word != "none"):
+            raise InputError("a word is missing; write transport = tcp or stragglers = none.")
     return Expectation(
-        text=text.strip(),
+        text=text,
         metric=name,
         comparison=comparison,
         bound=bound,
         of_link=of_link,
         word=word,
-        operation="" if operation == TRAIN else operation,
-        sizes=sizes,
-        filters=filters,
+        operation="" if is_training else operation,
+        sizes=_parse_sizes(match["sizes"]),
+        filters=_parse_filters(match["filters"], TrainingRow if is_training else Row),
     )
 
 
-def _parse_sizes(match: Match) -> Sequence[tuple[int, int]]:
-    """Return the sizes of a known operation, as in `Expectation`."""
-    operation, text = match["operation"], match["sizes"]
-    if operation is not None and operation not in OPERATIONS and operation != TRAIN:
-        what = f"{operation} is no operation; write {TRAIN} or one of {', '.join(OPERATIONS)}"
-        raise _error(match, what, "operation")
-    if text is None:
-        return ()
-    if operation == TRAIN:
-        raise _error(match, f"{TRAIN} has no sizes", match.end("operation"))
-    if not text:
-        what = "sizes are missing; write 8, 1K,64K or 8:64M, and a colon behind them"
-        raise _error(match, what, "sizes")
-    try:
-        ends = [[parse_size(end) for end in item.split(":")] for item in text.split(",")]
-    except InputError as error:
-        raise _error(match, str(error).rstrip("."), "sizes") from error
-    if any(len(each) > 2 or each[0] > each[-1] for each in ends):  # noqa: PLR2004 - first and last
-        raise _error(match, "a range of sizes is FIRST:LAST, such as 8:64M", "sizes")
-    return [(each[0], each[-1]) for each in ends]
+def _check_name(kind: str, name: str, names: Iterable[str]) -> None:
+    if name not in names:
+        raise InputError(
+            f"{name} is no {kind} here; write one of {', '.join(filter(None, names))}."
+        )
 
 
-def _parse_filters(match: Match) -> dict[str, str]:
+def _parse_sizes(text: str | None) -> Sequence[tuple[int, int]]:
+    """Return the sizes, as in `Expectation`."""
+    sizes = []
+    if text is not None:
+        for item in text.strip().split(","):
+            first, *last = [parse_size(end) for end in item.split(":")]
+            end = last[0] if last else first
+            if len(last) > 1 or first > end:
+                raise InputError(f"{item} is no range of sizes FIRST:LAST, such as 8:64M.")
+            sizes.append((first, end))
+    return sizes
+
+
+def _parse_filters(text: str | None, row_class: type[Row | TrainingRow]) -> dict[str, str]:
     """Return the columns and their values."""
-    if match["filters"] is None:
-        return {}
-    row_class = TrainingRow if match["operation"] == TRAIN else Row
-    columns = {each.name for each in fields(row_class)}
     filters = {}
-    place = match.start("filters")
-    for item in match["filters"].split(","):
-        name, equals, value = item.partition("=")
-        column = name.strip()
-        if column not in columns:
-            what = f"{column or 'the end'} is no column; docs/columns.md lists them"
-            raise _error(match, what, place)
-        if not equals:
-            raise _error(match, f"= and a value are missing behind {column}", place + len(name))
-        if not value.strip():
-            raise _error(match, f"a value is missing for {column}", place + len(name) + 1)
-        filters[column] = value.strip()
-        place += len(item) + 1
-    if not match["close"]:
-        raise _error(match, "] or a comma is missing", match.end("filters"))
+    if text is not None:
+        columns = {each.name for each in fields(row_class)}
+        for item in text.split(","):
+            name, _, value = map(str.strip, item.partition("="))
+            if name not in columns or not value:
+                raise InputError(
+                    f"{item!r} is no column with a value, such as backend=mpi; docs/columns.md"
+                    " lists the columns."
+                )
+            filters[name] = value
     return filters
 
 
-def _parse_word(match: Match) -> str:
-    """Return the bound of a metric that is a word."""
-    word = match.string[match.start("number") : match.end("word")]
-    if match["metric"] == "stragglers" and word != "none":
-        raise _error(match, "stragglers can only be none; write none", "number")
-    if not word:
-        raise _error(match, "a word is missing; write transport = tcp", "number")
-    return word
-
-
-def _parse_bound(match: Match, metric: Metric) -> tuple[float, bool]:
-    """Return the bound, and whether it is a factor of the link's rate."""
-    number, word = match["number"], match["word"]
-    if metric.is_rate and not number and not match["star"] and word == "link":
-        return 1.0, True
-    if not number:
-        raise _error(match, "a number is missing", "number")
-    if metric.is_rate and match["star"]:
-        if word != "link":
-            raise _error(match, "link is missing behind *", "word")
-        return float(number), True
-    if word not in metric.units or match["star"]:
-        name, units = match["metric"], ", ".join(metric.units)
-        wanted = f"a unit of {name} is needed: {units}" if units else f"{name} has no unit"
-        if metric.is_rate:
-            wanted = f"{wanted} or *link"
-        raise _error(match, wanted, "star" if match["star"] else "word")
-    return float(number) * metric.units[word], False
+def _parse_bound(name: str, text: str) -> tuple[float, bool]:
+    """Return the bound of a metric, and whether it is a factor of the link's rate."""
+    metric = METRICS[name]
+    match = _BOUND.fullmatch("1*link" if text == "link" else text)
+    if match is None:
+        raise InputError(f"{text!r} begins with no number.")
+    number, unit = float(match["number"]), match["unit"].replace(" ", "")
+    if metric.is_rate and unit == "*link":
+        return number, True
+    if unit not in metric.units:
+        units = ", ".join(metric.units) or "none"
+        link = " or *link" if metric.is_rate else ""
+        raise InputError(f"{text!r} has no unit of {name}: {units}{link}.")
+    return number * metric.units[unit], False
 
 
 def read_expectations(options: Sequence[str]) -> list[Expectation]:

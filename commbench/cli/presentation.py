@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from commbench.analysis.env import collective_envs, training_envs, variable_findings
-from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
+from commbench.analysis.env import variable_findings
+from commbench.analysis.prediction.network import LEAST_SIZES
+from commbench.analysis.runs import straggler_findings
 from commbench.cli.terminal import make_console
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import check_choice
@@ -22,7 +23,14 @@ from commbench.report.answer import (
     answer_verdict,
     answer_warnings,
 )
-from commbench.report.env import render_envs
+from commbench.report.collectives import (
+    collective_tables,
+    group_sentences,
+    growth_tables,
+    overhead_tables,
+    overlap_tables,
+)
+from commbench.report.env import env_tables
 from commbench.report.findings import (
     Kind,
     in_place,
@@ -34,25 +42,21 @@ from commbench.report.findings import (
     soak,
     stragglers,
     time_spent,
+    training_warnings,
     unfinished,
+    watched,
 )
 from commbench.report.matrix import render_matrices
+from commbench.report.model import model_tables
 from commbench.report.state import result_files
-from commbench.report.table import (
-    render_growths,
-    render_overheads,
-    render_overlap,
-    render_table,
-)
 from commbench.report.text_formats import STYLES, render
 from commbench.report.training import (
     render_recommendation,
-    render_training,
+    training_tables,
     tuning_cost,
+    watched_tables,
 )
 from commbench.results import Run
-from commbench.results.info import host_by_rank
-from commbench.results.overhead import overheads
 from commbench.results.tables import csv_text
 
 
@@ -67,11 +71,7 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     if run_.records or not run_.training_records:
         _print_collectives(run_, console)
     if run_.training_records:
-        for part in [
-            *render_training(run_),
-            *render_envs(training_envs(run_)),
-        ]:
-            console.print(part)
+        _print_training(run_, console)
     if run_.info.get("candidates"):
         _print_conclusion(run_, console)
     lines = list(map(str, variable_findings(run_.info)))
@@ -139,27 +139,45 @@ def _text(run_: Run, style: str) -> str:
 
 
 def _print_collectives(run_: Run, console: Console) -> None:
-    rows, scaling = all_rank_rows(run_), growths(run_)
-    if rows or not scaling:
-        hosts = host_by_rank(run_.info)
-        console.print(render_table(rows, width=console.width, hosts=hosts))
-    for part in render_growths(scaling):
+    runs = [run_]
+    tables = [
+        *collective_tables(runs),
+        *growth_tables(runs),
+        *overlap_tables(runs),
+        *overhead_tables(runs),
+        *env_tables(runs),
+    ]
+    matrices = render_matrices(run_.matrices, straggler_findings(run_))
+    if not tables and not matrices:
+        console.print(str(Finding("run_empty")))
+    for part in [*tables, *matrices]:
         console.print(part)
-    if run_.overlaps:
-        console.print(render_overlap(run_.overlaps))
-    if overheads_of_torch := overheads(all_rank_rows(run_)):
-        console.print(render_overheads(overheads_of_torch))
-    for part in [
-        *render_envs(collective_envs(run_)),
-        *render_matrices(run_.matrices, straggler_findings(run_)),
-    ]:
-        console.print(part)
-    for finding in [*precision(run_), *in_place(run_)]:
-        console.print(str(finding))
-    for warning in row_warnings([Kind(section="collectives", rows=run_.rows)], run_.info):
-        console.print(f"! {warning.in_full}")
-    for finding in [*stragglers(run_), *model_error(run_), *soak(run_)]:
+    warnings = row_warnings([Kind(section="collectives", rows=run_.rows)], run_.info)
+    lines = list(map(str, [*group_sentences(run_), *precision(run_), *in_place(run_)]))
+    lines += [f"! {warning.in_full}" for warning in warnings]
+    lines += [each.in_full for each in [*stragglers(run_), *model_error(run_), *soak(run_)]]
+    for line in lines:
+        console.print(line)
+
+
+def _print_training(run_: Run, console: Console) -> None:
+    runs = [run_]
+    tables = [*training_tables(runs), *env_tables(runs, of_training=True), *watched_tables(runs)]
+    for table in tables:
+        console.print(table)
+    for finding in watched(run_):
         console.print(finding.in_full)
+    for warning in training_warnings(run_):
+        console.print(f"! {warning.in_full}")
+
+
+def print_model(run_: Run, console: Console) -> None:
+    """Print the network model of a run, or why there is none."""
+    tables = model_tables([run_])
+    for table in tables:
+        console.print(table)
+    if not tables:
+        console.print(str(Finding("model_none", numbers={"sizes": LEAST_SIZES})))
 
 
 def print_unfinished(run_: Run, console: Console) -> None:

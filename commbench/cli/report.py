@@ -16,11 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.expectations import Answer, judge, read_expectations
-from commbench.analysis.prediction.network import network_model
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
 from commbench.cli.options import Expect, Format, LinkRate, opt
 from commbench.cli.presentation import (
     check_style,
+    print_model,
     print_run,
     print_unfinished,
 )
@@ -31,7 +31,6 @@ from commbench.launch.facts import emulated_conditions
 from commbench.launch.probe import probe_mpi
 from commbench.report.advice import Conditions, advise
 from commbench.report.explain import explain
-from commbench.report.model import render_model
 from commbench.report.page import write_page
 from commbench.report.topology import render_topology, topology_remarks
 from commbench.results import Run, load_run
@@ -101,7 +100,7 @@ def report(
         answers = judge(runs[0], read_expectations(expect), link)
     console = make_console()
     if model:
-        console.print(render_model(network_model(runs[0])))
+        print_model(runs[0], console)
     elif output_format != "table":
         print_run(runs[0], output_format, console)
         print_unfinished(runs[0], make_console(sys.stderr))

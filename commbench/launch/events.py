@@ -197,10 +197,3 @@ class Listener(Protocol):
 
     def on(self, event: Event) -> None:
         """Take note of an event."""
-
-
-class SilentListener:
-    """Ignores every event."""
-
-    def on(self, event: Event) -> None:
-        """Do nothing."""

@@ -7,8 +7,8 @@ verdict of at most four lines. `commbench report` shows the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -20,15 +20,14 @@ from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
 from commbench.findings import Finding, Value, as_text
+from commbench.report.collectives import columns_of
 from commbench.report.columns import (
     Cell,
     Column,
     Table,
     number,
     plain_table,
-    printed,
-    split_to_fit,
-    tone_of,
+    status_cell,
     width_of,
 )
 from commbench.report.findings import (
@@ -39,7 +38,6 @@ from commbench.report.findings import (
     warnings_of,
 )
 from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
-from commbench.report.table import columns_of
 from commbench.results import Run
 from commbench.results.recommendation import (
     Recommendation,
@@ -58,19 +56,12 @@ MOST_SETTINGS = 5
 MOST_WARNINGS = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
+class Series(NamedTuple):
     """A column of times: the rows of an operation over one library, by size."""
 
     operation: str
     name: str
     rows: Sequence[Row]
-
-    @property
-    def best_busbw_GBps(self) -> float | None:  # noqa: N802 - a unit
-        """The highest bus bandwidth of its sizes in GB/s; None without any."""
-        rates = [row.busbw_GBps for row in self.rows if row.busbw_GBps is not None]
-        return max(rates, default=None)
 
 
 def answer_times(run: Run, width: int) -> list[RenderableType]:
@@ -81,52 +72,43 @@ def answer_times(run: Run, width: int) -> list[RenderableType]:
 
     Args:
         run: what was measured.
-        width: columns of the console; operations that do not fit follow in another table.
+        width: columns of the console; times that do not fit follow in another table.
     """
     rows = [row for row in all_rank_rows(run) if row.pattern != MATRIX]
     if not rows:
         return []
-    parts: list[RenderableType] = [Text(f"\n{_title(rows)}", style="bold")]
-    for units in split_to_fit(_units(_series(rows), width), width, _table):
-        parts.append(printed(_table(units)))
-    return [*parts, Text(as_text(_precision(rows)))]
-
-
-def _title(rows: Sequence[Row]) -> str:
-    types = sorted({row.dtype for row in rows if row.dtype})
+    types = ", ".join(sorted({row.dtype for row in rows if row.dtype}))
+    ranks = counted(rows[0].world_size or 0, "rank")
+    hosts = counted(rows[0].nodes or 1, "host")
     launches = launches_of(row.launches for row in rows)
-    where = f"{counted(rows[0].world_size or 0, 'rank')} on {counted(rows[0].nodes or 1, 'host')}"
-    return (
-        f"Time of one operation on {where} ({', '.join(types)}, slowest rank, median over"
+    title = (
+        f"Time of one operation on {ranks} on {hosts} ({types}, slowest rank, median over"
         f" {launches})"
     )
-
-
-def _series(rows: Sequence[Row]) -> list[list[Series]]:
-    """Return the columns of each operation."""
+    parts: list[RenderableType] = [Text(f"\n{title}", style="bold")]
+    beside: list[Series] = []
     by_operation = rows_by(rows, lambda row: row.operation)
-    order = [operation for operation in OPERATIONS if operation in by_operation]
-    operations = []
-    for operation in order:
+    for operation in sorted(by_operation, key=list(OPERATIONS).index):
         columns = columns_of(by_operation[operation], lambda row: row.message_bytes)
-        operations.append(
-            [Series(operation=operation, name=name, rows=of) for name, of in columns.items()]
-        )
-    return operations
+        for name, of_column in columns.items():
+            series = Series(operation, name, of_column)
+            if beside and width_of(_table([*beside, series])) > width:
+                parts.append(_table(beside))
+                beside = []
+            beside.append(series)
+    return [*parts, _table(beside), Text(as_text(_precision(rows)))]
 
 
-def _units(operations: Sequence[Sequence[Series]], width: int) -> Iterable[Sequence[Series]]:
-    """Yield the columns that stand in one table: of an operation, or one by one if it is wider."""
-    for columns in operations:
-        if width_of(_table([columns])) <= width:
-            yield columns
-        else:
-            for series in columns:
-                yield [series]
-
-
-def _table(units: Iterable[Sequence[Series]]) -> Table:
-    columns = [series for unit in units for series in unit]
+def _table(columns: Sequence[Series]) -> Table:
+    headings: list[Column[Row]] = [number("size", "")]
+    shown = ""
+    for series in columns:
+        heading = ""
+        if series.operation != shown:
+            heading = shown = series.operation
+            if OPERATIONS[shown].is_round_trip:
+                heading += ", one way"
+        headings.append(number(f"{heading}\n{series.name}", ""))
     sizes = {row.message_bytes for series in columns for row in series.rows}
     lines: list[list[Cell]] = []
     for size in sorted(sizes, key=lambda size: size or 0):
@@ -136,28 +118,19 @@ def _table(units: Iterable[Sequence[Series]]) -> Table:
         lines.append(line)
     best = [Cell("best busbw")]
     for series in columns:
-        rate = series.best_busbw_GBps
-        best.append(Cell("" if rate is None else f"{short(rate)} GB/s", tone="strong"))
+        rates = [row.busbw_GBps for row in series.rows if row.busbw_GBps is not None]
+        best.append(Cell(f"{short(max(rates))} GB/s", tone="strong") if rates else Cell(""))
     if any(cell.text for cell in best[1:]):
         lines.append(best)
-    headings: list[Column[Row]] = [number("size", "")]
-    shown = ""
-    for series in columns:
-        heading = "" if series.operation == shown else series.operation
-        if heading and OPERATIONS[series.operation].is_round_trip:
-            heading += ", one way"
-        headings.append(number(f"{heading}\n{series.name}", ""))
-        shown = series.operation
     return Table(columns=headings, lines=lines)
 
 
 def _time(rows: Sequence[Row]) -> Cell:
     if not rows:
         return Cell("")
-    row = rows[0]
-    if row.status != "ok":
-        return Cell(row.status, tone=tone_of(row.status))
-    return Cell(microseconds(row.time_us))
+    if rows[0].status != "ok":
+        return status_cell(rows[0].status)
+    return Cell(microseconds(rows[0].time_us))
 
 
 def _precision(rows: Sequence[Row]) -> list[Finding]:
@@ -205,16 +178,16 @@ def answer_settings(run: Run) -> list[RenderableType]:
         lines.append((name, _milliseconds(choice.step_ms), speedup))
     extent = fresh_extent(advice.launches, advice.blocks, is_live=advice.is_live)
     title = f"{advice.workload}, {advice.backend}, {extent}"
-    return _settings(title, heading, lines, _remarks(run, advice))
+    return _table_of_settings(title, heading, lines, _remarks(run, advice))
 
 
-def _settings(
-    title: str, heading: str, lines: Sequence[Sequence[str]], remarks: Iterable[Finding]
+def _table_of_settings(
+    title: str, heading: str, lines: Sequence[Sequence[str]], remarks: Sequence[Finding]
 ) -> list[RenderableType]:
     """Return the table of settings: name, step and speedup."""
-    table = plain_table(["", "ms a step", heading], lines, words=1)
-    texts = [Text(str(remark)) for remark in remarks]
-    return [Text(f"\nDDP step: {title}", style="bold"), printed(table), *texts]
+    notes = list(map(str, remarks))
+    headings = ["", "ms a step", heading]
+    return [plain_table(headings, lines, title=f"DDP step: {title}", words=1, notes=notes)]
 
 
 def _milliseconds(value: float | None) -> str:
@@ -237,7 +210,7 @@ def _sweep(rows: Sequence[TrainingRow]) -> list[RenderableType]:
         lines.append((setting_name(row), _milliseconds(row.step_ms), speedup))
     extent = launches_of(row.launches for row in rows)
     title = f"{first.workload}, {first.backend}, {extent}"
-    return _settings(title, "speedup", lines, _others(len(rows) - len(shown)))
+    return _table_of_settings(title, "speedup", lines, _others(len(rows) - len(shown)))
 
 
 def _remarks(run: Run, advice: Recommendation) -> list[Finding]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -35,9 +34,10 @@ _STYLES: Mapping[Tone, str] = {
 MOST_LINES = 1000
 #: A width that every table fits into.
 _UNLIMITED = 10_000
+#: Characters that a terminal may lack, with plain ones.
+_PLAIN = str.maketrans({"\u202f": " ", "\N{EN DASH}": "-"})
 
 R = TypeVar("R")
-T = TypeVar("T")
 
 
 class Flagged(Protocol):
@@ -108,12 +108,6 @@ class Column(Generic[R]):
     drop_order: int = 0
     """The order in which columns are left out if a terminal is narrow, the largest first; 0:
     never."""
-    shown: Literal["", "page", "terminal"] = ""
-    """The only place that shows it; empty: both."""
-    terminal_heading: str = ""
-    """The heading on a terminal, if it differs."""
-    terminal_text: Callable[[Any], str] | None = None
-    """As `text_of`, on a terminal; None: the same."""
 
     @property
     def description(self) -> str:
@@ -147,33 +141,11 @@ class Column(Generic[R]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableSpec(Generic[R]):
-    """A table that a page and a terminal show, declared once."""
-
-    file: str
-    """The file that has all rows and columns."""
-    columns: Sequence[Column[R]]
-
-    @property
-    def on_page(self) -> list[Column[R]]:
-        """The columns that a page shows."""
-        return [column for column in self.columns if column.shown != "terminal"]
-
-    @property
-    def on_terminal(self) -> list[Column[R]]:
-        """The columns that a terminal shows, also those with one value."""
-        columns = []
-        for column in self.columns:
-            if column.shown != "page":
-                heading = column.terminal_heading or column.heading
-                text_of = column.terminal_text or column.text_of
-                columns.append(replace(column, heading=heading, text_of=text_of, should_vary=False))
-        return columns
-
-
-@dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table; the page sorts it by each of its columns."""
+    """A table; the page sorts it by each of its columns.
+
+    A terminal shows as many columns as fit, and names the others below.
+    """
 
     title: str = ""
     columns: Sequence[Column[Any]]
@@ -182,6 +154,28 @@ class Table:
     """Sentences below the table."""
     legend: Mapping[str, str] = field(default_factory=dict)
     """The flags in use, each with its meaning."""
+    file: str = ""
+    """The file that has all rows and columns."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield title and table, the names of columns that did not fit, and the notes."""
+        if self.title:
+            yield Text(f"\n{self.title}", style="bold")
+        columns, lines = list(self.columns), list(map(list, self.lines))
+        left_out = []
+        while _width_of(columns, lines) > options.max_width:
+            place, dropped = max(enumerate(columns), key=lambda each: each[1].drop_order)
+            if not dropped.drop_order:
+                break
+            left_out.append(dropped.heading)
+            del columns[place]
+            for line in lines:
+                del line[place]
+        yield _grid(columns, lines)
+        if left_out:
+            numbers = {"columns": ", ".join(left_out), "file": self.file}
+            yield Text(str(Finding("columns_hidden", numbers=numbers)), style="dim")
+        yield from map(Text, self.notes)
 
 
 def tabulate(
@@ -189,6 +183,7 @@ def tabulate(
     columns: Sequence[Column[R]],
     *,
     title: str = "",
+    notes: Sequence[str] = (),
     should_keep_empty: bool = False,
 ) -> Table:
     """Put rows into a table; leave out empty columns unless they are to be kept."""
@@ -202,6 +197,7 @@ def tabulate(
     flags_in_cells = {flag for _, cells in shown for cell in cells for flag in cell.flags}
     return Table(
         title=title,
+        notes=notes,
         columns=[column for column, _ in shown],
         lines=list(zip(*(cells for _, cells in shown), strict=True)),
         legend={
@@ -216,6 +212,7 @@ def plain_table(
     *,
     title: str = "",
     words: int | None = None,
+    notes: Sequence[str] = (),
 ) -> Table:
     """Return a table of texts.
 
@@ -223,17 +220,16 @@ def plain_table(
         headings: one for each column.
         lines: cells of each line.
         title: of the table.
-        words: the number of columns at the left that hold words; the others are aligned at the
-            right. None: all.
+        words: the number of columns at the left that hold words, which a terminal may break; the
+            others are aligned at the right. None: all.
+        notes: sentences below the table.
     """
-    return Table(
-        title=title,
-        columns=[
-            Column(heading, is_number=words is not None and place >= words)
-            for place, heading in enumerate(headings)
-        ],
-        lines=[[Cell(cell) if isinstance(cell, str) else cell for cell in line] for line in lines],
-    )
+    columns: list[Column[Any]] = []
+    for place, heading in enumerate(headings):
+        is_number = words is not None and place >= words
+        columns.append(Column(heading, is_number=is_number, can_wrap=not is_number))
+    cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
+    return Table(title=title, columns=columns, lines=cells, notes=notes)
 
 
 Named = tuple[str, R]
@@ -267,7 +263,7 @@ def make_table(
     if len(visible_rows) < len(rows):
         numbers = {"shown": grouped(MOST_LINES), "lines": grouped(len(rows)), "file": rest_in}
         notes = [str(Finding("lines_hidden", numbers=numbers)), *notes]
-    return replace(table, notes=notes)
+    return replace(table, notes=notes, file=rest_in)
 
 
 def make_tables(
@@ -333,11 +329,6 @@ def number(
     return Column(heading, value_of, row_class, **{"text_of": digits, "is_number": True, **options})
 
 
-def size_column(value_of: Field[R]) -> Column[R]:
-    """Return a column with the size of a message."""
-    return number("size", value_of, text_of=format_size)
-
-
 def outcome(name: str, row_class: type[Any], about_time: str = "") -> Column[Any]:
     """Return a column with a measured time, or with the status of a row without a time."""
 
@@ -353,7 +344,6 @@ def outcome(name: str, row_class: type[Any], about_time: str = "") -> Column[Any
         about=about_time or about(row_class, name),
         unit=unit_of(name),
         is_number=True,
-        shown="page",
     )
 
 
@@ -372,7 +362,6 @@ def ends(
         heading,
         lambda row: Cell(between(*ends_of(row)), value=ends_of(row)[0]),
         is_number=True,
-        shown="page",
         **options,
     )
 
@@ -398,7 +387,7 @@ def flag_column() -> Column[Any]:
         return Cell("", flags=tuple(flag.name for flag in split_flags(row.flags)))
 
     about_flags = "warnings about the row; see below the table"
-    return Column("flags", cell, about=about_flags, shown="page")
+    return Column("flags", cell, about=about_flags, can_wrap=True)
 
 
 def energy_column() -> Column[Any]:
@@ -410,7 +399,7 @@ def energy_column() -> Column[Any]:
         return counted_energy(row.energy_of)
 
     meaning = "what is counted: idle GPUs and other programs there, too"
-    return Column("energy of", cell, about=meaning, shown="page")
+    return Column("energy of", cell, about=meaning, drop_order=9)
 
 
 def status_cell(status: str, value: float | None = None) -> Cell:
@@ -432,76 +421,35 @@ def verdict_cell(verdict: str) -> Cell:
 # ------------------------------------------------------------------------------------- the terminal
 
 
-def printed(table: Table, **options: Any) -> RichTable:  # noqa: ANN401 - rich's
-    """Return the table for `rich.console.Console.print`.
-
-    A table with a title has no line below its headings.
-    """
-    if table.title:
-        rich_table = RichTable(
-            title=table.title, title_justify="left", title_style="bold", **{"box": None, **options}
+def _grid(columns: Sequence[Column[Any]], lines: Sequence[Sequence[Cell]]) -> RichTable:
+    """Return cells for `rich.console.Console.print`, without the flags that all lines have."""
+    grid = RichTable(pad_edge=False, show_edge=False, box=box.SIMPLE_HEAD, collapse_padding=True)
+    headings = [f"{column.heading}\n{column.unit}".strip() for column in columns]
+    height = max((heading.count("\n") for heading in headings), default=0)
+    for column, heading in zip(columns, headings, strict=True):
+        lower = "\n" * (height - heading.count("\n"))
+        grid.add_column(
+            Text(lower + heading),
+            justify="right" if column.is_number else "left",
+            no_wrap=not column.can_wrap,
+            overflow="fold",
         )
-    else:
-        rich_table = RichTable(
-            pad_edge=False, show_edge=False, **{"box": box.SIMPLE_HEAD, **options}
-        )
-    lines = max((column.heading.count("\n") for column in table.columns), default=0)
-    for column in table.columns:
-        heading = "\n" * (lines - column.heading.count("\n")) + column.heading  # at the bottom
-        justify: Literal["left", "right"] = "right" if column.is_number else "left"
-        rich_table.add_column(Text(heading), justify=justify, no_wrap=not column.can_wrap)
-    for line in table.lines:
-        rich_table.add_row(*(Text(cell.text, style=_STYLES[cell.tone]) for cell in line))
-    return rich_table
+    flags_of_lines = [{flag for cell in line for flag in cell.flags} for line in lines]
+    shared = set.intersection(*flags_of_lines) if len(lines) > 1 else set()
+    for line in lines:
+        texts = []
+        for cell in line:
+            text = cell.text or ", ".join(flag for flag in cell.flags if flag not in shared)
+            texts.append(Text(text.translate(_PLAIN), style=_STYLES[cell.tone]))
+        grid.add_row(*texts)
+    return grid
 
 
-def width_of(table: Table, **options: Any) -> int:  # noqa: ANN401 - as in `printed`
-    """Return the characters of a table's lines on a terminal."""
+def _width_of(columns: Sequence[Column[Any]], lines: Sequence[Sequence[Cell]]) -> int:
     console = Console(width=_UNLIMITED, force_terminal=False, markup=False, emoji=False)
-    return console.measure(printed(table, **options)).maximum
+    return console.measure(_grid(columns, lines)).maximum
 
 
-def split_to_fit(
-    units: Iterable[T], width: int, table_of: Callable[[list[T]], Table]
-) -> Iterator[list[T]]:
-    """Yield the units of each table, in order: as many as fit the width, and at least one.
-
-    Args:
-        units: what is never split, as the columns of a backend.
-        width: characters of the terminal.
-        table_of: returns the table of some units.
-    """
-    part: list[T] = []
-    for unit in units:
-        if part and width_of(table_of([*part, unit])) > width:
-            yield part
-            part = []
-        part.append(unit)
-    if part:
-        yield part
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedTable:
-    """A table with as many columns as fit the console; the columns left out are named below it."""
-
-    table: Table
-    file: str
-    """The file that has all columns."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table, and the names of columns that did not fit."""
-        table, left_out = self.table, []
-        while width_of(table, collapse_padding=True) > options.max_width:
-            dropped = max(table.columns, key=attrgetter("drop_order"))
-            if not dropped.drop_order:
-                break
-            left_out.append(dropped.heading.replace("\n", " "))
-            is_kept = [column is not dropped for column in table.columns]
-            lines = [list(itertools.compress(line, is_kept)) for line in table.lines]
-            columns = list(itertools.compress(table.columns, is_kept))
-            table = replace(table, columns=columns, lines=lines)
-        yield printed(table, collapse_padding=True)
-        if left_out:
-            numbers = {"columns": ", ".join(left_out), "file": self.file}
-            yield Text(str(Finding("columns_hidden", numbers=numbers)), style="dim")
+def width_of(table: Table) -> int:
+    """Return the characters of a table's lines on a terminal."""
+    return _width_of(table.columns, table.lines)

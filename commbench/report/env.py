@@ -6,24 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.console import RenderableType
-from rich.text import Text
-
-from commbench.analysis.env import (
-    EnvComparison,
-    EnvRatio,
-    collective_envs,
-    training_envs,
-    variable_findings,
-)
+from commbench.analysis.env import EnvComparison, EnvRatio, collective_envs, training_envs
 from commbench.report.columns import (
     Cell,
     Column,
     Table,
     make_table,
     number,
-    printed,
-    tabulate,
     verdict_cell,
 )
 from commbench.report.formats import launches_of
@@ -47,17 +36,6 @@ _COLUMNS: list[Column[EnvRatio]] = [
 ]
 
 
-def render_envs(comparison: EnvComparison | None) -> list[RenderableType]:
-    """Return the table of environments and the conclusion; empty without a comparison."""
-    if comparison is None:
-        return []
-    return [
-        Text(f"\n{_title(comparison)}", style="bold"),
-        printed(tabulate(comparison.ratios, _COLUMNS)),
-        Text(str(comparison.finding)),
-    ]
-
-
 def env_tables(runs: Iterable[Run], *, of_training: bool = False) -> list[Table]:
     """Return the table of environments of each run that varied any, over its collectives or its
     training.
@@ -70,7 +48,7 @@ def env_tables(runs: Iterable[Run], *, of_training: bool = False) -> list[Table]
         comparison = compare(run)
         if comparison is not None:
             rows = [(run.name, ratio) for ratio in comparison.ratios]
-            notes = [str(comparison.finding), *map(str, variable_findings(run.info))]
+            notes = [str(comparison.finding)]
             tables.append(make_table(_title(comparison), rows, _COLUMNS, notes=notes))
     return tables
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from commbench.analysis.expectations import Answer, Judged, Outcome
+from commbench.analysis.expectations import Answer, Expectation, Judged, Outcome
 from commbench.findings import Finding
-from commbench.report.columns import Cell, Column, Table, Tone, printed, tabulate
+from commbench.report.columns import Cell, Table, Tone, plain_table
 
 _TONES: Mapping[Outcome, Tone] = {
     Outcome.MET: "good",
@@ -25,15 +24,6 @@ _TONES: Mapping[Outcome, Tone] = {
 MOST_MET = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    """A row of the table."""
-
-    answer: Answer
-    row: Judged
-    is_first: bool
-
-
 def render_answers(answers: Sequence[Answer], link: Finding | None = None) -> RenderableType:
     """Render the answers for `rich.console.Console.print`: a line for each row, reasons, and the
     counts last.
@@ -45,7 +35,7 @@ def render_answers(answers: Sequence[Answer], link: Finding | None = None) -> Re
     *notes, counts = answer_sentences(answers)
     if link and any(answer.expectation.of_link for answer in answers):
         notes.append(str(link))
-    return Group(printed(answer_table(answers)), Text(""), *map(Text, [*notes, counts]))
+    return Group(answer_table(answers), Text(""), *map(Text, [*notes, counts]))
 
 
 def answer_table(answers: Sequence[Answer]) -> Table:
@@ -53,22 +43,19 @@ def answer_table(answers: Sequence[Answer]) -> Table:
 
     Many rows that are met are one line.
     """
-    lines = []
+    lines: list[list[str | Cell]] = []
     for answer in answers:
-        for number, row in enumerate(_shortened(answer.rows)):
-            lines.append(_Line(answer=answer, row=row, is_first=number == 0))
-    columns: tuple[Column[_Line], ...] = (
-        Column(
-            "expected",
-            lambda line: line.answer.expectation.text if line.is_first else "",
-            can_wrap=True,
-        ),
-        Column("case", "row.name", can_wrap=True),
-        Column("found [95 % CI]", _found_text, is_number=True),
-        Column("bound", _bound_text, is_number=True),
-        Column("outcome", lambda line: Cell(str(line.row.outcome), tone=_TONES[line.row.outcome])),
-    )
-    return tabulate(lines, columns)
+        expected = answer.expectation.text
+        for row in _shortened(answer.rows):
+            found, bound = (
+                _found_text(answer.expectation, row),
+                _bound_text(answer.expectation, row),
+            )
+            outcome = Cell(str(row.outcome), tone=_TONES[row.outcome])
+            lines.append([expected, row.name, outcome, found, bound])
+            expected = ""
+    headings = ("expected", "case", "outcome", "found [95 % CI]", "bound")
+    return plain_table(headings, lines, words=3)
 
 
 def answer_sentences(answers: Sequence[Answer]) -> list[str]:
@@ -103,20 +90,18 @@ def _shortened(rows: Sequence[Judged]) -> list[Judged]:
     return others + met
 
 
-def _found_text(line: _Line) -> str:
-    row = line.row
+def _found_text(expectation: Expectation, row: Judged) -> str:
     if not isinstance(row.value, int | float):
         return str(row.value or "")
-    text = f"{row.value:.3g} {line.answer.expectation.kind.unit}".rstrip()
+    text = f"{row.value:.3g} {expectation.kind.unit}".rstrip()
     if row.low is None or row.high is None:
         return text
     return f"{text} [{row.low:.3g}, {row.high:.3g}]"
 
 
-def _bound_text(line: _Line) -> str:
-    expectation = line.answer.expectation
+def _bound_text(expectation: Expectation, row: Judged) -> str:
     if expectation.word:
         return f"= {expectation.word}"
-    if line.row.bound is None:
+    if row.bound is None:
         return ""
-    return f"{expectation.comparison} {line.row.bound:.3g} {expectation.kind.unit}".rstrip()
+    return f"{expectation.comparison} {row.bound:.3g} {expectation.kind.unit}".rstrip()

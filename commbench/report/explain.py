@@ -4,42 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
 from commbench.ddp.plan.records import BucketRow, TrainingRow
 from commbench.engine.flags import FLAGS
-from commbench.engine.records import OverlapRow, Row
+from commbench.engine.records import OverlapRow, Row, columns_of
 from commbench.errors import InputError
-from commbench.report.comparison.formats import ComparisonRow
+from commbench.report.comparison.formats import COMPARISON_COLUMNS
 from commbench.results.pairs import PairRow
-from commbench.results.tables import column_dtypes
 
-#: The class of the rows of each CSV file; ``compare`` is what the command prints.
-TABLES: Mapping[str, type[Any]] = MappingProxyType(
-    {
-        "collectives": Row,
-        "overlap": OverlapRow,
-        "pairs": PairRow,
-        "timeline": TimelineRow,
-        "events": EventRow,
-        "drift": DriftRow,
-        "ddp": TrainingRow,
-        "buckets": BucketRow,
-        "compare": ComparisonRow,
-    }
-)
+
+def _meanings(row_class: type[Any]) -> dict[str, str]:
+    """Return the columns of a table of such rows, with the meaning of each."""
+    about = {each.name: each.metadata.get("about", "") for each in dataclasses.fields(row_class)}
+    return {name: about[name] for name in columns_of(row_class)}
+
+
+#: The columns of each CSV file, with their meanings; ``compare`` is what the command prints.
+TABLES: Mapping[str, Mapping[str, str]] = {
+    "collectives": _meanings(Row),
+    "overlap": _meanings(OverlapRow),
+    "pairs": _meanings(PairRow),
+    "timeline": _meanings(TimelineRow),
+    "events": _meanings(EventRow),
+    "drift": _meanings(DriftRow),
+    "ddp": _meanings(TrainingRow),
+    "buckets": _meanings(BucketRow),
+    "compare": COMPARISON_COLUMNS,
+}
 
 
 def column_meanings() -> dict[tuple[str, str], list[str]]:
     """Return the files that have each column in each of its meanings."""
     files: dict[tuple[str, str], list[str]] = {}
     first_meaning: dict[str, str] = {}
-    for file, row in TABLES.items():
-        texts = {each.name: each.metadata.get("about") for each in dataclasses.fields(row)}
-        for name in column_dtypes(row):
-            meaning = texts[name] or "schema number"
+    for file, columns in TABLES.items():
+        for name, stated in columns.items():
+            meaning = stated or "schema number"
             if meaning.startswith("as in "):
                 meaning = first_meaning[name]
             first_meaning.setdefault(name, meaning)

@@ -14,7 +14,6 @@ from commbench.analysis.runs import all_rank_rows, soak_results, straggler_findi
 from commbench.analysis.watched import watched_findings, watched_headline
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
-from commbench.collectives.patterns import makes_groups
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import FLAGS, NOISE, Flag, has_flag, split_flags
 from commbench.engine.records import Row
@@ -192,14 +191,7 @@ def _comparable(rows: Sequence[Row]) -> list[Row]:
 
 def _chosen_from(rows: Sequence[Row]) -> Finding:
     """Return from how many rows a maximum was taken: one over many rows is partly chance."""
-    sizes = {row.message_bytes for row in rows}
-    code = "bandwidth_best_of_cases"
-    if len(rows) == 1:
-        code = "bandwidth_of_one"
-    elif len(sizes) == len(rows):
-        code = "bandwidth_best_of_sizes"
-    elif len(sizes) == 1 and makes_groups(rows[0].pattern):
-        code = "bandwidth_best_of_groups"
+    code = "bandwidth_of_one" if len(rows) == 1 else "bandwidth_best"
     return Finding(code=code, subject=_operation(rows[0]), numbers={"count": len(rows)})
 
 
@@ -507,7 +499,7 @@ def failures(kinds: Iterable[Kind]) -> list[Finding]:
 
 
 def _why(rows: Iterable[Flagged]) -> tuple[Finding, ...]:
-    """Return the reason of rows without a result; of several causes the first, and their number."""
+    """Return the reasons of rows without a result, each cause once."""
     by_cause: dict[str, str] = {}
     for row in rows:
         if row.reason:
@@ -515,11 +507,7 @@ def _why(rows: Iterable[Flagged]) -> tuple[Finding, ...]:
             by_cause.setdefault(shared_cause(row.reason_code, sentence), sentence)
     if not by_cause:
         return ()
-    first = next(iter(by_cause.values()))
-    if len(by_cause) == 1:
-        return (Finding(code="rows_why", numbers={"error": first}),)
-    numbers: dict[str, Value] = {"error": first, "causes": len(by_cause)}
-    return (Finding(code="rows_why_first", numbers=numbers),)
+    return (Finding(code="rows_why", numbers={"errors": tuple(by_cause.values())}),)
 
 
 def _flagged(kinds: Sequence[Kind], info: RunInfo) -> list[Finding]:
@@ -560,18 +548,18 @@ def _flag(flag: Flag, counts: Mapping[Kind, int], info: RunInfo) -> Finding:
 
 def _remedy(flag: Flag, info: RunInfo) -> tuple[Finding, ...]:
     """Return what to try: of noise the next larger budget, which has more launches."""
-    if flag is not NOISE:
-        if not flag.remedy:
-            return ()
+    if flag is NOISE:
+        budgets = list(BUDGETS)
+        budget = budget_of(info)
+        larger = budgets[-1]
+        if budget == larger:
+            return (Finding(code="remedy_launches", numbers={"budget": budget}),)
+        if budget in budgets:
+            larger = budgets[budgets.index(budget) + 1]
+        return (Finding(code="remedy_budget", numbers={"budget": larger}),)
+    if flag.remedy:
         return (Finding(code="remedy", numbers={"remedy": flag.remedy}),)
-    budgets = list(BUDGETS)
-    budget = budget_of(info)
-    if budget == budgets[-1]:
-        return (Finding(code="remedy_launches", numbers={"budget": budget}),)
-    larger = budgets[-1]
-    if budget in budgets:
-        larger = budgets[budgets.index(budget) + 1]
-    return (Finding(code="remedy_budget", numbers={"budget": larger}),)
+    return ()
 
 
 def _warning(

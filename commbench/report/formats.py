@@ -19,14 +19,9 @@ def short(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits
 
 
-def fixed(value: float | None, places: int) -> str:
-    """Return a number with ``places`` decimals."""
-    return "" if value is None else f"{value:.{places}f}"
-
-
-def percent(share: float | None, places: int = 0, *, sign: str = "", unknown: str = "") -> str:
-    """Return a share as ``12 %``; with the ``sign`` "+", positive numbers also have a sign."""
-    return unknown if share is None else f"{100 * share:{sign}.{places}f} %"
+def percent(share: float | None, places: int = 0) -> str:
+    """Return a share as ``12 %``."""
+    return "" if share is None else f"{100 * share:.{places}f} %"
 
 
 def microseconds(time_us: float | None) -> str:
@@ -40,42 +35,27 @@ def is_wide(value: float, low: float, high: float) -> bool:
 
 
 def with_interval(
-    value: float | None,
-    low: float | None,
-    high: float | None,
-    places: int,
-    *,
-    should_bound: bool = True,
+    value: float | None, low: float | None, high: float | None, places: int, unit: str = ""
 ) -> str:
-    """Return ``1.31 [1.28, 1.34]``; ``1.31 [wide]`` if it is wide and should be bounded."""
-    text = fixed(value, places)
-    if value is None or low is None or high is None:
+    """Return ``1.31 [1.28, 1.34]``, or ``1.31 [wide]``; ``unit`` stands behind the value."""
+    if value is None:
+        return ""
+    text = f"{value:.{places}f}{unit}"
+    if low is None or high is None:
         return text
-    if should_bound and is_wide(value, low, high):
+    if is_wide(value, low, high):
         return f"{text} [wide]"
-    return f"{text} {_ends(low, high, places)}"
+    return f"{text} [{low:.{places}f}, {high:.{places}f}]"
 
 
-def time_with_interval(
-    time_us: float | None,
-    low: float | None,
-    high: float | None,
-    *,
-    should_bound: bool = True,
-) -> str:
+def time_with_interval(time_us: float | None, low: float | None, high: float | None) -> str:
     """Return ``1.23 us [1.20, 1.31]``, in one unit; ``1.23 us [wide]`` as in `with_interval`."""
-    text = microseconds(time_us)
     if time_us is None or low is None or high is None:
-        return text
-    if should_bound and is_wide(time_us, low, high):
-        return f"{text} [wide]"
+        return microseconds(time_us)
+    number, unit = microseconds(time_us).split()
+    places = len(number.partition(".")[2])
     scale_us = 1e6 * time_unit(time_us * 1e-6)[0]
-    places = len(text.split()[0].partition(".")[2])
-    return f"{text} {_ends(low / scale_us, high / scale_us, places)}"
-
-
-def _ends(low: float, high: float, places: int) -> str:
-    return f"[{low:.{places}f}, {high:.{places}f}]"
+    return with_interval(time_us / scale_us, low / scale_us, high / scale_us, places, f" {unit}")
 
 
 def grouped(number: float) -> str:

@@ -1,4 +1,4 @@
-"""Groups of one pattern: the selection to show, their combined bandwidth, and the slowest group."""
+"""Groups of one pattern: their names, the slowest group, and their combined bandwidth."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from commbench.engine.records import Row
 from commbench.findings import Finding, Value
 from commbench.results.tables import rows_by
 from commbench.units import format_size
+from commbench.words import Estimate
 
 #: With more groups than this, show the slowest, the median and the fastest.
 MOST_SHOWN = 8
@@ -46,21 +47,6 @@ def brief(group: str) -> str:
     return group if len(ranks) <= MOST_RANKS else f"{ranks[0]},{ranks[1]},..,{ranks[-1]}"
 
 
-def chosen(rows: Sequence[Row], total: int) -> dict[str, Row]:
-    """Return the rows of one size to show, by label: every group, or three that represent many.
-
-    Args:
-        rows: of concurrent groups.
-        total: number of groups of the pattern.
-    """
-    timed = sorted(
-        (row for row in rows if row.time_us is not None), key=lambda row: row.time_us or 0.0
-    )
-    if total <= MOST_SHOWN or not timed:
-        return {brief(row.group): row for row in rows[:MOST_SHOWN]}
-    return {"slowest": timed[-1], "median": middle(timed), "fastest": timed[0]}
-
-
 def middle(rows: Iterable[Row]) -> Row:
     """Return the row of the group with the median time.
 
@@ -70,17 +56,9 @@ def middle(rows: Iterable[Row]) -> Row:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def rates_together(rows: Sequence[Row], total: int) -> tuple[float | None, float | None]:
-    """Return the combined (algbw, busbw) of all groups in GB/s; None if a group has no rate."""
-    rates = [(row.algbw_GBps, row.busbw_GBps) for row in rows if row.status == "ok"]
-    pairs = [(algbw, busbw) for algbw, busbw in rates if algbw is not None and busbw is not None]
-    if len(pairs) < total:
-        return None, None
-    return sum(algbw for algbw, _ in pairs), sum(busbw for _, busbw in pairs)
-
-
-def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Mapping[int, str]) -> list[Finding]:
-    """Return for each column the group that is most often slowest beyond noise, and by how much.
+def group_findings(columns: Mapping[str, Sequence[Row]], hosts: Mapping[int, str]) -> list[Finding]:
+    """Return for each column the group that is most often slowest beyond noise, by how much, and
+    the bus bandwidth of all groups together at the largest size.
 
     Args:
         columns: rows of several groups, by name of the column; groups of one case are compared.
@@ -93,6 +71,7 @@ def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Mapping[int, str])
         compared = [of_case for of_case in by_case.values() if len(of_case) > 1]
         if compared:
             findings.append(_slowest(name, compared, hosts))
+            findings += _together(name, max(compared, key=lambda rows: rows[0].message_bytes or 0))
     return findings
 
 
@@ -122,6 +101,19 @@ def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Mapping[int, str]
     if len(cases) > 1:
         code = "groups_slowest_often"
     return Finding(code, name, numbers)
+
+
+def _together(name: str, groups: Sequence[Row]) -> list[Finding]:
+    """Return the bus bandwidth of all groups of a case together; nothing if one has none."""
+    rates = [row.busbw_GBps for row in groups if row.busbw_GBps is not None]
+    if len(rates) < len(groups):
+        return []
+    numbers: dict[str, Value] = {
+        "rate": Estimate(sum(rates)),
+        "groups": len(groups),
+        "size": groups[0].message_bytes or 0,
+    }
+    return [Finding("groups_together", name, numbers)]
 
 
 def _on(group: str, hosts: Mapping[int, str]) -> str:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.stragglers.judging import Search, Straggler
 from commbench.analysis.stragglers.matrix import Links, numbered_hosts
 from commbench.collectives.operations import OPERATIONS
 from commbench.findings import Finding
-from commbench.report.columns import Cell, plain_table, printed
+from commbench.report.columns import Cell, Table, plain_table
 from commbench.results.pairs import Matrix
 from commbench.units import counted, format_time, three_digits, time_unit
 
@@ -135,9 +134,7 @@ def _each_with_each(
             slow = any(straggler.covers(source, target) for straggler in stragglers)
             line.append(_cell(text_of, time_us, slow=slow))
         lines.append(line)
-    table = printed(plain_table(["", *headings], lines, words=1))
-    table.columns[0].overflow, table.columns[0].no_wrap = "fold", False
-    return table
+    return plain_table(["", *headings], lines, words=1)
 
 
 def _headings(names: Sequence[str]) -> list[str]:
@@ -169,7 +166,7 @@ def _worst(
         line.append(f"{math.exp(score[unit] - typical):.2f}")
         lines.append(line)
     headings = (f"worst {WORST} of {len(names)}", "sends", "receives", "times the typical")
-    return printed(plain_table(headings, lines, words=1))
+    return plain_table(headings, lines, words=1)
 
 
 def _cell(text_of: Callable[[float], str], time_us: float, *, slow: bool) -> Cell:

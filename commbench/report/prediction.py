@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from commbench.analysis.prediction.forecast import AnyForecast, CollectiveForecast, StepForecast
 from commbench.analysis.prediction.law import ForecastNetwork
 from commbench.findings import Finding
-from commbench.report.columns import plain_table, printed
-from commbench.report.formats import percent, short
+from commbench.report.columns import Column, Ends, Table, ends, number, tabulate
+from commbench.report.formats import percent
 from commbench.results.tables import rows_by
 from commbench.units import format_size
 
@@ -21,7 +21,7 @@ _WITHIN_HOST = (
     "Measurements within one host do not show a network's start-up time: across hosts every"
     " predicted time is a lower bound."
 )
-_NO_LEVEL = "[interval], not [95 %]: the error was measured over other runs."
+_NO_LEVEL = "The intervals are no 95 % intervals: the error was measured over other runs."
 _USELESS_ERROR = "Some are too uncertain to use: measure nearer to them."
 
 
@@ -44,27 +44,15 @@ def render_predictions(
     ranks = ", ".join(map(str, sorted({curve.world_size for curve in curves})))
     links = ", ".join(dict.fromkeys(str(curve.link) for curve in curves))
     source = Finding("predicted_from", " and ".join(runs), {"ranks": ranks, "links": links})
-    parts: list[RenderableType] = [Text(str(source), style="bold")]
+    parts: list[RenderableType] = [str(source)]
     if any(curve.link.is_within_host for curve in curves):
-        parts.append(Text(_WITHIN_HOST))
+        parts.append(_WITHIN_HOST)
     for cores in sorted({curve.link.shared_cores or 0 for curve in curves} - {0}):
-        parts.append(Text(str(Finding("shared_cores", numbers={"cores": cores}))))
-    of_collectives = ("collective", "link", "size", "ranks", "predicted ms LEVEL", "busbw GB/s")
-    lines = [_collective_line(row) for row in collectives if row.status == "ok"]
-    parts += _table("Collectives", of_collectives, lines, collectives)
-    of_steps = (
-        "training",
-        "hook",
-        "link",
-        "ranks",
-        "predicted ms LEVEL",
-        "efficiency",
-        "exposed ms",
-    )
-    lines = [_step_line(row, steps) for row in steps if row.status == "ok"]
-    parts += _table("Training steps", (*of_steps, "local ms", "MiB"), lines, steps)
-    for reason in unpredicted([*collectives, *steps]):
-        parts.append(Text(f"- {reason}"))
+        parts.append(str(Finding("shared_cores", numbers={"cores": cores})))
+    parts += _tables("Collectives", collectives, _COLLECTIVES)
+    trainings = " and ".join(dict.fromkeys(map(_training, steps)))
+    parts += _tables(f"Training steps of {trainings}", steps, _STEPS)
+    parts += [f"- {reason}" for reason in unpredicted([*collectives, *steps])]
     return parts
 
 
@@ -84,22 +72,11 @@ def unpredicted(rows: Iterable[AnyForecast]) -> list[Finding]:
     return findings
 
 
-def _table(
-    name: str,
-    headings: Sequence[str],
-    lines: Sequence[Sequence[str]],
-    rows: Sequence[AnyForecast],
-) -> list[RenderableType]:
+def _tables(name: str, rows: Sequence[AnyForecast], columns: Sequence[Column[Any]]) -> list[Table]:
     """Return a table under the errors of such predictions; nothing without a prediction."""
-    if not lines:
+    predicted = [row for row in rows if row.status == "ok"]
+    if not predicted:
         return []
-    level = "[95 %]"
-    if any(row.status == "ok" and row.level is None for row in rows):
-        level = "[interval]"
-    if len({line[0] for line in lines}) == 1:
-        name += f" of {lines[0][0]}"
-        headings = headings[1:]
-        lines = [line[1:] for line in lines]
     words = [name]
     if rows[0].ranks_per_node > 1:
         words.append(f"{rows[0].ranks_per_node} ranks a host")
@@ -109,58 +86,56 @@ def _table(
         errors[row.held_out_over] = max(error, errors.get(row.held_out_over, 0.0))
     for over in filter(None, errors):
         words.append(f"off by {percent(errors[over])} {over}")
-    title = "; ".join(words)
-    headings = [each.replace("LEVEL", level) for each in headings]
-    table = printed(plain_table(headings, lines, words=headings.index("link") + 1))
-    for column in table.columns:
-        column.no_wrap = False
-    parts: list[RenderableType] = [Text(f"\n{title}", style="bold"), table]
-    if level == "[interval]":
-        parts.append(Text(_NO_LEVEL))
+    notes = []
+    if any(row.level is None for row in predicted):
+        notes.append(_NO_LEVEL)
     if max(errors.values()) > _USELESS:
-        parts.append(Text(_USELESS_ERROR, style="bold"))
-    return parts
+        notes.append(_USELESS_ERROR)
+    return [tabulate(predicted, columns, title="; ".join(words), notes=notes)]
 
 
-def _collective_line(row: CollectiveForecast) -> tuple[str, ...]:
-    time_ms, low_ms, high_ms = (
-        None if time_us is None else time_us / 1000
-        for time_us in (row.time_us, row.time_us_low, row.time_us_high)
-    )
-    busbw = short(row.busbw_GBps)
+def _ends_ms(row: CollectiveForecast) -> Ends:
+    if row.time_us_low is None or row.time_us_high is None:
+        return None, None
+    return row.time_us_low / 1e3, row.time_us_high / 1e3
+
+
+def _busbw(row: CollectiveForecast) -> float | None:
+    """Return the bus bandwidth; None if the time is too uncertain."""
     if (row.held_out_error or 0.0) > _USELESS:
-        busbw = ""
-    return (
-        f"{row.subject}, {row.dtype}",
-        row.rate or "as measured",
-        format_size(row.message_bytes),
-        str(row.world_size),
-        _with_interval(time_ms, low_ms, high_ms),
-        busbw,
-    )
+        return None
+    return row.busbw_GBps
 
 
-def _step_line(row: StepForecast, rows: Iterable[StepForecast]) -> tuple[str, ...]:
+def _training(row: StepForecast) -> str:
     words = [row.workload, row.backend, f"batch {row.batch_per_rank} a rank"]
     if row.precision != "fp32":
         words.append(row.precision)
-    if len({other.trained_on for other in rows}) > 1:
-        words.append(f"trained on {row.trained_on}")
-    return (
-        ", ".join(words),
-        row.hook,
-        row.rate or "as measured",
-        str(row.world_size),
-        _with_interval(row.step_ms, row.step_ms_low, row.step_ms_high),
-        percent(row.scaling_efficiency),
-        short(row.exposed_comm_ms),
-        short(row.local_step_ms),
-        row.bucket_cap_mb,
-    )
+    return ", ".join(words)
 
 
-def _with_interval(value: float | None, low: float | None, high: float | None) -> str:
-    """Return ``1.23 [1.1, 1.4]``."""
-    if low is None:
-        return short(value)
-    return f"{short(value)} [{short(low)}, {short(high)}]"
+_LINK: Column[Any] = Column("link", lambda row: row.rate or "as measured")
+_RANKS: Column[Any] = number("ranks", "world_size", text_of=str)
+_COLLECTIVES: Sequence[Column[Any]] = (
+    Column("collective", "subject"),
+    Column("dtype", "dtype"),
+    _LINK,
+    number("size", "message_bytes", text_of=format_size),
+    _RANKS,
+    number("predicted", "time_us", scale=1e-3, unit="ms"),
+    ends(_ends_ms, heading="interval", unit="ms"),
+    number("busbw", _busbw, unit="GB/s"),
+)
+_STEPS: Sequence[Column[Any]] = (
+    Column("training", _training, should_vary=True),
+    Column("trained on", "trained_on", should_vary=True),
+    Column("hook", "hook"),
+    _LINK,
+    _RANKS,
+    number("predicted", "step_ms", unit="ms"),
+    ends(lambda row: (row.step_ms_low, row.step_ms_high), heading="interval", unit="ms"),
+    number("efficiency", "scaling_efficiency", unit="%", scale=100),
+    number("exposed", "exposed_comm_ms", unit="ms"),
+    number("local", "local_step_ms", unit="ms"),
+    number("buckets", "bucket_cap_mb", text_of=str, unit="MiB"),
+)

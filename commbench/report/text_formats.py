@@ -4,14 +4,15 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import NamedTuple
 
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import Row
 from commbench.errors import check_choice
+from commbench.report.collectives import columns_of
 from commbench.report.formats import launches_of
-from commbench.report.table import columns_of
 from commbench.results.tables import (
     MEANS_PRINTED,
     PRINTED_BY_COMMBENCH,
@@ -40,17 +41,32 @@ def render(rows: Sequence[Row], style: str, *, means: bool = False) -> str:
         InputError: the style is unknown.
     """
     check_choice("format", style, STYLES)
-    return STYLES[style](rows, means)
+    if style == "csv":
+        return csv_text(rows)
+    form = _FORMS[style]
+    if means:
+        rows = [_with_means(row) for row in rows]
+    named = [row for row in rows if form.has(row)]
+    lines: list[str] = []
+    for test in rows_by(named, form.test_of).values():
+        for block in columns_of(test, form.unique).values():
+            lines += form.block_of(block, means)
+    for name in sorted({row.operation for row in rows} - {row.operation for row in named}):
+        lines.append(form.left_out.format(name=name))
+    return "\n".join(lines) + "\n"
 
 
-def _blocks(
-    rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[Row], object]
-) -> Iterator[list[Row]]:
-    """Group rows by ``block`` and backend, and further until ``unique`` distinguishes the rows of a
-    block.
-    """
-    for together in rows_by(rows, block).values():
-        yield from columns_of(together, unique).values()
+class _Form(NamedTuple):
+    """The format of a tool."""
+
+    has: Callable[[Row], object]
+    """Whether it has a place for a row."""
+    test_of: Callable[[Row], Key]
+    """What the rows of a block, over one backend, have in common."""
+    unique: Callable[[Row], object]
+    """What distinguishes the rows of a block."""
+    block_of: Callable[[Sequence[Row], bool], Iterable[str]]
+    left_out: str
 
 
 def _group_of(row: Row) -> str:
@@ -124,23 +140,11 @@ def _setting(row: Row) -> str:
 # --------------------------------------------------------------------------------------- nccl-tests
 
 
-def _nccl_tests(rows: Sequence[Row], means: bool) -> str:
-    if means:
-        rows = [_with_means(row) for row in rows]
-    lines: list[str] = []
-    moving = [row for row in rows if OPERATIONS[row.operation].moves_data]
-    for block in _blocks(moving, _nccl_test, lambda row: (*_nccl_key(row), row.in_place)):
-        lines += _nccl_block(block, means=means)
-    for name in sorted({row.operation for row in rows} - {row.operation for row in moving}):
-        lines.append(f"# {name} moves no data and has no place in this format")
-    return "\n".join(lines) + "\n"
-
-
 def _nccl_test(row: Row) -> Key:
     return row.operation, row.pattern, _group_of(row)
 
 
-def _nccl_block(rows: Sequence[Row], *, means: bool) -> Iterator[str]:
+def _nccl_block(rows: Sequence[Row], means: bool) -> Iterator[str]:
     program = OPERATIONS[rows[0].operation].nccl_program
     meaning = _meaning(rows) if means else "time is the median of the slowest rank"
     yield f"# {PRINTED_BY_COMMBENCH} nccl-tests; {meaning}"
@@ -159,19 +163,20 @@ def _nccl_block(rows: Sequence[Row], *, means: bool) -> Iterator[str]:
     yield ""
 
 
-def _nccl_columns(case: Sequence[str], side: Sequence[str]) -> str:
-    size, count, *words = case
-    return "  ".join(
-        [f"# {size:>10}", f"{count:>12}", "{:>8}  {:>6}  {:>6}".format(*words)]
-        + 2 * ["{:>7}  {:>6}  {:>6}  {:>6}".format(*side)]
-    )
-
-
 _NCCL_HEADER = (
     "#",
-    f"#{'out-of-place':>71}{'in-place':>31}",
-    _nccl_columns(("size", "count", "type", "redop", "root"), ("time", "algbw", "busbw", "#wrong")),
-    _nccl_columns(("(B)", "(elements)", "", "", ""), ("(us)", "(GB/s)", "(GB/s)", "")),
+    (
+        "#                                                           out-of-place"
+        "                       in-place"
+    ),
+    (
+        "#       size         count      type   redop    root"
+        "     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong"
+    ),
+    (
+        "#        (B)    (elements)                          "
+        "     (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)        "
+    ),
 )
 
 
@@ -228,24 +233,12 @@ def _fitted(value: float | None, width: int) -> str:
 # ---------------------------------------------------------------------------------------------- OSU
 
 
-def _osu(rows: Sequence[Row], means: bool) -> str:
-    if means:
-        rows = [_with_means(row) for row in rows]
-    lines: list[str] = []
-    named = [row for row in rows if OPERATIONS[row.operation].names.osu]
-    for block in _blocks(named, _osu_test, attrgetter("message_bytes")):
-        lines += _osu_block(block, means=means)
-    for name in sorted({row.operation for row in rows} - {row.operation for row in named}):
-        lines.append(f"# OSU has no test like {name}; it is left out")
-    return "\n".join(lines) + "\n"
-
-
 def _osu_test(row: Row) -> Key:
     axes = (row.dtype, row.redop, row.in_place, row.root)
     return row.operation, row.pattern, _group_of(row), *axes
 
 
-def _osu_block(rows: Sequence[Row], *, means: bool) -> Iterator[str]:
+def _osu_block(rows: Sequence[Row], means: bool) -> Iterator[str]:
     first = rows[0]
     operation = OPERATIONS[first.operation]
     unit = "Bandwidth (MB/s)" if operation.windowed else "Avg Latency(us)"
@@ -293,8 +286,33 @@ def _osu_line(row: Row) -> Iterator[str]:
 
 # --------------------------------------------------------------------------------------------------
 
-STYLES: dict[str, Callable[[Sequence[Row], bool], str]] = {
-    "nccl-tests": _nccl_tests,
-    "osu": _osu,
-    "csv": lambda rows, _: csv_text(rows),
+
+def _moves_data(row: Row) -> bool:
+    return OPERATIONS[row.operation].moves_data
+
+
+def _osu_name(row: Row) -> str | None:
+    return OPERATIONS[row.operation].names.osu
+
+
+def _nccl_line(row: Row) -> Key:
+    return (*_nccl_key(row), row.in_place)
+
+
+_FORMS = {
+    "nccl-tests": _Form(
+        has=_moves_data,
+        test_of=_nccl_test,
+        unique=_nccl_line,
+        block_of=_nccl_block,
+        left_out="# {name} moves no data and has no place in this format",
+    ),
+    "osu": _Form(
+        has=_osu_name,
+        test_of=_osu_test,
+        unique=attrgetter("message_bytes"),
+        block_of=_osu_block,
+        left_out="# OSU has no test like {name}; it is left out",
+    ),
 }
+STYLES = (*_FORMS, "csv")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from commbench.findings import Finding, Value
-from commbench.report.columns import plain_table, printed
+from commbench.report.columns import Table, plain_table
 from commbench.system.topology import Topology, cpu_list, nodes_of
 from commbench.units import counted, format_size
 
@@ -37,13 +36,19 @@ def render_topology(
         caches.append(f"{cache['count']} x L{cache['level']} {cache['type']} {size}")
     if caches:
         parts.append(Text(f"caches: {', '.join(caches)}"))
+    interfaces = []
+    for port in topology["network"]:
+        speed = _speed(port["speed_Mbps"])
+        if port["emulated"]:
+            speed += " (emulated)"
+        interfaces.append({**port, "speed": speed})
     tables = [
         _memory_table(topology, cpus),
-        _network_table(topology),
-        _rdma_table(topology),
+        _devices("Network interfaces", "name state speed mtu driver numa_node", interfaces),
+        _devices("RDMA ports", "device port state rate link_layer numa_node", topology["rdma"]),
         _links_table(topology),
     ]
-    parts += [table for table in tables if table.row_count]
+    parts += [table for table in tables if table.lines]
     parts += [Text(f"- {remark}") for remark in topology_remarks(topology, cpus)]
     return parts
 
@@ -111,13 +116,6 @@ def _in_use(topology: Topology) -> dict[str, int | None]:
 # ------------------------------------------------------------------------------------------- tables
 
 
-def _table(title: str, headings: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
-    table = printed(plain_table(headings, lines, title=title), pad_edge=False)
-    for column in table.columns:
-        column.header_style, column.overflow, column.no_wrap = "cyan", "fold", False
-    return table
-
-
 def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
     ranks = topology.get("ranks") or []
     lines = []
@@ -135,26 +133,15 @@ def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
         cells = (str(number), node["cpus"] or "", memory)
         lines.append((*cells, _listed(gpus), _listed(adapters), _listed(placed)))
     last = "ranks" if ranks else "this process"
-    return _table("NUMA nodes", ("node", "CPUs", "memory", "GPUs", "adapters", last), lines)
+    headings = ("node", "CPUs", "memory", "GPUs", "adapters", last)
+    return plain_table(headings, lines, title="NUMA nodes")
 
 
-def _network_table(topology: Topology) -> Table:
-    lines = []
-    for port in topology["network"]:
-        speed = _speed(port["speed_Mbps"])
-        if port["emulated"]:
-            speed += " (emulated)"
-        others = (port["mtu"], port["driver"], port["numa_node"])
-        lines.append((port["name"], _or_unknown(port["state"]), speed, *map(_or_unknown, others)))
-    headings = ("name", "state", "speed", "MTU", "driver", "NUMA node")
-    return _table("Network interfaces", headings, lines)
-
-
-def _rdma_table(topology: Topology) -> Table:
-    names = ("device", "port", "state", "rate", "link_layer", "numa_node")
-    lines = [[_or_unknown(port.get(name)) for name in names] for port in topology["rdma"]]
-    headings = ("device", "port", "state", "rate", "link layer", "NUMA node")
-    return _table("RDMA ports", headings, lines)
+def _devices(title: str, names: str, devices: Iterable[Mapping[str, object]]) -> Table:
+    """Return a table of facts about devices, by name."""
+    keys = names.split()
+    lines = [[_or_unknown(device.get(key)) for key in keys] for device in devices]
+    return plain_table([key.replace("_", " ") for key in keys], lines, title=title)
 
 
 def _links_table(topology: Topology) -> Table:
@@ -164,7 +151,7 @@ def _links_table(topology: Topology) -> Table:
         " between sockets"
     )
     lines = [(name, *line) for name, line in zip(devices, matrix, strict=True)]
-    return _table(title, ("", *devices), lines)
+    return plain_table(("", *devices), lines, title=title)
 
 
 def _ports(topology: Topology) -> list[tuple[str, int | None]]:

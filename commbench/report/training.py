@@ -1,41 +1,40 @@
-"""Tables of training settings, their warnings, the recommendation and its search, for a terminal or
-a log.
-"""
+"""Tables of training settings, the recommendation and its cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any
 
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from commbench.analysis.watched import watched_lines
-from commbench.ddp.plan.cases import TrainingCase, changed_switches, setting_name
+from commbench.analysis.watched import Part, RankTime, parts_of, rank_times
+from commbench.ddp.plan.cases import (
+    DEFAULT_CAP,
+    TrainingCase,
+    changed_switches,
+    setting_name,
+)
 from commbench.ddp.plan.records import TrainingRow
 from commbench.findings import Finding, Value
 from commbench.hooks.registry import hook_words
 from commbench.report.columns import (
     Cell,
     Column,
-    FittedTable,
-    TableSpec,
+    Table,
     about,
     declared,
     energy_column,
     flag_column,
     interval,
+    make_table,
+    make_tables,
     number,
     outcome,
-    tabulate,
-    tone_of,
     verdict_cell,
 )
-from commbench.report.findings import training_warnings
-from commbench.report.formats import launches_of, microseconds, short, with_interval
-from commbench.report.table import legend, marks_of, reasons, without_shared_flags
+from commbench.report.formats import launches_of, microseconds, short
 from commbench.results import DDP, Run
 from commbench.results.info import Launch, is_live, is_watched
 from commbench.results.recommendation import Recommendation
@@ -44,39 +43,51 @@ from commbench.results.verdict import paragraph, snippets
 from commbench.units import counted
 
 
-def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]:
-    """Return the tables and warnings of a run's training.
-
-    One table for each number of ranks and batch, in the order of ``ddp.csv`` or, ``by_speed``, the
-    fastest first. A
-    table narrows to the console: the least informative columns are left out first, and named.
-    """
-    rows = run.training_rows
-    if not rows:
-        return [Text("Nothing has been trained yet.")]
-    rows = without_shared_flags(rows)
-    parts: list[RenderableType] = []
-    for group in trained_together(rows):
-        ordered_rows = (
-            sorted(group, key=lambda row: -(row.samples_per_s or 0.0)) if by_speed else group
+def training_tables(runs: Sequence[Run]) -> list[Table]:
+    """Return a table for each workload, number of ranks and batch of each run."""
+    tables = []
+    for run in runs:
+        by_table = rows_by(
+            run.training_rows, attrgetter("workload", "world_size", "batch_per_rank", "env")
         )
-        parts += [
-            Text(f"\n{training_title(group)}", style="bold"),
-            FittedTable(table=tabulate(ordered_rows, TRAINING.on_terminal), file=TRAINING.file),
-        ]
-        parts += [Text(str(finding)) for finding in [*own_setting(run), *without_ddp(group)]]
-        parts += reasons((setting_name(row), row) for row in ordered_rows)
-    parts += legend(rows)
-    if is_watched(run.info):
-        parts += map(Text, ["", *watched_lines(run.training_records[-1], run.info)])
-    return parts + [Text(f"! {warning.in_full}") for warning in training_warnings(run)]
+        for rows in by_table.values():
+            title = training_title(rows)
+            if len(runs) > 1:
+                title = f"{run.name}: {title}"
+            named_rows = [(run.name, row) for row in rows]
+            notes = [str(finding) for finding in [*own_setting(run), *without_ddp(rows)]]
+            tables.append(make_table(title, named_rows, _COLUMNS, notes=notes, rest_in=DDP))
+    return tables
 
 
-def trained_together(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
-    """Return the rows of each table: one workload, number of ranks, batch and environment."""
-    return list(
-        rows_by(rows, attrgetter("workload", "world_size", "batch_per_rank", "env")).values()
-    )
+def watched_tables(runs: Sequence[Run]) -> list[Table]:
+    """Return the parts of a step and the ranks of watched trainings."""
+    watched = [run for run in runs if is_watched(run.info) and run.training_records]
+    return [
+        *make_tables(
+            "Parts of a step", watched, lambda run: parts_of(run.training_records[-1]), _PARTS
+        ),
+        *make_tables(
+            "Ranks", watched, lambda run: rank_times(run.training_records[-1], run.info), _RANKS
+        ),
+    ]
+
+
+_PARTS: list[Column[Part]] = [
+    Column("part", "name"),
+    number("time", "ms", unit="ms", about="mean over steps, on the rank that the others wait for"),
+    number("share", "share", unit="%", scale=100, about="of the mean step"),
+]
+_RANKS: list[Column[RankTime]] = [
+    Column("rank", "rank"),
+    Column("host", "host"),
+    number(
+        "computing",
+        "computing_ms",
+        unit="ms",
+        about="from an exchange of gradients to the last gradient, median",
+    ),
+]
 
 
 def own_setting(run: Run) -> list[Finding]:
@@ -114,78 +125,36 @@ def hook_label(row: TrainingRow) -> str:
     return " ".join(words)
 
 
-def _step(row: TrainingRow) -> str:
-    """Return the step with its interval, or the status of a row without a time."""
-    if row.status != "ok" or row.step_ms is None:
-        return "no time" if row.status == "ok" else row.status
-    places = next((n for n, least in enumerate((100, 10, 1)) if row.step_ms >= least), 3)
-    return with_interval(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, places)
+def _buckets(row: TrainingRow) -> Cell:
+    """Return the bucket sizes, which sort by their first number; the default comes first."""
+    first = row.bucket_cap_mb.partition("+")[0]
+    value = None
+    if first == DEFAULT_CAP:
+        value = 0.0
+    elif first:
+        value = float(first)
+    return Cell(row.bucket_cap_mb, value=value)
 
 
-def _speedup(row: TrainingRow) -> str:
-    return with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
-
-
-def _bucket_columns(row_class: type[Any], **options: Any) -> list[Column[Any]]:  # noqa: ANN401 - as in `Column`
-    """Return the columns of bucket sizes, which a page sorts by their first number."""
-
-    def cell(row: TrainingRow) -> Cell:
-        first = row.bucket_cap_mb.partition("+")[0]
-        value = None
-        if first == "default":
-            value = _DEFAULT_PLACE
-        elif first:
-            value = float(first)
-        return Cell(row.bucket_cap_mb, value=value)
-
-    return [
-        number("buckets", cell, row_class, unit="MiB", shown="page", **options),
-        Column("buckets\nMiB", "bucket_cap_mb", shown="terminal"),
-    ]
-
-
-#: The sort value of `default`, which is 1 MiB, then 25: it comes before all numbers.
-_DEFAULT_PLACE = 0.0
-_four_digits, _two_decimals = "{:.4g}".format, "{:.2f}".format
-
-
-def _brief(name: str, drop_order: int, heading: str = "", **options: Any) -> list[Column[Any]]:  # noqa: ANN401 - as in `Column`
-    """Return a column of training that a narrow terminal leaves out."""
-    text = {"terminal_text": short, "terminal_heading": heading} | options
-    return declared(TrainingRow, name, drop_order=drop_order, **text)
-
-
-TRAINING: TableSpec[TrainingRow] = TableSpec(
-    file=DDP,
-    columns=(
-        Column("hook", hook_label, about="DDP communication hook, as it is typed"),
-        *_bucket_columns(TrainingRow, about=about(TrainingRow, "bucket_cap_mb")),
-        *_brief("bucket_count", 4, "no."),
-        outcome("step_ms", TrainingRow),
-        interval("step_ms", TrainingRow),
-        Column(
-            "step\nms [95 % CI]",
-            lambda row: Cell(_step(row), tone=tone_of(row.status)),
-            shown="terminal",
-        ),
-        *declared(TrainingRow, "speedup", shown="page"),
-        interval("speedup", TrainingRow),
-        Column("speedup\n[95 % CI]", _speedup, shown="terminal"),
-        Column(
-            "verdict", lambda row: verdict_cell(row.verdict), about=about(TrainingRow, "verdict")
-        ),
-        number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100, shown="page"),
-        *_brief("exposed_comm_ms", 1, "exposed\nms"),
-        *_brief("sent_MB_per_step", 2, "sent\nMB"),
-        *_brief("loss_equal_steps", 3, "loss,\nsteps", terminal_text=_four_digits),
-        *_brief("loss_equal_time", 5, "loss,\ntime", terminal_text=_four_digits),
-        *_brief("metric", 6, terminal_text=_four_digits),
-        *_brief("time_to_target_s", 7, "to target\ns"),
-        *declared(TrainingRow, "peak_memory_MB energy_J", shown="page"),
-        energy_column(),
-        flag_column(),
-        Column("", lambda row: Cell(marks_of(row), tone="warning"), shown="terminal"),
-    ),
+_COLUMNS: Sequence[Column[TrainingRow]] = (
+    Column("hook", hook_label, about="DDP communication hook, as it is typed"),
+    number("buckets", _buckets, about=about(TrainingRow, "bucket_cap_mb"), unit="MiB"),
+    *declared(TrainingRow, "bucket_count", drop_order=4),
+    outcome("step_ms", TrainingRow),
+    interval("step_ms", TrainingRow),
+    *declared(TrainingRow, "speedup"),
+    interval("speedup", TrainingRow),
+    Column("verdict", lambda row: verdict_cell(row.verdict), about=about(TrainingRow, "verdict")),
+    number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100, drop_order=8),
+    *declared(TrainingRow, "exposed_comm_ms", drop_order=1),
+    *declared(TrainingRow, "sent_MB_per_step", drop_order=2),
+    *declared(TrainingRow, "loss_equal_steps", drop_order=3),
+    *declared(TrainingRow, "loss_equal_time", drop_order=5),
+    *declared(TrainingRow, "metric", drop_order=6),
+    *declared(TrainingRow, "time_to_target_s", drop_order=7),
+    *declared(TrainingRow, "peak_memory_MB energy_J", drop_order=9),
+    energy_column(),
+    flag_column(),
 )
 
 

@@ -127,11 +127,14 @@ def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS
         rows: dataclasses; a field that one of them lacks is an empty cell.
         columns: the header, also of a table without rows.
     """
+    return rows_csv([{name: getattr(row, name, None) for name in columns} for row in rows], columns)
+
+
+def rows_csv(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> str:
+    """Return rows, each a value by column, as the text of a CSV file."""
     import pandas as pd
 
-    rows = list(rows)
-    values = {name: [getattr(row, name, None) for row in rows] for name in columns}
-    return table_csv(pd.DataFrame(values, columns=list(columns), dtype=object))
+    return table_csv(pd.DataFrame(rows, columns=list(columns), dtype=object))
 
 
 def table_csv(table: DataFrame) -> str:

@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from commbench.stats.hierarchy import RunRatio, split_runs
 from commbench.stats.intervals import DEFAULT_LEVEL, Floats, Interval, Values
 from commbench.stats.ratios import (
     MOST_LAUNCHES,
@@ -20,6 +19,7 @@ from commbench.stats.ratios import (
     ratio_intervals,
     widening,
 )
+from commbench.stats.runs import RunRatio, split_runs
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
 
 #: The largest relative difference that does not matter, wherever times are compared.
@@ -139,7 +139,7 @@ def compare_family(
     Args:
         pairs: the cases.
         runs: for each case, where A is several runs, how many of A's launches each made, in order:
-            how runs differ then decides, not how launches do (`commbench.stats.hierarchy`).
+            how runs differ then decides, not how launches do (`commbench.stats.runs`).
         margin: relative difference that does not matter, from 0 to below 1.
         q: share of the verdicts ``faster`` and ``slower`` that may be false.
         paired: a[i] and b[i] ran side by side: intervals resample pairs, and the test is Wilcoxon's

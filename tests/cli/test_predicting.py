@@ -193,7 +193,7 @@ def test_what_is_off_by_far_says_so(commbench: Command, tmp_path: Path) -> None:
     assert all(row["held_out_error"] > 0.5 for row in rows)
     out = commbench(f"predict {words}").out
     assert "too uncertain" in out
-    assert {"]"} == {line.rstrip()[-1] for line in out.splitlines() if "MiB" in line}
+    assert "busbw" not in out
 
 
 def test_a_run_of_one_host(commbench: Command, tmp_path: Path) -> None:

@@ -1,26 +1,17 @@
 """Tests of the model in a run's files and in print."""
 
-import io
 import json
-import re
 from pathlib import Path
 
 from builders import KIB, MIB, make_case, make_info
 from commands import Command
 from laws import SIZES, sweep
-from rich.console import Console
+from terminals import line_with, printed
 
-from commbench.analysis.prediction.network import NetworkModel, network_model
+from commbench.analysis.prediction.network import network_model
 from commbench.launch.tables import write_tables
-from commbench.report.model import render_model
-from commbench.results import MODEL, Store, load_run
-
-
-def printed(model: NetworkModel) -> str:
-    """Return the table as printed to a terminal of 120 characters."""
-    console = Console(file=io.StringIO(), width=120)
-    console.print(render_model(model))
-    return console.file.getvalue()  # type: ignore[attr-defined] - it is the StringIO given
+from commbench.report.model import model_tables
+from commbench.results import MODEL, Run, Store, load_run
 
 
 def make_run(path: Path, sizes: tuple[int, ...] = SIZES) -> Path:
@@ -44,19 +35,19 @@ def test_the_model_is_written_where_sizes_suffice(tmp_path: Path) -> None:
 
 
 def test_table_shows_lines_and_errors() -> None:
-    """Print each line's latency and rate, and a curve's errors and variants."""
-    text = printed(NetworkModel.fit(sweep()))
-    (line,) = (line for line in text.splitlines() if line.startswith("all_reduce"))
-    words = ["all_reduce", "mpi", "float32", "2", "1", "KiB", "1", "MiB", "20.0", "us"]
-    assert words == line.split()[:10]
-    start_up, rate = re.findall(r"\[([0-9.]+), ([0-9.]+)\]", line)
-    assert 19 < float(start_up[0]) <= 20 <= float(start_up[1]) < 21
-    assert 0.95 < float(rate[0]) <= 1 <= float(rate[1]) < 1.05
-    assert 2 == line.count("%")
-    odd = printed(NetworkModel.fit(sweep(make_case(in_place=False, pattern="ring"))))
-    assert "all_reduce ring" in odd
-    assert "mpi all_reduce of float32 on 2 ranks, pattern ring: measured out of place." in odd
-    assert "needs 3 message sizes" in printed(NetworkModel.fit([]))
+    """Print each line's start-up and rate with their intervals, and a curve's variants."""
+    run = Run(path=Path("mine"), info=make_info(), records=tuple(sweep()))
+    text = printed(*model_tables([run]), width=120)
+    words = line_with(text, "all_reduce").split()
+    assert ["all_reduce", "mpi", "2", "1", "KiB", "1", "MiB", "20.0"] == words[:8]
+    assert ["1.00"] == words[9:10]
+    start_up, rate = (tuple(map(float, words[place].split("-"))) for place in (8, 10))
+    assert 19 < start_up[0] <= 20 <= start_up[1] < 21
+    assert 0.95 < rate[0] <= 1 <= rate[1] < 1.05
+    odd = sweep(make_case(in_place=False, pattern="ring"))
+    run = Run(path=Path("mine"), info=make_info(), records=tuple(odd))
+    text = printed(*model_tables([run]), width=120)
+    assert "mpi all_reduce of float32 on 2 ranks, pattern ring: measured out of place." in text
 
 
 def test_report_prints_the_model(commbench: Command) -> None:
@@ -66,3 +57,5 @@ def test_report_prints_the_model(commbench: Command) -> None:
     shown = commbench("report mine --model").out
     assert "start-up" in shown
     assert "Results:" not in shown
+    make_run(commbench.home / "few", (KIB, MIB))
+    assert "needs 3 message sizes" in commbench("report few --model").out

@@ -64,7 +64,7 @@ def test_every_flag_has_a_warning() -> None:
 
 
 def test_failures_come_first_with_a_reason() -> None:
-    """Warn of wrong data, hangs and gaps before flags; of several causes name the first."""
+    """Warn of wrong data, hangs and gaps before flags; name each cause."""
     rows = [
         Row(status="unsupported", reason="gloo has no avg."),
         Row(status="hung", reason="rank 1 stopped."),
@@ -77,7 +77,7 @@ def test_failures_come_first_with_a_reason() -> None:
     ]
     assert "2 of 4 rows" == hung.subject
     [why] = hung.details
-    assert {"error": "rank 1 stopped", "causes": 2} == why.numbers
+    assert {"errors": ("rank 1 stopped", "rank 2 stopped")} == why.numbers
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 from live_builders import OWN, make_blocks, make_options, open_run
 from pages import read
+from terminals import line_with
 
+from commbench.cli.presentation import print_run
+from commbench.cli.terminal import make_console
 from commbench.report.figures.live import live_charts
 from commbench.report.findings import time_spent
-from commbench.report.training import own_setting, render_training
+from commbench.report.training import own_setting
 from commbench.results import Run, load_run
 
 
@@ -39,10 +42,13 @@ def make_watched_run(out: Path, *, ending: str = "watched") -> None:
     run.wait()
 
 
-def test_a_terminal_says_where_the_steps_go(watched: Run) -> None:
+def test_a_terminal_says_where_the_steps_go(
+    watched: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Print the parts below the row; compare with nothing, and conclude nothing about settings."""
-    text = "\n".join(str(part) for part in render_training(watched))
-    assert "exposed communication of gradients                20.00 ms  20.0 %" in text
+    print_run(watched, "table", make_console(width=200))
+    text = capsys.readouterr().out
+    assert ["20.0", "20.0"] == line_with(text, "exposed communication of gradients  ").split()[-2:]
     assert "commbench tune -- torchrun train.py" in text
     assert not own_setting(watched)
     assert watched.recommendation is None

@@ -1,11 +1,13 @@
 """Tests of the overhead that a framework adds to a library."""
 
+from pathlib import Path
+
 import pytest
 from builders import make_case, make_info, make_launches, summarise_run
-from rich.console import Console
 
 from commbench.engine.records import Row
-from commbench.report.table import TIME_SLICES, render_overheads
+from commbench.report.collectives import TIME_SLICES, overhead_tables
+from commbench.results import Run
 from commbench.results.overhead import overheads
 
 
@@ -44,10 +46,11 @@ def test_only_what_was_timed_both_ways_counts() -> None:
 
 
 def test_time_slices_are_called_so() -> None:
-    """State above the table that ranks shared a GPU."""
-    shared = rows(2, nccl=DIRECT, torch_nccl=THROUGH)
-    console = Console(width=120, record=True, file=None, force_terminal=False)
-    with console.capture() as output:
-        console.print(render_overheads(overheads(shared)))
-    assert output.get().startswith(TIME_SLICES)
-    assert ["4.0", "us", "40", "%"] == output.get().splitlines()[-1].split()[-4:]
+    """State below the table that ranks shared a GPU."""
+    records = []
+    for backend, times in (("nccl", DIRECT), ("torch-nccl", THROUGH)):
+        records += make_launches(times, make_case(backend=backend))
+    info = make_info(ranks_per_gpu=2)
+    (table,) = overhead_tables([Run(path=Path("mine"), info=info, records=tuple(records))])
+    assert [TIME_SLICES] == list(table.notes)
+    assert "4.00" in [cell.text for cell in table.lines[0]]

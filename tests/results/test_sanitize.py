@@ -1,6 +1,7 @@
 """Tests of showing foreign text: no markup, no terminal commands, no spreadsheet formulas."""
 
 import io
+from pathlib import Path
 
 import pytest
 from builders import make_case, make_info, make_launches, make_record, summarise_run
@@ -9,8 +10,10 @@ from rich.text import Text
 
 from commbench.cli.terminal import make_console
 from commbench.engine.records import Row
-from commbench.report.table import render_table
+from commbench.report.collectives import collective_tables
+from commbench.report.findings import kinds_of, row_warnings
 from commbench.report.text_formats import render
+from commbench.results import Run
 from commbench.results.tables import csv_text
 
 HOSTILE = "[red]x[/red] :smile: \x1b[31mred\x1b[0m \x9b2J \u202eabc"
@@ -51,8 +54,10 @@ def test_rows_with_hostile_texts_are_shown_as_they_are() -> None:
         status="failed",
         reason="\x1b]0;title\x07 [b]no[/b]",
     )
-    rows = summarise_run([*make_launches([10.0] * 6, case), failed], make_info())
-    text = shown(render_table(rows, width=100, hosts=[HOSTILE] * 2))
+    records = (*make_launches([10.0] * 6, case), failed)
+    run = Run(path=Path("mine"), info=make_info(), records=records)
+    warnings = [each.in_full for each in row_warnings(kinds_of(run), run.info)]
+    text = shown(*collective_tables([run]), *warnings)
     assert "[red]x[/red]" in text
     assert "[b]no[/b]" in text
     assert r"\x1b]0;title" in text

@@ -33,7 +33,7 @@ from commbench.stats import MARGIN, Comparison, Verdict
 from commbench.words import Estimate
 
 FALSE_DISCOVERY_RATE = 0.05
-#: With fewer baselines the variance between runs is poorly known (see `commbench.stats.hierarchy`).
+#: With fewer baselines the variance between runs is poorly known (see `commbench.stats.runs`).
 ENOUGH_BASELINES = 5
 
 
@@ -120,11 +120,9 @@ class ComparisonTable:
     @property
     def counts(self) -> dict[Verdict, int]:
         """Return the number of cases by verdict, worst first."""
-        cases_by_verdict = Counter(case.comparison.verdict for case in self.cases)
-        return {
-            v: cases_by_verdict[v]
-            for v in (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE)
-        }
+        counts = Counter(case.comparison.verdict for case in self.cases)
+        worst_first = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE)
+        return {verdict: counts[verdict] for verdict in worst_first}
 
     @property
     def regressions(self) -> tuple[AnyCase, ...]:
@@ -135,17 +133,14 @@ class ComparisonTable:
         """Return the cases slower with the interval beyond ``threshold``, and those that only A
         could measure.
         """
-        slower = [compared.case for compared in self.cases if compared.is_beyond(threshold)]
-        return tuple(
-            dict.fromkeys((*slower, *(case.case for case in self.broken if case.is_regression)))
-        )
+        regressions = [case.case for case in self.cases if case.is_beyond(threshold)]
+        regressions += [case.case for case in self.broken if case.is_regression]
+        return tuple(dict.fromkeys(regressions))
 
     def worst_first(self) -> "ComparisonTable":
         """Return the same table with the cases sorted by severity."""
-        return replace(
-            self,
-            cases=tuple(sorted(self.cases, key=lambda compared: compared.severity, reverse=True)),
-        )
+        ordered = sorted(self.cases, key=lambda compared: compared.severity, reverse=True)
+        return replace(self, cases=tuple(ordered))
 
 
 def compare(
@@ -178,26 +173,26 @@ def compare(
     Raises:
         InputError: a directory holds no run, conditions differ, or the margin is not in [0, 1).
     """
-    baselines_given = [a] if isinstance(a, Run | str | Path) else list(a)
-    if not baselines_given:
+    given = [a] if isinstance(a, Run | str | Path) else list(a)
+    if not given:
         raise InputError("There is no run to compare with: give at least one baseline.")
-    baselines, run_b = [_loaded(run) for run in baselines_given], _loaded(b)
-    if len(baselines) > 1:
-        _check_distinct([*baselines, run_b])
-    runs = [*baselines, run_b]
+    runs = []
+    for run in (*given, b):
+        runs.append(run if isinstance(run, Run) else load_run(run))
+    *baselines, run_b = runs
+    _check_distinct(runs)
     states = like_states(runs)
     *sides, side_b = in_like_groups(
         [measured(run, slow) for run, slow in zip(runs, states.slow, strict=True)]
     )
     side_a = pooled(sides)
     well: list[RowKey] = []
-    broken: list[RowKey] = []
+    not_compared: list[RowKey] = []
     for key, row_b in side_b.items():
-        if key in side_a:
-            if side_a[key].timed and row_b.is_timed:
-                well.append(key)
-            else:
-                broken.append(key)
+        if key in side_a and side_a[key].timed and row_b.is_timed:
+            well.append(key)
+        elif key in side_a:
+            not_compared.append(key)
     pairs = [(side_a[key], side_b[key]) for key in well]
     unlike = _differences(baselines, run_b, pairs, force=force)
     for backend, text in states.unlike.items():
@@ -211,13 +206,24 @@ def compare(
     lost: list[RowKey] = []
     if _was_cut_short(run_b, baselines):
         lost = [key for key in side_a if key not in side_b and side_a[key].timed]
+    cases = []
+    for key, (of_a, of_b), comparison in zip(well, pairs, comparisons, strict=True):
+        case = ComparedCase(
+            case=of_b.case,
+            group=key[1],
+            time_a_us=of_a.time_us,
+            time_b_us=float(median(of_b.medians_us)),
+            baselines=len(of_a.timed),
+            comparison=comparison,
+        )
+        cases.append(case)
     return ComparisonTable(
         names_a=tuple(str(run.path) for run in baselines),
         name_b=str(run_b.path),
         is_complete=is_complete(run_b.info),
         margin=margin,
-        cases=tuple(map(_compared, well, pairs, comparisons)),
-        broken=_broken(side_a, side_b, broken + lost),
+        cases=tuple(cases),
+        broken=_broken(side_a, side_b, not_compared + lost),
         only_in_a=_cases_beside(side_a, {*side_b, *lost}),
         only_in_b=_cases_beside(side_b, {*side_a}),
         differences=tuple(unlike),
@@ -232,22 +238,12 @@ def _cases_beside(
     return tuple(dict.fromkeys(row.case for key, row in side.items() if key not in keys))
 
 
-def _compared(key: RowKey, pair: tuple[Pooled, Measured], comparison: Comparison) -> ComparedCase:
-    a, b = pair
-    return ComparedCase(
-        case=b.case,
-        group=key[1],
-        time_a_us=a.time_us,
-        time_b_us=float(median(b.medians_us)),
-        baselines=len(a.timed),
-        comparison=comparison,
-    )
-
-
 def _check_distinct(runs: Sequence[Run]) -> None:
     """Refuse the same measurements under two names: copies say nothing of the variance between
     runs.
     """
+    if len(runs) == 2:  # noqa: PLR2004 - one baseline, which may be compared with itself
+        return
     by_measurements: dict[tuple[object, ...], Run] = {}
     for run in runs:
         measurements = _measurements(run)
@@ -263,21 +259,14 @@ def _measurements(run: Run) -> tuple[object, ...]:
     """Return a key that identifies a run's measurements; empty if there are none."""
     if run.info.get("imported"):  # imported times may be equal by chance
         return tuple(sorted(str(output["sha256"]) for output in run.info["imported"]))
-    timed = [
-        hash((record.case.key, record.launch, *record.times_us))
-        for record in run.records
-        if len(record.times_us)
-    ]
-    stepped = [
-        hash((record.case.key, record.launch, *record.step_ms))
-        for record in run.training_records
-        if len(record.step_ms)
-    ]
-    return (*timed, *stepped)
-
-
-def _loaded(run: Run | str | Path) -> Run:
-    return run if isinstance(run, Run) else load_run(run)
+    hashes = []
+    for record in run.records:
+        if len(record.times_us):
+            hashes.append(hash((record.case.key, record.launch, *record.times_us)))
+    for trained in run.training_records:
+        if len(trained.step_ms):
+            hashes.append(hash((trained.case.key, trained.launch, *trained.step_ms)))
+    return tuple(hashes)
 
 
 def _verdicts(
@@ -298,14 +287,11 @@ def _verdicts(
         looks=looks,
         seed=seed,
     )
-    return [
-        (
-            comparison
-            if is_timed_alike(a.timed, b, force=force)
-            else replace(comparison, verdict=Verdict.INCONCLUSIVE, further=None)
-        )
-        for (a, b), comparison in zip(pairs, comparisons, strict=True)
-    ]
+    for place, (a, b) in enumerate(pairs):
+        if not is_timed_alike(a.timed, b, force=force):
+            undecided = replace(comparisons[place], verdict=Verdict.INCONCLUSIVE, further=None)
+            comparisons[place] = undecided
+    return comparisons
 
 
 def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:
@@ -321,16 +307,14 @@ def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:
 def _broken(
     side_a: Mapping[RowKey, Pooled], side_b: Mapping[RowKey, Measured], keys: Sequence[RowKey]
 ) -> tuple[BrokenCase, ...]:
-    broken = [
-        BrokenCase(
-            case=side_a[key].case,
-            group=key[1],
-            status_a=side_a[key].status,
-            status_b=side_b[key].row.status if key in side_b else "missing",
-        )
-        for key in keys
-    ]
-    return tuple(case for case in broken if {case.status_a, case.status_b} != {"unsupported"})
+    broken = []
+    for key in keys:
+        status_a = side_a[key].status
+        status_b = side_b[key].row.status if key in side_b else "missing"
+        if not status_a == status_b == "unsupported":
+            case = side_a[key].case
+            broken.append(BrokenCase(case=case, group=key[1], status_a=status_a, status_b=status_b))
+    return tuple(broken)
 
 
 def _differences(
@@ -363,8 +347,6 @@ def _too_few(sides: Sequence[Pooled], comparisons: Sequence[Comparison], q: floa
     """
     if not comparisons or median([len(side.timed) for side in sides]) > 1:
         return False
-    launches_a, launches_b = (
-        round(median([getattr(comparison, name) for comparison in comparisons]))
-        for name in ("launches_a", "launches_b")
-    )
+    launches_a = round(median([each.launches_a for each in comparisons]))
+    launches_b = round(median([each.launches_b for each in comparisons]))
     return stats.family_hint(len(comparisons), launches_a, launches_b, q)

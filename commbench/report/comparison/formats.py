@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -17,15 +17,13 @@ from commbench.analysis.comparison.findings import (
     names_of,
     regressions,
 )
-from commbench.analysis.comparison.sides import AnyCase
 from commbench.analysis.comparison.verdicts import BrokenCase, ComparedCase, ComparisonTable
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.engine.records import column
 from commbench.findings import Finding, as_text
-from commbench.report.columns import Column, printed, tabulate, verdict_cell
+from commbench.report.columns import Column, tabulate, verdict_cell
 from commbench.report.formats import microseconds
-from commbench.results.tables import csv_text
+from commbench.results.tables import rows_csv
 from commbench.stats import Effort
 from commbench.words import thousandths
 
@@ -81,7 +79,7 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
     lines += [str(difference.finding) for difference in table.differences]
     parts: list[RenderableType] = [Text("\n".join(lines)), Text("")]
     if table.cases:
-        parts += [printed(tabulate(table.cases, case_columns(table))), Text("")]
+        parts += [tabulate(table.cases, case_columns(table)), Text("")]
     parts += [Text(str(finding)) for finding in closing(table)]
     if threshold is not None:
         parts.append(Text(as_text(beyond(table, threshold))))
@@ -93,145 +91,110 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
 SCHEMA = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparisonRow:
-    """One line of a comparison's CSV; None is an empty cell."""
+def _as_in(file: str, names: str) -> dict[str, str]:
+    """Return columns that mean the same as in a file of a run."""
+    return dict.fromkeys(names.split(), f"as in {file}")
 
-    schema: int = SCHEMA
-    kind: str = column("collective or training", "")
-    case: str = column("what was measured", "")
-    group: str = column("as in collectives.csv", "")
-    backend: str = column("as in collectives.csv", "")
-    operation: str = column("as in collectives.csv", "")
-    pattern: str = column("as in collectives.csv", "")
-    world_size: int | None = column("as in ddp.csv")
-    dtype: str | None = column("as in collectives.csv")
-    redop: str | None = column("as in collectives.csv")
-    root: int | None = column("as in collectives.csv")
-    in_place: bool | None = column("as in collectives.csv")
-    message_bytes: int | None = column("as in collectives.csv")
-    sync: str = column("as in collectives.csv", "")
-    loop: str = column("as in collectives.csv", "")
-    buffers: str = column("as in collectives.csv", "")
-    workload: str = column("as in ddp.csv", "")
-    precision: str = column("as in ddp.csv", "")
-    hook: str = column("as in ddp.csv", "")
-    density: float | None = column("as in ddp.csv")
-    hook_options: str = column("as in ddp.csv", "")
-    bucket_cap_mb: str = column("as in ddp.csv", "")
-    bucket_view: bool | None = column("as in ddp.csv")
-    static_graph: bool | None = column("as in ddp.csv")
-    unused_parameters: bool | None = column("as in ddp.csv")
-    broadcast_buffers: bool | None = column("as in ddp.csv")
-    batched_grad_copy: bool | None = column("as in ddp.csv")
-    compile: str = column("as in ddp.csv", "")
-    accumulation: int | None = column("as in ddp.csv")
-    batch_per_rank: int | None = column("as in ddp.csv")
-    env: str = column("as in collectives.csv", "")
-    verdict: str = column(
-        "slower, faster, same or inconclusive; otherwise its status in A and B", ""
-    )
-    regression: bool = column(
-        "slower with the interval wholly beyond the threshold, or lost", default=False
-    )
-    ratio: float | None = column("time in B over time in A")
-    ratio_ci_low: float | None = column("its interval at ci_level, low end")
-    ratio_ci_high: float | None = column("and its high end")
-    ci_level: float | None = column(
-        "level of the interval that decided, wider where many cases are judged"
-    )
-    detectable: float | None = column("slowdown that 4 of 5 comparisons would detect, as a share")
-    p_value: float | None = column(
+
+#: The columns of a comparison's CSV, with the meaning of each.
+COMPARISON_COLUMNS: Mapping[str, str] = {
+    "schema": "",
+    "kind": "collective or training",
+    "case": "what was measured",
+    **_as_in("collectives.csv", "group backend operation pattern"),
+    **_as_in("ddp.csv", "world_size"),
+    **_as_in("collectives.csv", "dtype redop root in_place message_bytes sync loop buffers"),
+    **_as_in("ddp.csv", "workload precision hook density hook_options bucket_cap_mb bucket_view"),
+    **_as_in("ddp.csv", "static_graph unused_parameters broadcast_buffers batched_grad_copy"),
+    **_as_in("ddp.csv", "compile accumulation batch_per_rank"),
+    **_as_in("collectives.csv", "env"),
+    "verdict": "slower, faster, same or inconclusive; otherwise its status in A and B",
+    "regression": "slower with the interval wholly beyond the threshold, or lost",
+    "ratio": "time in B over time in A",
+    "ratio_ci_low": "its interval at ci_level, low end",
+    "ratio_ci_high": "and its high end",
+    "ci_level": "level of the interval that decided, wider where many cases are judged",
+    "detectable": "slowdown that 4 of 5 comparisons would detect, as a share",
+    "p_value": (
         "of the test that both are equal, over launches, or over runs with several baselines"
-    )
-    time_us_a: float | None = column(
-        "median over launches in A; with several baselines the median over baselines"
-    )
-    time_us_b: float | None = column("median over launches in B; for training the step time")
-    baselines: int | None = column("runs behind A")
-    launches_a: int | None = column("launches behind A, of all baselines")
-    launches_b: int | None = column("launches behind B")
-    further: str = column(
-        "for an inconclusive case: settles (more launches decide), near (the margin) or noisy", ""
-    )
-    further_launches_low: int | None = column("further launches that each run needs for a verdict")
-    further_launches_high: int | None = column("upper end of that range; empty if unbounded")
-    forced: bool = column("conditions differ that should be equal", default=False)
-
-
-COMPARISON_COLUMNS = tuple(f.name for f in fields(ComparisonRow))
-_CASE_COLUMNS = {f.name for case_class in (Case, TrainingCase) for f in fields(case_class)} & set(
-    COMPARISON_COLUMNS
+    ),
+    "time_us_a": "median over launches in A; with several baselines the median over baselines",
+    "time_us_b": "median over launches in B; for training the step time",
+    "baselines": "runs behind A",
+    "launches_a": "launches behind A, of all baselines",
+    "launches_b": "launches behind B",
+    "further": (
+        "for an inconclusive case: settles (more launches decide), near (the margin) or noisy"
+    ),
+    "further_launches_low": "further launches that each run needs for a verdict",
+    "further_launches_high": "upper end of that range; empty if unbounded",
+    "forced": "conditions differ that should be equal",
+}
+_CASE_FIELDS = {each.name for kind in (Case, TrainingCase) for each in fields(kind)}
+#: Columns with texts, which are empty where they do not apply; others are None.
+_TEXTS = (
+    "group backend operation pattern sync loop buffers workload precision hook hook_options"
+    " bucket_cap_mb compile env further"
 )
 
 
-def comparison_rows(table: ComparisonTable, threshold: float) -> list[ComparisonRow]:
+def comparison_rows(table: ComparisonTable, threshold: float) -> list[dict[str, Any]]:
     """Return one row for each case, in table order, then for the cases that only one side has."""
     names = names_of(table)
-    lost = [
-        ComparisonRow(
-            **_identity(case, names),
-            verdict=f"{case.status_a} in A, {case.status_b} in B",
-            regression=case.is_regression,
-            forced=table.is_forced,
-        )
-        for case in table.broken
-    ]
-    return [_row(case, names, table, threshold) for case in table.cases] + lost
+    rows = []
+    cases: list[ComparedCase | BrokenCase] = [*table.cases, *table.broken]
+    for case in cases:
+        row: dict[str, Any] = {
+            **dict.fromkeys(COMPARISON_COLUMNS),
+            **dict.fromkeys(_TEXTS.split(), ""),
+        }
+        for name in _CASE_FIELDS & row.keys():
+            row[name] = getattr(case.case, name, row[name])
+        row["message_bytes"] = row["message_bytes"] or None  # operations without data
+        kind = "training" if isinstance(case.case, TrainingCase) else "collective"
+        row |= {"schema": SCHEMA, "kind": kind, "case": names[case.case], "group": case.group}
+        row["forced"] = table.is_forced
+        if isinstance(case, BrokenCase):
+            row["verdict"] = f"{case.status_a} in A, {case.status_b} in B"
+            row["regression"] = case.is_regression
+        else:
+            row |= _results(case)
+            row["regression"] = case.is_beyond(threshold)
+        rows.append(row)
+    return rows
 
 
-def _identity(case: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> dict[str, Any]:
-    """Return the columns that identify a case."""
-    fields = {name: getattr(case.case, name) for name in _CASE_COLUMNS if hasattr(case.case, name)}
-    if isinstance(case.case, TrainingCase):
-        return {**fields, "kind": "training", "case": names[case.case]}
-    size = case.case.message_bytes or None  # operations without data
-    return {
-        **fields,
-        "message_bytes": size,
-        "kind": "collective",
-        "case": names[case.case],
-        "group": case.group,
-    }
-
-
-def _row(
-    case: ComparedCase, names: Mapping[AnyCase, str], table: ComparisonTable, threshold: float
-) -> ComparisonRow:
+def _results(case: ComparedCase) -> dict[str, Any]:
+    """Return the columns that say how two sides compare."""
     comparison, effort = case.comparison, case.comparison.further
-    low, high = comparison.bounds
-    further: dict[str, Any] = {}
+    row: dict[str, Any] = {
+        name: getattr(comparison, name)
+        for name in ("ratio", "detectable", "p_value", "launches_a", "launches_b")
+    }
+    row |= {"time_us_a": case.time_a_us, "time_us_b": case.time_b_us, "baselines": case.baselines}
+    row["verdict"] = str(comparison.verdict)
+    row["ratio_ci_low"], row["ratio_ci_high"] = comparison.bounds
+    if comparison.interval:
+        row["ci_level"] = comparison.interval.level
     if effort:
-        further["further"] = effort.forecast
+        row["further"] = effort.forecast
         if effort.forecast == "settles":
-            further |= {"further_launches_low": effort.low, "further_launches_high": effort.high}
-    return ComparisonRow(
-        **_identity(case, names),
-        verdict=str(comparison.verdict),
-        regression=case.is_beyond(threshold),
-        ratio=comparison.ratio,
-        ratio_ci_low=low,
-        ratio_ci_high=high,
-        ci_level=comparison.interval.level if comparison.interval else None,
-        detectable=comparison.detectable,
-        p_value=comparison.p_value,
-        time_us_a=case.time_a_us,
-        time_us_b=case.time_b_us,
-        baselines=case.baselines,
-        launches_a=comparison.launches_a,
-        launches_b=comparison.launches_b,
-        forced=table.is_forced,
-        **further,
-    )
+            row |= {"further_launches_low": effort.low, "further_launches_high": effort.high}
+    return row
 
 
 def comparison_csv(table: ComparisonTable, threshold: float) -> str:
-    """Return one line for each case, with the columns of `ComparisonRow`."""
-    return csv_text(comparison_rows(table, threshold), COMPARISON_COLUMNS)
+    """Return one line for each case, with `COMPARISON_COLUMNS`."""
+    return rows_csv(comparison_rows(table, threshold), COMPARISON_COLUMNS)
 
 
 def comparison_json(table: ComparisonTable, threshold: float) -> str:
     """Return the comparison as one JSON object, with the text above and below the table."""
+    cases = comparison_rows(table, threshold)
+    for row in cases:
+        for name, value in row.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                row[name] = None  # JSON has no infinity
     facts = {
         "schema": SCHEMA,
         "a": list(table.names_a),
@@ -244,17 +207,9 @@ def comparison_json(table: ComparisonTable, threshold: float) -> str:
         "counts": {str(verdict): count for verdict, count in table.counts.items()},
         "regressions": [name for names in regressions(table, threshold) for name in names],
         "differences": [asdict(difference) for difference in table.differences],
-        "cases": [_plain(asdict(row)) for row in comparison_rows(table, threshold)],
+        "cases": cases,
         "only_in_a": list(map(str, table.only_in_a)),
         "only_in_b": list(map(str, table.only_in_b)),
         "too_few_launches": table.has_too_few_launches,
     }
     return json.dumps(facts, indent=1) + "\n"
-
-
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Replace infinity and NaN, which JSON lacks, by null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in row.items()
-    }

@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
+from commbench.analysis.env import variable_findings
 from commbench.analysis.expectations import Answer
-from commbench.analysis.watched import Part, RankTime, parts_of, rank_times
 from commbench.findings import Finding
+from commbench.report import collectives
 from commbench.report.advice import advise_run
-from commbench.report.columns import Column, Table, make_table, make_tables, number
+from commbench.report.columns import Table
 from commbench.report.env import env_tables
 from commbench.report.expectations import answer_sentences, answer_table
 from commbench.report.figures.drawing import Drawing
@@ -29,22 +30,14 @@ from commbench.report.findings import (
     watched,
 )
 from commbench.report.model import model_tables
-from commbench.report.page import collectives, conditions
+from commbench.report.page import conditions
 from commbench.report.page.conclusion import find_conclusion, snippet_codes
 from commbench.report.page.parts import Code, Page, Section, named
 from commbench.report.soak import soak_tables
 from commbench.report.state import explain_time
 from commbench.report.topology import topology_remarks
-from commbench.report.training import (
-    TRAINING,
-    own_setting,
-    trained_together,
-    training_title,
-    tuning_cost,
-    without_ddp,
-)
+from commbench.report.training import training_tables, tuning_cost, watched_tables
 from commbench.results import Run
-from commbench.results.info import is_watched
 
 #: The most names of runs in a title.
 _MOST_NAMED = 3
@@ -118,7 +111,7 @@ def make_page(
         "training",
         "Training with DDP",
         _each(runs, _verdict),
-        _watched_tables(runs),
+        watched_tables(runs),
         env_tables(runs, of_training=True),
         training_tables(runs),
         warnings=_each(runs, training_warnings),
@@ -128,7 +121,7 @@ def make_page(
     add(
         "launches",
         "Launches",
-        _each(runs, lambda run: [*time_spent(run), *origins(run)]),
+        _each(runs, lambda run: [*time_spent(run), *variable_findings(run.info), *origins(run)]),
         conditions.launch_tables(runs),
         warnings=_each(runs, conditions.failed_ranks),
     )
@@ -176,51 +169,6 @@ def _verdict(run: Run) -> list[Finding]:
     if run.recommendation and run.info.get("candidates"):
         findings.append(tuning_cost(run.recommendation, run.info.get("launches") or ()))
     return findings
-
-
-def training_tables(runs: Sequence[Run]) -> list[Table]:
-    """Return a table for each workload, number of ranks and batch of each run."""
-    tables = []
-    for run in runs:
-        for rows in trained_together(run.training_rows):
-            of_run = f"{run.name}: " if len(runs) > 1 else ""
-            named_rows = [(run.name, row) for row in rows]
-            notes = [str(finding) for finding in [*own_setting(run), *without_ddp(rows)]]
-            title = f"{of_run}{training_title(rows)}"
-            tables.append(
-                make_table(title, named_rows, TRAINING.on_page, notes=notes, rest_in=TRAINING.file)
-            )
-    return tables
-
-
-_PARTS: list[Column[Part]] = [
-    Column("part", "name"),
-    number("time", "ms", unit="ms", about="mean over steps, on the rank that the others wait for"),
-    number("share", "share", unit="%", scale=100, about="of the mean step"),
-]
-_RANKS: list[Column[RankTime]] = [
-    Column("rank", "rank"),
-    Column("host", "host"),
-    number(
-        "computing",
-        "computing_ms",
-        unit="ms",
-        about="from an exchange of gradients to the last gradient, median",
-    ),
-]
-
-
-def _watched_tables(runs: Sequence[Run]) -> list[Table]:
-    """Return the parts of a step and the ranks of watched trainings."""
-    watched = [run for run in runs if is_watched(run.info) and run.training_records]
-    return [
-        *make_tables(
-            "Parts of a step", watched, lambda run: parts_of(run.training_records[-1]), _PARTS
-        ),
-        *make_tables(
-            "Ranks", watched, lambda run: rank_times(run.training_records[-1], run.info), _RANKS
-        ),
-    ]
 
 
 def _topology(runs: Sequence[Run]) -> list[str]:

@@ -8,8 +8,8 @@ import pytest
 from effort import repetitions, slack
 
 from commbench.stats import Comparison, Verdict, compare_family
-from commbench.stats.hierarchy import RunRatio, split_runs
 from commbench.stats.intervals import Floats
+from commbench.stats.runs import RunRatio, split_runs
 
 LAUNCHES = 10
 CASES = 40

@@ -9,12 +9,17 @@ from functools import cached_property
 
 import numpy as np
 
-from commbench.stats.intervals import Floats, Interval, detectable_effect, student_p, student_t
+from commbench.stats.intervals import (
+    LARGEST_LOG,
+    Floats,
+    Interval,
+    detectable_effect,
+    student_p,
+    student_t,
+)
 from commbench.stats.ratios import POWER, Scatter, resampled_medians
 
 _RESAMPLES = 2000
-#: The largest logarithm of a finite number: two runs give nearly unbounded intervals.
-_LARGEST = 700.0
 
 
 def split_runs(launches: Floats, sizes: Sequence[int]) -> list[Floats]:
@@ -28,12 +33,12 @@ class RunRatio:
     these.
 
     The runs' log medians are a sample of the machine's states, launch noise included, and the
-    judged run is one more draw. So log(ratio) over `error` follows Student's
-    t with as many degrees of freedom as there
-    are runs, less one, whatever the share of launches in it: exactly for normal logarithms, runs
-    with as many launches as ``b`` and a mean in place of the median, whose variance is pi / 2 as
-    large in the limit. Source of the interval: Hahn and Meeker, Statistical Intervals (1991),
-    chapter 4.
+    judged run is one more draw. So log(ratio) is compared with `error` by Student's t, with as many
+    degrees of freedom as there are runs, less one. With normal logarithms, as many launches in each
+    run as in ``b``, and the runs' own variance as the error, this is the interval of Hahn and
+    Meeker, Statistical Intervals (1991), chapter 4, but for the median of the runs in place of
+    their mean: its variance is taken to be pi / 2 as large, the limit for many runs. For few runs,
+    and where `error` exceeds the runs' own variance, the interval is wider than it has to be.
     """
 
     runs: Sequence[Floats]
@@ -91,7 +96,7 @@ class RunRatio:
         intervals = []
         for level in levels:
             reach = student_t(level, len(self.runs) - 1) * self.error
-            factor = math.exp(min(_LARGEST, reach))
+            factor = math.exp(min(LARGEST_LOG, reach))
             interval = Interval(low=self.ratio / factor, high=self.ratio * factor, level=level)
             intervals.append(interval)
         return intervals

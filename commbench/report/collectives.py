@@ -1,0 +1,322 @@
+"""The tables of collectives: times, scaling, pairs, overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter
+
+from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
+from commbench.analysis.scaling import Growth, order_of
+from commbench.analysis.stragglers.judging import Straggler
+from commbench.collectives.composed import MATRIX
+from commbench.collectives.patterns import makes_groups
+from commbench.engine.records import OverlapRow, Row
+from commbench.findings import Finding, Value
+from commbench.report.columns import (
+    MOST_LINES,
+    Cell,
+    Column,
+    Table,
+    declared,
+    ends,
+    energy_column,
+    flag_column,
+    interval,
+    make_table,
+    make_tables,
+    number,
+    outcome,
+    status_cell,
+)
+from commbench.report.formats import launches_of, with_interval
+from commbench.report.groups import group_findings, groups_in, name_groups
+from commbench.report.state import explain_time
+from commbench.results import PAIRS, SUMMARY, Run, files
+from commbench.results.info import host_by_rank, measures_interconnect
+from commbench.results.overhead import Overhead, overheads
+from commbench.results.pairs import PairRow, pair_table
+from commbench.results.summary import order_of_row
+from commbench.results.tables import rows_by, rows_of
+from commbench.units import counted, format_size
+
+#: Fields that split the rows of one backend, in order, until each is alone at its size.
+_DETAILS: tuple[tuple[str, ...], ...] = (
+    ("backend",),
+    ("backend", "env"),
+    ("backend", "algorithm_requested"),
+    ("backend", "loop"),
+    ("backend", "algorithm_requested", "loop", "sync", "cadence", "buffers", "group", "env"),
+)
+#: Stated below the overhead of a framework if ranks shared a GPU.
+TIME_SLICES = (
+    "Ranks shared a GPU: these times include its time slices and TCP, and do not hold for one rank"
+    " per GPU."
+)
+#: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
+_UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root", "env")
+_unique = attrgetter(*_UNIQUE)
+#: Columns of the method of measuring, for lines that these do not distinguish.
+_METHOD = "algorithm_requested loop sync cadence buffers"
+
+
+def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> dict[str, list[Row]]:
+    """Split rows by backend, and by further fields until ``unique`` distinguishes the rows of a
+    column.
+    """
+    rows = list(rows)
+    columns: dict[str, list[Row]] = {}
+    for details in _DETAILS:
+        columns = {}
+        for row in rows:
+            words = [getattr(row, name) for name in details]
+            columns.setdefault(" ".join(str(word) for word in words if word), []).append(row)
+        if all(len(set(map(unique, column))) == len(column) for column in columns.values()):
+            break
+    return columns
+
+
+def collective_tables(runs: Sequence[Run]) -> list[Table]:
+    """Tabulate each operation and pattern, all runs together: sizes down, backends and runs side by
+    side.
+
+    Matrices get tables of their pairs: a median over different pairs is not the time of any pair.
+    """
+    rows = [(run.name, row) for run in runs for row in all_rank_rows(run) if row.pattern != MATRIX]
+    rows.sort(key=lambda named_row: order_of_row(named_row[1]))
+    by_table = rows_by(rows, lambda named_row: (named_row[1].operation, named_row[1].pattern))
+    tables = []
+    for of_table in by_table.values():
+        keys = {(name, row.backend, *_unique(row)) for name, row in of_table}
+        distinguishing = " ".join(_UNIQUE[1:])
+        if len(keys) < len(of_table):
+            distinguishing = f"{_METHOD} {distinguishing}"
+        columns: list[Column[Row]] = [
+            *declared(Row, "message_bytes backend"),
+            *declared(Row, distinguishing, should_vary=True),
+            outcome("time_us", Row, explain_time(runs)),
+            interval("time_us", Row),
+            *declared(Row, "time_us_p95", drop_order=1),
+            *declared(Row, "algbw_GBps busbw_GBps"),
+            *declared(Row, "harness_us framework_us energy_J", drop_order=2),
+            energy_column(),
+            number("energy a byte", _nanojoule, unit="nJ", drop_order=9),
+            flag_column(),
+        ]
+        title = title_of([row for _, row in of_table])
+        if len({name for name, _ in of_table}) > 1:  # the notes below are about the first run only
+            title = title.partition(" (")[0]
+        tables.append(make_table(title, of_table, columns, rest_in=SUMMARY))
+    return tables
+
+
+def title_of(rows: Sequence[Row]) -> str:
+    """Return the heading of rows of one operation: operation, type, pattern, ranks and launches.
+
+    A column in which the rows differ, or that does not apply, is left out.
+    """
+    first = rows[0]
+    words = [first.operation]
+    if _is_common(rows, "dtype"):
+        words.append(str(first.dtype))
+    if _is_common(rows, "redop"):
+        words.append(str(first.redop))
+    if _is_common(rows, "in_place"):
+        words.append("in place" if first.in_place else "out of place")
+    if _is_common(rows, "root"):
+        words.append(f"root {first.root}")
+    if _is_common(rows, "pattern") and first.pattern != "flat":
+        words.append(f"{first.pattern}{name_groups(rows)}")
+    return f"{', '.join(words)}{_setting(rows)}"
+
+
+def _is_common(rows: Iterable[Row], name: str) -> bool:
+    """Return whether all rows have the same value in a column, and have one."""
+    values = {getattr(row, name) for row in rows}
+    return len(values) == 1 and None not in values
+
+
+def _setting(rows: Sequence[Row]) -> str:
+    """Return the numbers of ranks, hosts and launches."""
+    first = rows[0]
+    parts = []
+    if first.world_size:
+        ranks = f"{first.world_size} ranks"
+        if first.nodes:
+            ranks = f"{ranks} on {counted(first.nodes, 'host')}"
+        parts.append(ranks)
+    launches = launches_of(row.launches for row in rows)
+    if launches:
+        parts.append(launches)
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def collective_sentences(run: Run) -> list[Finding]:
+    """Return what bus bandwidth means, and what is to be said of groups."""
+    findings = group_sentences(run)
+    if any(row.busbw_GBps is not None and row.pattern != MATRIX for row in all_rank_rows(run)):
+        findings.insert(0, Finding("busbw_meaning"))
+    return findings
+
+
+def group_sentences(run: Run) -> list[Finding]:
+    """Return the slowest group of each pattern that makes groups, and their rate together."""
+    grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
+    findings = []
+    by_pattern = rows_by(grouped, lambda row: (row.operation, row.pattern))
+    for (operation, pattern), rows in by_pattern.items():
+        if len(groups_in(rows)) > 1:
+            columns = columns_of(rows, _unique)
+            named = {f"{operation}, {pattern}, {name}": of for name, of in columns.items()}
+            findings += group_findings(named, host_by_rank(run.info))
+    return findings
+
+
+# ------------------------------------------------------------------------------------- other tables
+
+
+def growth_tables(runs: Sequence[Run]) -> list[Table]:
+    """Tabulate time against the number of ranks: a line for each case."""
+    columns: list[Column[Growth]] = [
+        Column("operation", _growth_name),
+        Column("backend", "case.backend"),
+        Column("dtype", "case.dtype"),
+        number("size", _growth_size, text_of=format_size),
+    ]
+    worlds = {ranks for run in runs for growth in growths(run) for ranks in growth.rows}
+    for ranks in sorted(worlds):
+        columns.append(number(f"n = {ranks}", partial(_time_on, ranks=ranks), unit="us"))
+    about = "time on the most ranks over time on the fewest, with its 95 % interval"
+    columns += [
+        Column("growth", _growth_cell, about=about, is_number=True),
+        Column("grows with", "law"),
+    ]
+    return make_tables(
+        "Scaling: time on the first n ranks",
+        runs,
+        lambda run: sorted(growths(run), key=order_of),
+        columns,
+        rest_in=SUMMARY,
+    )
+
+
+def _growth_name(growth: Growth) -> str:
+    words = [growth.case.operation]
+    if growth.case.pattern != "flat":
+        words.append(growth.case.pattern)
+    if growth.case.env:
+        words.append(growth.case.env)
+    return " ".join(words)
+
+
+def _growth_size(growth: Growth) -> int | None:
+    return growth.case.message_bytes if growth.case.dtype else None
+
+
+def _time_on(growth: Growth, *, ranks: int) -> float | None:
+    return growth.rows[ranks].time_us if ranks in growth.rows else None
+
+
+def _growth_cell(growth: Growth) -> Cell:
+    """Return the growth with its interval, e.g. ``1.84 [1.80, 1.88]``."""
+    low = high = None
+    if growth.interval is not None:
+        low, high = growth.interval.low, growth.interval.high
+    text = with_interval(growth.ratio, low, high, 2)
+    return Cell(text, value=growth.ratio)
+
+
+def overlap_tables(runs: Sequence[Run]) -> list[Table]:
+    """Tabulate non-blocking collectives, as OSU prints them."""
+    columns: list[Column[OverlapRow]] = [
+        *declared(OverlapRow, "operation backend message_bytes"),
+        *declared(OverlapRow, "overall_us compute_us pure_us overlap_percent"),
+        interval("overlap_percent", OverlapRow, is_bounded=True),
+    ]
+    title = "Overlap with computing (OSU's definition)"
+    return make_tables(title, runs, lambda run: run.overlaps, columns, rest_in=files.OVERLAP)
+
+
+def overhead_tables(runs: Sequence[Run]) -> list[Table]:
+    """Tabulate the time that a framework's call adds to the library's call."""
+    columns: list[Column[Overhead]] = [
+        *declared(Overhead, "operation"),
+        *declared(Overhead, "pattern", should_vary=True),
+        *declared(Overhead, "message_bytes direct_us through_us added_us"),
+        interval("added_us", Overhead),
+    ]
+    overheads_by_run = {run.name: overheads(all_rank_rows(run)) for run in runs}
+    notes = []
+    if not all(measures_interconnect(row) for rows in overheads_by_run.values() for row in rows):
+        notes.append(TIME_SLICES)
+    return make_tables(
+        "What torch.distributed adds to NCCL",
+        runs,
+        lambda run: overheads_by_run[run.name],
+        columns,
+        notes=notes,
+        rest_in=SUMMARY,
+    )
+
+
+def straggler_tables(runs: Sequence[Run]) -> list[Table]:
+    """Tabulate the stragglers."""
+    columns: list[Column[Straggler]] = [
+        Column("what", "kind"),
+        Column("name", "name"),
+        number("times as long", "factor", about="time relative to its typical peer"),
+        ends(lambda straggler: (*straggler.ci, straggler.factor) if straggler.ci else (None, None)),
+        Column("seen in", "evidence"),
+    ]
+    return make_tables(
+        "Slower than their peers",
+        runs,
+        lambda run: straggler_findings(run).stragglers,
+        columns,
+        rest_in="run.json",
+    )
+
+
+def pair_tables(runs: Sequence[Run]) -> list[Table]:
+    """Tabulate the pairs of each matrix, the slowest relative to the typical pair first."""
+    tables = []
+    for run in runs:
+        for matrix in run.matrices:
+            slowest = pair_table([matrix], run.info).sort_values(
+                "ratio_to_typical", ascending=False, na_position="first", kind="stable"
+            )
+            rows = [(run.name, row) for row in rows_of(slowest[:MOST_LINES])]
+            case = matrix.case
+            size = format_size(case.message_bytes)
+            title = f"{case.operation} {size}, {case.backend}: pairs of ranks"
+            if len(runs) > 1:
+                title = f"{title} of {run.name}"
+            notes = []
+            if len(rows) < len(matrix.source):
+                numbers: dict[str, Value] = {
+                    "shown": len(rows),
+                    "lines": len(matrix.source),
+                    "file": PAIRS,
+                }
+                notes.append(str(Finding("pairs_hidden", numbers=numbers)))
+            tables.append(make_table(title, rows, _PAIR_COLUMNS, notes=notes))
+    return tables
+
+
+_PAIR_COLUMNS: list[Column[PairRow]] = [
+    number("from", "source", about="rank that sends", text_of=str),
+    Column("host", "source_host", PairRow),
+    number("to", "target", about="rank that receives", text_of=str),
+    Column("host", "target_host", PairRow),
+    *declared(PairRow, "time_us"),
+    interval("time_us", PairRow),
+    *declared(PairRow, "time_us_p95 algbw_GBps ratio_to_typical"),
+    Column("status", lambda row: status_cell(row.status), should_vary=True),
+    flag_column(),
+]
+
+
+def _nanojoule(row: Row) -> float | None:
+    if row.energy_J is None or not row.message_bytes:
+        return None
+    return 1e9 * row.energy_J / row.message_bytes
