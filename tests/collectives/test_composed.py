@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from builders import make_case, make_record, summarise_run
 from faking import FakeCommunicator, FakeRun, fake_case
 from launching import records_from_lab
 from verifying import surprises
@@ -21,9 +22,7 @@ from commbench.collectives.composed import (
     operation_in_pattern,
 )
 from commbench.collectives.operations import WINDOW_BYTES, window_of
-from commbench.engine.records import Row
 from commbench.findings import UnsupportedError
-from commbench.results.summary import _bandwidths
 
 RINGS_AND_FANS = [(p, name) for p in ("ring", "fan-in", "fan-out") for name in COMPOSED[p]]
 MIB = 2**20
@@ -56,8 +55,10 @@ def test_windows_share_the_bytes_in_flight() -> None:
 )
 def test_bandwidth_is_that_of_the_busiest_rank(operation: str, pattern: str, expected: int) -> None:
     """Count the bytes of the busiest link: a rank's own in a ring, the root's in a fan."""
-    row = Row(operation=operation, pattern=pattern, message_bytes=1000, time_us=1.0, group_size=5)
-    assert {"algbw_GBps": expected, "busbw_GBps": expected} == _bandwidths(row)
+    case = make_case(operation, pattern=pattern, message_bytes=1000)
+    record = make_record(case, times_us=[1.0] * 6, group="0-4", group_size=5)
+    (row,) = summarise_run([record], {})
+    assert (expected, expected) == (row.algbw_GBps, row.busbw_GBps)
 
 
 def test_sweeps_vary_the_root_of_a_fan() -> None:
