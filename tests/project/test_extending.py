@@ -42,8 +42,8 @@ with socket.socket() as probe:
     port = probe.getsockname()[1]
 started = []
 for rank in range(ranks):
-    place = dict(START_ID="1", RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks)
-    place |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    place = dict(START_RANK=rank, START_RANKS=ranks, START_LOCAL_RANK=rank, START_LOCAL_RANKS=ranks)
+    place |= dict(RANK=rank, WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     started.append(subprocess.Popen(program, env=os.environ | {{name: str(value) for name, value in place.items()}}))
 sys.exit(max(rank.wait() for rank in started))
 """
