@@ -35,7 +35,7 @@ MOST_LINES = 1000
 #: A width that every table fits into.
 _UNLIMITED = 10_000
 #: Characters that a terminal may lack, with plain ones.
-_PLAIN = str.maketrans({"\u202f": " ", "\N{EN DASH}": "-"})
+_PLAIN = str.maketrans({"\u202f": None, "\N{EN DASH}": "-"})
 
 R = TypeVar("R")
 
