@@ -172,7 +172,7 @@ def be_rank(options: argparse.Namespace) -> NoReturn:
             library=library,
         )
         trial = Trial(prepared=prepared, session=session, c=c, native=native, python=python)
-        cases[case.key] = trial.run(options.rounds, options.chunk, options.frozen.get(case.key))
+        cases[case.key] = trial.run(options, options.frozen.get(case.key))
     if control.rank == 0:
         sys.stdout.write(json.dumps({"mpi_library": communicator.library(), "cases": cases}) + "\n")
     communicator.close()
@@ -218,12 +218,12 @@ class Trial:
     native: Timer
     python: Timer
 
-    def run(self, rounds: int, chunk: int, frozen: Mapping[str, Any] | None) -> dict[str, Any]:
+    def run(self, options: argparse.Namespace, frozen: Mapping[str, Any] | None) -> dict[str, Any]:
         """Alternate between the loops; what this launch says of the case, valid on rank 0.
 
         Args:
-            rounds: rounds of five chunks; fewer where time runs out.
-            chunk: repetitions in a chunk.
+            options: rounds of five chunks, fewer where time runs out; repetitions in a chunk;
+                operations timed together, 0: as many as `Sampler` chooses.
             frozen: warm-up and batch as the first launch chose them; None in the first launch.
         """
         calls, control = self.prepared.calls, self.session.control
@@ -240,11 +240,12 @@ class Trial:
             reading_ns=self.session.reading_ns(self.native),
         )
         settled = sampler.warm_up(FixedSettings(**frozen) if frozen else None)
+        settled = replace(settled, batch=options.batch or settled.batch)
         samples = {name: Samples(self.prepared.participants, spanning=True) for name in LOOPS}
         begun = time.monotonic()
-        for number in range(rounds):
+        for number in range(options.rounds):
             for name in chunk_order(number):
-                gathered = control.gather(loops[name](chunk, settled.batch))
+                gathered = control.gather(loops[name](options.chunk, settled.batch))
                 late = samples[name].add(gathered) if gathered else 0.0
                 if control.broadcast(late) > TOLERATED_LATE:
                     plans[name].widen()
@@ -353,7 +354,9 @@ def conduct(options: argparse.Namespace) -> int:
     frozen = "{}"
     with tempfile.TemporaryDirectory() as folder:
         library = compile_library(Path(folder))
-        words = f"--rank --library {library} --rounds {options.rounds} --chunk {options.chunk}"
+        words = f"--rank --library {library}"
+        for name in ("rounds", "chunk", "batch"):
+            words += f" --{name} {getattr(options, name)}"
         program = [str(Path(__file__).resolve()), *words.split()]
         for number in range(options.launches):
             of_launch = ["--launch", str(number), "--frozen", frozen]
@@ -394,6 +397,9 @@ def parse_options() -> argparse.Namespace:
         "--rounds", type=int, default=40, help="rounds of five chunks a case (default 40)"
     )
     parser.add_argument("--chunk", type=int, default=100, help="repetitions a chunk (default 100)")
+    parser.add_argument(
+        "--batch", type=int, default=0, help="operations timed together (default as `run` would)"
+    )
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--library", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--launch", type=int, default=0, help=argparse.SUPPRESS)
