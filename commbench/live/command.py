@@ -217,23 +217,29 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     set_up = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
     is_apart = _foreground_group() is None
-    try:
-        child = subprocess.Popen(
-            command,
-            env=environment,
-            start_new_session=is_apart,
-            preexec_fn=set_up,  # noqa: PLW1509 - it is short
-        )
-    except OSError as error:
-        raise InputError(
-            f"The command {command[0]} cannot be started ({error.strerror or error})."
-        ) from error
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        if number not in _OF_TERMINAL or _foreground_group() != os.getpgrp():
+        if child is None:
+            early.append(number)
+        elif number not in _OF_TERMINAL or _foreground_group() != os.getpgrp():
             child.send_signal(number)
 
     with _handling(pass_on):
+        try:
+            child = subprocess.Popen(
+                command,
+                env=environment,
+                start_new_session=is_apart,
+                preexec_fn=set_up,  # noqa: PLW1509 - it is short
+            )
+        except OSError as error:
+            raise InputError(
+                f"The command {command[0]} cannot be started ({error.strerror or error})."
+            ) from error
+        for number in early:
+            child.send_signal(number)
         code = child.wait()
     if code < 0:
         return 128 - code

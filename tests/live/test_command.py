@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import make_info
@@ -495,6 +496,20 @@ def test_each_signal_reaches_the_command_once(
     assert "all " + " ".join(str(int(number)) for number in numbers) == out.strip()
     assert 9 == process.returncode
     assert NOTHING in err
+
+
+def test_a_signal_before_the_command_starts_reaches_it(
+    options: LiveOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep a signal that comes too early for the command."""
+    start = subprocess.Popen
+
+    def start_late(*words: Any, **settings: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return start(*words, **settings)
+
+    monkeypatch.setattr("commbench.live.command.subprocess.Popen", start_late)
+    assert 128 + signal.SIGUSR1 == attach_to(["sleep", "30"], options)
 
 
 def test_the_command_ends_with_a_conductor_that_is_killed(options: LiveOptions) -> None:
