@@ -329,6 +329,8 @@ class RankProcess(ABC):
         """
         self.heart.start()
         faulthandler.enable()
+        # also works if the heartbeat hangs: see `Supervisor`
+        faulthandler.register(signal.SIGUSR2, all_threads=True)
         control: Control | None = None
         try:
             control = self._connect()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections import defaultdict, deque
 
@@ -50,6 +51,8 @@ from commbench.system.env import variables_of
 PROGRAM = ("-m", "commbench.launch.rank")
 #: Seconds that a launch may continue after a rank reported an error.
 DOOMED_S = 10.0
+#: Seconds for a rank's interpreter to print its stacks.
+PRINTING_S = 0.5
 #: Lines of stderr kept for the user after a failure.
 KEPT_LINES = 200
 
@@ -155,7 +158,9 @@ class Supervisor:
         launched.drain(
             STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids)
         )
-        failed_rank = self._evidence.failed_rank(hang, self._case, self._watchdog.processes, [])
+        failed_rank = self._evidence.failed_rank(
+            hang, self._case, self._watchdog.processes, self._printed(launched, hang)
+        )
         stacks = self._evidence.lines()
         is_reached = launched.stop(self._handle)
         if self._is_complete:
@@ -169,6 +174,22 @@ class Supervisor:
             is_host_lost=hang.is_host_lost and not is_reached,
             output=[*self._stderr, *stacks],
         )
+
+    def _printed(self, launched: Launched, hang: Clue) -> list[str]:
+        """Return the interpreter's report on a rank of this host that cannot report its stacks
+        itself.
+        """
+        pids = self._watchdog.pids
+        is_here = hang.host == socket.gethostname()
+        if hang.rank not in pids or hang.rank in self._evidence.located or not is_here:
+            return []
+        before = list(self._stderr)
+        self._stderr.clear()
+        launched.make_print(pids[hang.rank])
+        launched.drain(PRINTING_S, self._handle)
+        printed = list(self._stderr)
+        self._stderr = deque([*before, *printed], maxlen=KEPT_LINES)
+        return printed
 
     def _judge(self, returncode: int) -> Ending:
         """Return how a launch ended whose launcher has left."""

@@ -86,8 +86,14 @@ def test_an_mpi_that_does_not_start_gives_the_reason(
     assert "An error occurred in MPI_Init_thread" in "\n".join(display.lines)
 
 
+#: Locks a mutex of C twice, holding the interpreter.
+HOLD = (
+    "import ctypes; lock, twice = ctypes.create_string_buffer(64),"
+    " ctypes.PyDLL(None).pthread_mutex_lock; twice(lock); twice(lock)"
+)
+
+
 @pytest.mark.mpi
-@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
     ("rank", "harm", "state", "reports"),
     [
@@ -102,11 +108,13 @@ def test_an_mpi_that_does_not_start_gives_the_reason(
         (1, "signal.raise_signal(signal.SIGSTOP)", "is stopped", (False, True)),
         pytest.param(0, "time.sleep(600)", "is idle", (True, True), marks=pytest.mark.slow),
         pytest.param(1, "time.sleep(600)", "is idle", (True, True), marks=pytest.mark.slow),
+        pytest.param(1, HOLD, "has not been heard of", (True, True), marks=pytest.mark.slow),
     ],
-    ids=["raises", "killed", "crashes", "stopped", "idle 0", "idle 1"],
+    ids=["raises", "killed", "crashes", "stopped", "idle 0", "idle 1", "holds the interpreter"],
 )
 def test_the_rank_that_fails_is_named(
     tmp_path: Path,
+    request: pytest.FixtureRequest,
     *,
     rank: int,
     harm: str,
@@ -118,6 +126,8 @@ def test_the_rank_that_fails_is_named(
     ``reports``: whether the rank's stack is known, and whether that of the other rank is, None if
     either way.
     """
+    if harm != HOLD:  # a fork's interpreter prints no stack then
+        request.getfixturevalue("forks")
     path, host = tmp_path / "run", os.uname().nodename
     asked = make_request(MANY, case_timeout_s=PATIENCE_S)
     code, info, display = run(path, sabotage(tmp_path, harm, rank), asked, fail_fast=True)

@@ -29,7 +29,7 @@ from commbench.launch.events import (
     SessionStarted,
     Stack,
 )
-from commbench.launch.heartbeat import Heart, Patience
+from commbench.launch.heartbeat import Heart, Patience, stack_in
 from commbench.launch.protocol import split_line
 from commbench.launch.rank import RankWork
 from commbench.results.plan import LaunchPlan, PlannedCase
@@ -263,6 +263,15 @@ def test_a_rank_that_raises_reports_the_error(
     message = f'"message":"boom","error":"{name}","is_bad_input":{bad_input}'
     assert message in process.stderr
     assert bool(name) == ("Traceback" in process.stderr)
+
+
+def test_a_rank_prints_its_stacks_when_asked() -> None:
+    """Print the stacks on SIGUSR2 without another thread, and continue."""
+    process = run("os.kill(os.getpid(), signal.SIGUSR2)")
+    assert 0 == process.returncode
+    assert ["work"] == [
+        frame.rpartition(" ")[2] for frame in stack_in(process.stderr.splitlines())[:1]
+    ]
 
 
 def listen(body: str, **options: object) -> tuple[int, list[Stack], str]:
