@@ -80,8 +80,7 @@ class Communicator(ABC):
         return ""
 
     def using(self, algorithm: str) -> Communicator:
-        """Return the communicator for an algorithm (see `commbench.collectives.algorithms`).
-
+        """Return the communicator for an algorithm (see `commbench.collectives.algorithms`);
         collective.
         """
         if algorithm == AUTO:

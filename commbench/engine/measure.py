@@ -68,7 +68,7 @@ def measure(
 ) -> Record | None:
     """Measure one case in visits that follow each other at once.
 
-    The record on rank 0, None elsewhere.
+    Returns the record on rank 0, None on the other ranks.
 
     ``fixed`` holds the settings of the first launch; None in the first launch. An unsupported case
     becomes a record with status ``unsupported``. Wrong data becomes a record with status ``wrong``

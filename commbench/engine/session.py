@@ -79,8 +79,7 @@ class Session:
         return self._gpus.get(address)
 
     def cache_bytes(self, communicator: Communicator) -> int:
-        """Return the largest cache behind any rank's buffers; 0 if a rank's is unknown.
-
+        """Return the largest cache behind any rank's buffers; 0 if a rank's is unknown;
         collective.
         """
         if communicator.backend not in self._caches:

@@ -73,10 +73,7 @@ class TopK(catalogue.TopK, OrderedHook):
     def exchange_bucket(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Encode, gather every rank's message, sum the messages in rank order.
-
-        Or exchange chunks.
-        """
+        """Gather every rank's message and sum the messages in rank order, or exchange chunks."""
         if self.clip:
             self._clip(buffer, layout)
         if self.momentum:

@@ -29,10 +29,7 @@ STACKS_S = 2.0
 
 
 class Output(NamedTuple):
-    """A line that a launch has written, without its end; or the end of a stream.
-
-    Or a wake-up without a line.
-    """
+    """A line that a launch has written, without its end, the end of a stream, or a wake-up."""
 
     source: Literal["stdout", "stderr", "end", "wake"]
     line: str = ""

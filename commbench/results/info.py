@@ -274,7 +274,7 @@ def is_complete(info: RunInfo) -> bool:
 def check_info(info: JsonMapping) -> RunInfo:
     """Return the entries of ``run.json``, each of the type that reading expects.
 
-    Unknown entries as they are.
+    Unknown entries are returned unchecked.
 
     Raises:
         InputError: one is of another type.

@@ -1,6 +1,5 @@
-"""Components of variance of a case's time, by level: repetitions, visits and launches.
-
-And the visits that follow.
+"""Components of variance of a case's time, by level (repetitions, visits, launches), and
+the number of visits that follows from them.
 
 The model is that of Kalibera and Jones, Rigorous benchmarking in reasonable time (ISMM 2013), on
 logarithms: log time = centre + launch + visit + repetition, three independent terms with mean 0. As

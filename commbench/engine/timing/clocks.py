@@ -311,8 +311,7 @@ class SynchronisedClock(GlobalClock):
 
 
 def open_clock(control: Control, domains: Sequence[str]) -> GlobalClock:
-    """Return the clock of a launch: shared if all ranks read one clock, else synchronised.
-
+    """Return the clock of a launch: shared if all ranks read one clock, else synchronised;
     collective.
 
     Args:

@@ -115,8 +115,7 @@ class Synchroniser:
         }[plan.method]
 
     def calibrate(self, least_ns: int) -> None:
-        """Set the slack to at least ``least_ns`` and, for instants, three broadcasts.
-
+        """Set the slack to at least ``least_ns`` and, for instants, three broadcasts;
         collective.
         """
         least_ns = OVERSUBSCRIBED_SLACK_NS if self.plan.yielding else least_ns
@@ -140,8 +139,7 @@ class Synchroniser:
         return max(gather_everywhere(self._control, value))
 
     def handle_late_starts(self) -> None:
-        """Widen the slack and compare the clocks again, because too many starts were late.
-
+        """Widen the slack and compare the clocks again, because too many starts were late;
         collective.
         """
         self.plan.widen()

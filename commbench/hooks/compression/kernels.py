@@ -1,6 +1,5 @@
-"""The compiled loops of top-k: selection of elements, exact, in two passes and without sorting.
-
-And chunks.
+"""The compiled loops of top-k: exact selection of elements in two passes without sorting, and of
+chunks.
 
 The elements are divided into blocks of up to 32. The k-th largest of the blocks' maxima is the
 threshold. At least k elements reach it, one in each of k blocks, and fewer than k blocks hold an
@@ -349,7 +348,7 @@ def measure_chunks(gradient: Floats, residual: Floats | None, chunk: int, norms:
 def choose_chunks(norms: Floats, chosen: Words) -> bool:
     """Fill ``chosen`` with the numbers of the chunks with the largest norms, ascending.
 
-    Of equal norms the first.
+    The first of equal norms are chosen.
 
     Returns whether all norms are finite; if not, the first chunks are chosen.
     """
@@ -377,9 +376,8 @@ def take_chunks(  # noqa: PLR0917 - as `select`
     divisor: float,
     values: Floats,
 ) -> None:
-    """Write the chosen chunks of gradient + residual, divided by ``divisor``, to ``values``.
-
-    The others to ``rest``.
+    """Write the chosen chunks of gradient + residual, divided by ``divisor``, to ``values``, and
+    the other elements to ``rest``.
 
     Args:
         gradient: shape (n,).
