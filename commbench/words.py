@@ -970,7 +970,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "slow_observation": "{factor:ratio} times in {measured}",
         "slow_operations": (
-            "Slow: {subject}: operations take longer than those of the others: {seen:clauses}."
+            "Slow: {subject}: operations take longer than the others': {seen:clauses}."
         ),
         "slow_receives": (
             "Slow: {subject}: receiving takes it longer than the others: {seen:clauses}."

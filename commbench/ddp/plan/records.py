@@ -283,12 +283,11 @@ class TrainingRow:
     dense_MB_per_step: float | None = column(  # noqa: N815 - a unit
         "sent by a rank in a ring all-reduce in float32: 2 (p-1)/p 4n"
     )
-    speedup: float | None = column("time per sample of (fp32, none, default) over that of the row")
+    speedup: float | None = column("time per sample of (fp32, none, default) over the row's")
     speedup_ci_low: float | None = column("95 % interval over launches, low end")
     speedup_ci_high: float | None = column("95 % interval over launches, high end")
     speedup_fp16: float | None = column(
-        "time per sample of (fp32, fp16, default) over that of the row; empty where that was not"
-        " measured"
+        "time per sample of (fp32, fp16, default) over the row's; empty where that was not measured"
     )
     speedup_fp16_ci_low: float | None = column("95 % interval over launches, low end")
     speedup_fp16_ci_high: float | None = column("95 % interval over launches, high end")

@@ -197,7 +197,7 @@ def local_cores() -> int:
 def interface_variables(interface: str | None) -> dict[str, str]:
     """Return the variables that make MPI, UCX, libfabric, Gloo and NCCL use ``interface``.
 
-    None for None.
+    Without an interface there are none.
 
     UCX then uses no RDMA device either, as the named interface is to be measured.
     """
