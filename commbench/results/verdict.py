@@ -159,8 +159,8 @@ def _estimate(value: float | None, ends: Bounds | None) -> Estimate:
 
 
 def _altering(recommendation: Recommendation, *, are_withheld: bool) -> list[Finding]:
-    """Return the gain of each setting that alters learning, and of withheld ones what it takes to
-    have them recommended; the reason states the gain of the best.
+    """Return the gain of each setting that alters learning, and of withheld ones that may gain
+    what it takes to have them recommended. The reason states the gain of the best.
     """
     findings = []
     for choice in recommendation.altering:
@@ -169,7 +169,7 @@ def _altering(recommendation: Recommendation, *, are_withheld: bool) -> list[Fin
             continue
         code = f"fastest_{choice.effect}".replace(" ", "_")
         numbers = {"verdict": choice.verdict, "proofs": "--max-accuracy-loss or --accept-loss"}
-        if choice.withheld:
+        if choice.withheld and choice.verdict != "keep":
             code = f"withheld_{choice.effect}_{choice.withheld}".replace(" ", "_")
         if recommendation.is_live:
             numbers["proofs"] = "--accept-loss"
