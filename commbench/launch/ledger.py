@@ -174,7 +174,7 @@ class Ledger:
     def add(self, finished: CaseFinished) -> None:
         """Keep a record and show it."""
         self._has_all_rows = False
-        self.store.append(finished.record, finished.fields)
+        self.store.append(finished.record)
         self.display.on(finished)
 
     def add_launch(self, entry: Entry) -> None:
