@@ -11,7 +11,7 @@ from rich.text import Text
 
 from commbench.analysis.env import variable_findings
 from commbench.analysis.prediction.network import LEAST_SIZES
-from commbench.analysis.runs import straggler_findings
+from commbench.analysis.stragglers import straggler_findings
 from commbench.cli.terminal import make_console
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import check_choice

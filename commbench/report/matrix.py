@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +12,21 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from commbench.analysis.stragglers.judging import Search, Straggler
-from commbench.analysis.stragglers.matrix import Links, numbered_hosts
+from commbench.analysis.stragglers.matrix import (
+    ends_of,
+    gathered,
+    log_links,
+    numbered_hosts,
+    scores_of,
+)
 from commbench.collectives.operations import OPERATIONS
 from commbench.findings import Finding
 from commbench.report.columns import Cell, Table, plain_table
 from commbench.results.pairs import Matrix
 from commbench.units import counted, format_time, three_digits, time_unit
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 #: The most hosts or ranks in a full table; of more, only the slowest are shown.
 SHOWN = 10
@@ -59,24 +69,22 @@ def _render(matrix: Matrix, stragglers: Sequence[Straggler]) -> list[RenderableT
     return parts
 
 
-def _units(matrix: Matrix) -> tuple[list[str], Links]:
+def _units(matrix: Matrix) -> tuple[list[str], DataFrame]:
     """Return hosts if there are several, else ranks, and the logarithm of each link's median time
     over launches.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values = np.log(np.where(matrix.is_sound, matrix.time_us, np.nan))[None, :]
-    links = Links(source=matrix.source, target=matrix.target, values=values)
+    links = log_links(matrix, matrix.time_us[None])
     hosts, place = numbered_hosts(matrix.hosts)
     if len(hosts) > 1:
-        return hosts, links.gathered(place)
+        return hosts, gathered(links, place)
     return [f"rank {rank}" for rank in range(len(matrix.hosts))], links
 
 
-def _scale(matrix: Matrix, links: Links) -> tuple[str, Callable[[float], str]]:
+def _scale(matrix: Matrix, links: DataFrame) -> tuple[str, Callable[[float], str]]:
     """Return the quantity in the cells, in a unit that suits the fastest link, and the formatter of
     a time in us.
     """
-    fastest_us = math.exp(np.nanmin(links.values, initial=math.inf))
+    fastest_us = math.exp(np.nanmin(links, initial=math.inf))
     if OPERATIONS[matrix.case.operation].quantity == "time":
         scale, unit = time_unit(1e-6 * fastest_us)
         return f"time in {unit}", lambda time_us: three_digits(1e-6 * time_us / scale)
@@ -121,11 +129,11 @@ def _range(low: str, high: str) -> str:
 def _each_with_each(
     text_of: Callable[[float], str],
     names: Sequence[str],
-    links: Links,
+    links: DataFrame,
     stragglers: Sequence[Straggler],
 ) -> Table:
     times = np.full((len(names), len(names)), np.nan)
-    times[links.source, links.target] = np.exp(links.values[0])
+    times[ends_of(links)] = np.exp(links[0])
     headings = _headings(names)
     lines: list[list[str | Cell]] = []
     for source, heading, times_us in zip(names, headings, times.tolist(), strict=True):
@@ -147,12 +155,12 @@ def _headings(names: Sequence[str]) -> list[str]:
 def _worst(
     text_of: Callable[[float], str],
     names: Sequence[str],
-    links: Links,
+    links: DataFrame,
     stragglers: Sequence[Straggler],
 ) -> Table:
     """Return the hosts or ranks that are slowest relative to the other links of their partners."""
-    between = links[links.source != links.target]
-    sends, receives = (scores[0] for scores in between.scores(len(names)))
+    between = links[np.not_equal(*ends_of(links))]
+    sends, receives = (scores[0] for scores in scores_of(between, len(names)))
     score = np.fmax(sends, receives)
     typical = float(np.nanmedian(score))
     order = np.argsort(-np.nan_to_num(score, nan=-math.inf), kind="stable")

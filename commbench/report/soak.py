@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from commbench.analysis.runs import soak_results
+from commbench.analysis.soak import soak_results
 from commbench.analysis.soak.rows import DriftRow, EventRow
 from commbench.report.columns import (
     Cell,

@@ -42,6 +42,10 @@ class Interval:
         """
         return replace(self, low=min(self.low, estimate), high=max(self.high, estimate))
 
+    def logs(self, estimate: float) -> tuple[float, float]:
+        """Return how far the ends lie below and above an estimate, in natural logarithms."""
+        return math.log(estimate / self.low), math.log(self.high / estimate)
+
 
 @lru_cache(maxsize=4096)
 def _median_ranks(n: int, level: float) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from launching import records_from_lab
 
-from commbench.analysis.runs import straggler_findings
+from commbench.analysis.stragglers import straggler_findings
 from commbench.engine.records import Record
 from commbench.results import load_run
 

@@ -18,7 +18,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
 from commbench.results import Run, once_per_run
 from commbench.results.info import network_records
-from commbench.results.summary import latest, launch_medians
+from commbench.results.summary import latest, launch_values
 from commbench.schema import JsonObject
 
 MODEL_SCHEMA = 2
@@ -81,11 +81,11 @@ class NetworkModel:
         """
         tables: dict[CurveKey, dict[_Variant, _Table]] = {}
         for record in latest(records).values():
-            medians = launch_medians([record])
-            if medians and medians[0] > 0 and _is_fittable(record.case):
+            time_us = launch_values([record]).get(record.launch, 0.0)
+            if time_us > 0 and _is_fittable(record.case):
                 variants = tables.setdefault(_key(record), {})
                 table = variants.setdefault(_variant(record.case), {})
-                table.setdefault(record.case.message_bytes, {})[record.launch] = medians[0]
+                table.setdefault(record.case.message_bytes, {})[record.launch] = time_us
         curves: dict[CurveKey, Curve] = {}
         notes: dict[CurveKey, str] = {}
         for key in sorted(tables):

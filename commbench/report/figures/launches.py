@@ -12,7 +12,7 @@ from commbench.report.figures.charts import MOST_ROWS, Chart, Panel, Series
 from commbench.report.figures.words import prefixes
 from commbench.report.groups import brief
 from commbench.results import Run
-from commbench.results.summary import keyed_records, launch_medians
+from commbench.results.summary import keyed_records, launch_values
 from commbench.results.trained import Trained, trained
 from commbench.units import format_size
 from commbench.words import Estimate
@@ -91,7 +91,7 @@ def collective_rows(run: Run, prefix: str) -> list[Series]:
         words.append(case.env)
         if case.pattern != MATRIX:
             name = prefix + " ".join(filter(None, words))
-            medians = launch_medians(records[key, group])
+            medians = list(launch_values(records[key, group]).values())
             rows += _row(name, medians, backends.index(case.backend))
     return rows
 

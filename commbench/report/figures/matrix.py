@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from commbench.analysis.runs import straggler_findings
+from commbench.analysis.stragglers import straggler_findings
 from commbench.analysis.stragglers.judging import ANY, Straggler
 from commbench.analysis.stragglers.matrix import numbered_hosts
 from commbench.collectives.operations import OPERATIONS
