@@ -33,7 +33,6 @@ def merge(
     workload: Workload,
     *,
     meter: RunMeter | None = None,
-    block_steps: int = 0,
     **fields: Any,  # noqa: ANN401 - fields of the record
 ) -> TrainingRecord:
     """Return the record of a configuration in a launch.
@@ -43,7 +42,6 @@ def merge(
         blocks: for each block the samples of every training rank, by rank.
         workload: the workload that was trained.
         meter: the energy counters of this rank; None: energy was not measured.
-        block_steps: steps of a block before it was divided; 0: blocks were not divided.
         fields: further fields of the record.
     """
     slowest = [np.max([rank.times for rank in ranks], axis=0) for ranks in blocks]
@@ -82,7 +80,6 @@ def merge(
         case=case,
         step_ms=(1e3 * timed_steps[:, _STEP]).round(6).tolist(),
         block_lengths=[len(times) for times in timed],
-        block_steps=block_steps or len(slowest[0]),
         total_steps=sum(map(len, slowest)),
         discarded=max(early),
         parameters=parameters,
@@ -92,7 +89,7 @@ def merge(
         bucket_bytes=blocks[-1][0].bucket_bytes,
         **_bucket_times(blocks),
         sent_bytes=_mean([rank.sent_bytes for rank in all_ranks]),
-        expected_bytes=_mean([rank.expected_bytes for rank in all_ranks]),
+        expected_bytes=blocks[-1][0].expected_bytes,
         dense_bytes=dense_bytes,
         losses=np.mean([rank.losses for rank in longest], axis=0).tolist(),
         **metrics,

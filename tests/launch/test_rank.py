@@ -128,10 +128,10 @@ def test_training_on_gpus_states_its_library(
         backend="nccl", ranks_per_gpu=2, library=lambda: "torch NCCL 2.28.9", close=lambda: None
     )
 
-    def train(_cases: Any, _terms: Any, _rank: Any, duty: Any, **_: Any) -> bool:
-        return not duty.is_out_of_time()
+    def launch(*, is_out_of_time: Any, **_: Any) -> Any:
+        return types.SimpleNamespace(train=lambda: not is_out_of_time())
 
-    monkeypatch.setattr("commbench.ddp.session.train_launch", train)
+    monkeypatch.setattr("commbench.ddp.session.TrainingLaunch", launch)
     monkeypatch.setattr("commbench.ddp.session.fast_selection", lambda *_: "cupy")
     monkeypatch.setattr("commbench.ddp.devices.open_device", lambda *_: device)
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="nccl")

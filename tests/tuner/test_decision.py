@@ -24,7 +24,7 @@ from commbench.results.trained import Speedup
 from commbench.results.verdict import recommendation_findings, snippets, verdict_findings
 from commbench.stats import MARGIN, median, student_interval
 from commbench.tuner.conclusion import recommend
-from commbench.tuner.decision import candidates
+from commbench.tuner.decision import finalists
 from commbench.tuner.learning import withheld
 from commbench.tuner.rules import judge, level_of
 from commbench.tuner.snippet import keep_snippet, snippet_of
@@ -49,7 +49,7 @@ def test_the_fastest_of_each_effect_on_learning_are_confirmed(
 ) -> None:
     """Confirm the baseline, the fastest of each effect if faster, and the fastest allowed one."""
     records = [*sweep(**step_ms), *launches_of(1, BASE.local())]
-    baseline, *others = candidates(records, info)
+    baseline, *others = finalists(records, info)
     assert confirmed(BASE) == baseline
     assert sorted(map(confirmed, expected), key=str) == sorted(others, key=str)
 
@@ -70,8 +70,8 @@ def test_broken_cases_never_win(changes: dict[str, Any]) -> None:
     good = {"losses": [2.0, 1.9]}
     records = [make_training_record(BASE, **good), make_training_record(FP16, step_ms=19, **good)]
     broken = make_training_record(TOPK, **{"step_ms": 5, **good, **changes})
-    assert [confirmed(BASE), confirmed(FP16)] == candidates([*records, broken], {})
-    assert confirmed(TOPK) in candidates(
+    assert [confirmed(BASE), confirmed(FP16)] == finalists([*records, broken], {})
+    assert confirmed(TOPK) in finalists(
         [*records, make_training_record(TOPK, step_ms=5, **good)], {}
     )
 
@@ -84,16 +84,16 @@ def test_group_with_most_ranks_decides() -> None:
         for ranks in (2, 4)
         for batch in (64, 16)
     ]
-    assert {(4, 16)} == {(case.world_size, case.batch_per_rank) for case in candidates(records, {})}
-    named = candidates(records, {"batches": [64, 16]})
+    assert {(4, 16)} == {(case.world_size, case.batch_per_rank) for case in finalists(records, {})}
+    named = finalists(records, {"batches": [64, 16]})
     assert {(4, 64)} == {(case.world_size, case.batch_per_rank) for case in named}
 
 
 def test_nothing_to_confirm_without_a_baseline() -> None:
     """Confirm nothing if the default failed."""
     broken = make_training_record(BASE, status="failed", reason="no memory")
-    assert [] == candidates([broken, make_training_record(FP16)], {})
-    assert [] == candidates([], {})
+    assert [] == finalists([broken, make_training_record(FP16)], {})
+    assert [] == finalists([], {})
 
 
 # -------------------------------------------------------------------------- what may be recommended
@@ -378,7 +378,7 @@ def simulate(
     ]
     fresh = {
         chosen: gains_by_case[dataclasses.replace(chosen, phase="sweep")]
-        for chosen in candidates(records, {})
+        for chosen in finalists(records, {})
     }
     records += [
         record for launch in range(6) for record in _launch(fresh, launch, blocks=2, **noise)

@@ -4,7 +4,7 @@ length.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,6 @@ from effort import repetitions, slack
 from training_builders import make_training_case, make_training_info, make_training_record
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
-from commbench.results.recommendation import Withheld
 from commbench.results.trained import Speedup, speedup_of_rounds
 from commbench.stats import MARGIN, median
 from commbench.tuner.conclusion import recommend
@@ -24,7 +23,7 @@ from commbench.tuner.experiment import (
     Block,
     Experiment,
 )
-from commbench.tuner.rules import LIVE_LOOKS, judge, level_of
+from commbench.tuner.rules import LIVE, judge, level_of
 
 #: Steps of a simulated training.
 STEPS = 20_000
@@ -122,7 +121,7 @@ def simulate(
     step_ms: float = 100.0,
     max_steps: int | None = None,
     time_limit_s: float | None = None,
-    withheld: Mapping[int, Withheld] | None = None,
+    withheld: Sequence[int] = (),
 ) -> Tuning:
     """Tune a training whose settings have these true speedups."""
     settings = settings or make_settings(len(speedups))
@@ -308,7 +307,7 @@ def test_the_last_look_ends_a_tuning() -> None:
     """End inconclusive after the last look, although steps and time remain."""
     tuning = simulate([1.0, 1.02], NOISES["lognormal"], max_steps=STEPS)
     assert tuning.ending == "undecided"
-    assert len(tuning.speedups[1]) == LIVE_LOOKS[-1]
+    assert len(tuning.speedups[1]) == LIVE.looks[-1]
 
 
 # --------------------------------------------------------------------------- settings that are safe
@@ -324,7 +323,7 @@ def test_the_best_safe_setting_is_confirmed_too() -> None:
     tuning = simulate([1.0, 1.15, 1.0, 1.3, 1.6], NOISES["lognormal"], settings=settings)
     assert {1, 4} == set(tuning.faster)
     assert tuning.level == level_of(2) == pytest.approx(1 - 0.05 / 2)
-    assert len(tuning.speedups[4]) == LIVE_LOOKS[0]
+    assert len(tuning.speedups[4]) == LIVE.looks[0]
 
 
 def test_a_safe_setting_gets_one_more_look_when_the_best_is_decided() -> None:
@@ -333,8 +332,8 @@ def test_a_safe_setting_gets_one_more_look_when_the_best_is_decided() -> None:
     tuning = simulate([1.0, 1.025, 1.5], NOISES["lognormal"], settings=settings)
     assert tuning.ending == "decided"
     assert {setting: len(speedups) for setting, speedups in tuning.speedups.items()} == {
-        1: LIVE_LOOKS[1],
-        2: LIVE_LOOKS[0],
+        1: LIVE.looks[1],
+        2: LIVE.looks[0],
     }
 
 
@@ -357,9 +356,9 @@ def test_a_withheld_setting_does_not_end_the_confirmation() -> None:
                 [1.0, 1.025, 1.5], NOISES["lognormal"], settings=settings, withheld=withheld
             ).speedups[1]
         )
-        for withheld in ({}, {2: "unnamed"})
+        for withheld in ([], [2])
     ]
-    assert LIVE_LOOKS[1] == rounds[0] < rounds[1]
+    assert LIVE.looks[1] == rounds[0] < rounds[1]
 
 
 # ----------------------------------------------------------------------- blocks that cannot be used
