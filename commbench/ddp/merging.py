@@ -176,7 +176,7 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> dict[str
             STAMPS).
         sizes: bytes and number of tensors of each bucket.
     """
-    _, ranks, count, _ = stamps.shape
+    count = stamps.shape[2]
     ready, start, done, encode, decode = np.moveaxis(stamps, -1, 0)
     arrived = done - decode  # decompression follows
     duration = arrived - start
@@ -195,9 +195,7 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> dict[str
     for number, (size, tensors) in enumerate(sizes[:count]):
         medians = {name: _median_ms(of_steps[:, number]) for name, of_steps in times.items()}
         buckets.append(Bucket(size_bytes=size, parameters=tensors, **medians))
-    busy = np.empty((len(stamps), ranks))
-    for step, rank in np.ndindex(*busy.shape):
-        busy[step, rank] = _union(start[step, rank], arrived[step, rank])
+    busy = _busy(start, arrived)
     fastest = busy.min(axis=1)
     return {
         "buckets": buckets,
@@ -208,13 +206,15 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> dict[str
     }
 
 
-def _union(starts: Floats, ends: Floats) -> float:
-    """Return the length of the union of intervals."""
-    total, covered_until = 0.0, -np.inf
-    for i in np.argsort(starts):
-        total += max(0.0, ends[i] - max(starts[i], covered_until))
-        covered_until = max(covered_until, ends[i])
-    return float(total)
+def _busy(starts: Floats, ends: Floats) -> Floats:
+    """Return the length of the union of intervals along the last axis."""
+    order = np.argsort(starts)
+    starts = np.take_along_axis(starts, order, -1)
+    ends = np.maximum.accumulate(np.take_along_axis(ends, order, -1), axis=-1)
+    covered = np.roll(ends, 1, axis=-1)
+    covered[..., 0] = -np.inf
+    lengths: Floats = (ends - np.maximum(starts, covered)).clip(min=0)
+    return lengths.sum(axis=-1)
 
 
 def _median_ms(nanoseconds: Floats) -> float:

@@ -489,9 +489,6 @@ class TrainingSweep:
         check_choice("training backend", self.backend, TRAINING_BACKENDS)
         for precision in self.precisions:
             check_choice("precision", precision, PRECISIONS)
-        for mode in self.compile_modes:
-            if mode:
-                check_choice("compile mode", mode, COMPILE_MODES)
         object.__setattr__(
             self,
             "bucket_caps",
