@@ -358,6 +358,7 @@ class FeedbackHook(Feedback, Hook):
             self._check_loaded(state["memory"])
         self._steps, self._rates = int(state["step"]), dict(state["rates"])
         self.memory.load(state["memory"])
+        self._channels.clear()  # they depend on the step
 
     def _check_loaded(self, memory: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         for tensors in memory.values():

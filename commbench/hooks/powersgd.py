@@ -233,7 +233,6 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
     def load_state_dict(self, state: StateDict) -> None:
         """See `FeedbackHook.load_state_dict`; includes the warm factors."""
         super().load_state_dict(state)
-        self._channels.clear()
         self._warm = {name: q.clone() for name, q in state["q"].items()}
 
 

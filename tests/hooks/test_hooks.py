@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -357,6 +358,16 @@ def test_chunks_larger_than_the_model_are_refused() -> None:
 
 
 # State
+
+
+def test_a_loaded_step_has_its_density() -> None:
+    """Send the density of the step that was loaded, not of the steps before."""
+    hook = TopK(density=0.1, warmup=(0.5,), warmup_steps=5)
+    hook._group = SimpleNamespace(size=lambda: 1)
+    bucket = make_layout(a=100)
+    kept = [hook.channel_of(*bucket).payload.sparse[0].k]
+    hook.load_state_dict(hook.state_dict() | {"step": 9})
+    assert [50, 10] == [*kept, hook.channel_of(*bucket).payload.sparse[0].k]
 
 
 def test_fresh_state_is_of_the_hook() -> None:
