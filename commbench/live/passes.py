@@ -238,7 +238,7 @@ class Passes:
             self.open.ended = self.clock()
             self.open.backwards.append((self._begun, self.open.ended))
             if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
-                self.open.losses.append(tensors.detach())
+                self.open.losses.append(tensors.detach().clone())  # scripts average it in place
         if not self._is_armed or not self._is_reduced():
             return
         self._is_armed = False
