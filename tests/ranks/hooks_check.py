@@ -199,7 +199,6 @@ def scaled(name: str) -> dict[str, Any]:
         "memory kept": torch.equal(memory, memory_of(hook)),
         "parameters kept": torch.equal(parameters, flat(model.module.parameters())),
         "scale": scaler.get_scale(),
-        "discarded": hook.discarded_steps,
     }
     for number in range(5, 8):
         step(number)
@@ -208,13 +207,9 @@ def scaled(name: str) -> dict[str, Any]:
             not torch.equal(memory, memory_of(hook)) and bool(memory_of(hook).isfinite().all())
         ),
         "agree": agree(flat(model.module.parameters())),
-        "discarded later": hook.discarded_steps,
     }
     close(plain, hook)
-    return {
-        key: everywhere(value)[-1] if key == "discarded" else _all(value)
-        for key, value in results.items()
-    }
+    return {key: _all(value) for key, value in results.items()}
 
 
 def _all(value: Any) -> Any:

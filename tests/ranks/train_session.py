@@ -21,7 +21,8 @@ from stand_in import StandIn
 from commbench.backends.mpi_control import MpiControl
 from commbench.ddp import block, session
 from commbench.ddp.devices import Device, open_device
-from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.terms import Terms
 from commbench.engine.control import gather_everywhere
 from commbench.engine.timing.loops import Progress
 from commbench.hooks import Hook
@@ -102,17 +103,18 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
     if task["free_bytes"] is not None:
         device.free_bytes = lambda: task["free_bytes"]  # type: ignore[method-assign]
     with marking_steps(device):
-        finished = session.train_launch(
-            cases,
-            Terms(seed=5, **task["terms"]),
-            session.TrainingRank(control=control, device=device, progress=(progress := Progress())),
-            session.Duty(
-                begin=begun.append,
-                finish=records.append,
-                is_out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
-            ),
+        launch = session.TrainingLaunch(
+            cases=cases,
+            terms=Terms(seed=5, **task["terms"]),
             launch=task["launch"],
+            control=control,
+            device=device,
+            progress=(progress := Progress()),
+            on_begin=begun.append,
+            on_record=records.append,
+            is_out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
         )
+        finished = launch.train()
     vars(block)["make_hook"], block.Training.run_block = made, RUN_BLOCK
     observations = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
     by_key = {record.case.key: dataclasses.asdict(record) for record in records}

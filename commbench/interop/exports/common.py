@@ -43,7 +43,18 @@ TRAINING_LABELS = (
     "accumulation",
     "variant",
 )
-_FACTS = ("suite", "status", "launcher", "world_size", "nodes", "git_commit")
+#: Labels of a run.
+RUN_LABELS = (
+    "run",
+    "suite",
+    "status",
+    "launcher",
+    "world_size",
+    "nodes",
+    "version",
+    "git_commit",
+    "emulated",
+)
 
 
 def texts(values: Mapping[str, object]) -> Labels:
@@ -117,10 +128,10 @@ def training_labels(row: TrainingRow) -> Labels:
 
 
 def run_facts(run: Run) -> Labels:
-    """Return what identifies a run and where it was measured."""
+    """Return the labels `RUN_LABELS`: what identifies a run and where it was measured."""
     environment = run.info.get("environment") or {}
     versions = environment.get("versions") or {}
-    facts: dict[str, object] = {name: run.info.get(name) for name in _FACTS}
+    facts: dict[str, object] = {name: run.info.get(name) for name in RUN_LABELS}
     facts["run"] = run.info.get("run_id") or run.path.name
     facts["version"] = versions.get("commbench")
     facts["emulated"] = "yes" if environment.get("emulated") else "no"

@@ -18,6 +18,7 @@ from commbench.engine.flags import split_flags
 from commbench.engine.records import Row, Status
 from commbench.interop.exports.common import (
     CASE_LABELS,
+    RUN_LABELS,
     TRAINING_LABELS,
     Labels,
     labelled_rows,
@@ -31,17 +32,6 @@ from commbench.results.tables import rows_by
 
 US, MS, PERCENT, MB, GB = 1e-6, 1e-3, 1e-2, 1e6, 1e9
 BACKEND_LABELS = ("backend", "library", "transport")
-RUN_LABELS = (
-    "run",
-    "suite",
-    "status",
-    "launcher",
-    "world_size",
-    "nodes",
-    "version",
-    "git_commit",
-    "emulated",
-)
 WINNER_LABELS = ("workload", "ranks")
 EVENT_LABELS = ("kind", "scope", "ranks", "host")
 #: Kinds of events, see `commbench.analysis.soak.rows.EventRow`.
@@ -269,8 +259,7 @@ def _largest(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def _of_run(run: Run) -> Iterator[Sample]:
-    facts = run_facts(run)
-    yield sample("commbench_run_info", **{name: facts[name] for name in RUN_LABELS})
+    yield sample("commbench_run_info", **run_facts(run))
     began_s = unix_s(run.info.get("started"))
     if began_s is not None:
         yield sample("commbench_run_start_timestamp_seconds", began_s)
