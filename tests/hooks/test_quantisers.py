@@ -10,7 +10,7 @@ from typing import Any
 import cuda_on_host
 import numpy as np
 import pytest
-from effort import cases, repetitions
+from effort import repetitions
 from gradients import DISTRIBUTIONS, ELEMENTS, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -168,13 +168,6 @@ def test_all_send_the_same(number: int, name: str) -> None:
     check_alike(gradient, make(name, N // 3, 1), block=block, ranks=3)
 
 
-@pytest.mark.parametrize("ranks", cases([1, 2], [4, 7]))
-def test_any_number_of_ranks(ranks: int) -> None:
-    """Add up the shards of any number of ranks in their order, with and without residual."""
-    for residual in (make("student t2", N, 2), None):
-        check_alike(make("gauss", N, 1), residual, block=256, ranks=ranks)
-
-
 @settings(max_examples=repetitions(150), deadline=None)
 @given(data=st.data())
 def test_any_small_array(data: st.DataObject) -> None:
@@ -310,12 +303,3 @@ def test_nothing_is_compiled_after_preparing() -> None:
     sharing.average(draw(100, 2))
     assert before == [len(kernel.signatures) for kernel in kernels]
     assert all(kernel.targetoptions["nogil"] for kernel in kernels)
-
-
-@pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
-def test_the_source_compiles_for_gpus(architecture: str) -> None:
-    """Compile without warnings and without spilling, in registers that let at least half of all
-    warps be resident.
-    """
-    registers = cuda_on_host.registers_on_gpu(quantisers, architecture, 256)
-    assert 65_536 // 1_024 >= max(registers)
