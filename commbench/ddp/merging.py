@@ -213,8 +213,8 @@ def _busy(starts: Floats, ends: Floats) -> Floats:
     ends = np.maximum.accumulate(np.take_along_axis(ends, order, -1), axis=-1)
     covered = np.roll(ends, 1, axis=-1)
     covered[..., 0] = -np.inf
-    lengths: Floats = (ends - np.maximum(starts, covered)).clip(min=0)
-    return lengths.sum(axis=-1)
+    busy: Floats = np.maximum(0, ends - np.maximum(starts, covered)).sum(axis=-1)
+    return busy
 
 
 def _median_ms(nanoseconds: Floats) -> float:

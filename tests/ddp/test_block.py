@@ -13,8 +13,9 @@ pytest.importorskip("torch")
 
 from commbench.ddp.devices import EARLY_STEPS, Device
 from commbench.ddp.inspect import inspect_workload
-from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase, short_blocks
+from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase
 from commbench.ddp.plan.layout import case_bucket_bytes
+from commbench.ddp.plan.terms import short_blocks
 from commbench.ddp.workloads import load_workload
 
 pytestmark = pytest.mark.mpi

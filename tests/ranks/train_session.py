@@ -21,7 +21,8 @@ from stand_in import StandIn
 from commbench.backends.mpi_control import MpiControl
 from commbench.ddp import block, session
 from commbench.ddp.devices import Device, open_device
-from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.terms import Terms
 from commbench.engine.control import gather_everywhere
 from commbench.engine.timing.loops import Progress
 from commbench.hooks import Hook
