@@ -90,7 +90,7 @@ def all_reduce(elements: int, dtype: str = "float32") -> Message:
 # ---------------------------------------------------------------------------------- sparse payloads
 
 
-def payload_bytes(k: int, value_dtype: ValueType = "float32") -> int:
+def payload_bytes(k: int, value_dtype: ValueType) -> int:
     """Return the bytes of a payload of ``k`` slots, a multiple of 4."""
     return INDEX_BYTES * k + -(-np.dtype(value_dtype).itemsize * k // 4) * 4
 

@@ -136,3 +136,17 @@ def test_powersgd_needs_a_device_whose_collectives_it_can_order() -> None:
     model: Any = SimpleNamespace(module=torch.nn.Linear(2, 2, device="meta"))
     with pytest.raises(InputError, match="on the host or on one GPU, this one is on meta"):
         PowerSGD().attach(model, None)
+
+
+@pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
+@pytest.mark.parametrize(
+    ("module", "threads", "warps"), [(selectors, 1024, 64), (quantisers, 256, 32)]
+)
+def test_the_source_compiles_for_gpus(
+    module: Any, threads: int, warps: int, architecture: str
+) -> None:
+    """Compile without warnings and without spilling, in registers that let so many warps of a
+    multiprocessor be resident: all of them, or half.
+    """
+    registers = cuda_on_host.registers_on_gpu(module, architecture, threads)
+    assert 65_536 // (32 * warps) >= max(registers)
