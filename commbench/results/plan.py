@@ -116,14 +116,6 @@ class RunRequest:
         )
 
 
-def budget_fields(request: RunRequest) -> JsonObject:
-    """Return the budget's entries of run.json, which the summary uses."""
-    return {
-        "budget": request.budget.name,
-        "relative_half_width": request.budget.relative_half_width,
-    }
-
-
 #: Plans one part of a run from all records of the parts before it; returns None if there is nothing
 #: to measure.
 Stage = Callable[[Sequence[AnyRecord]], RunRequest | None]

@@ -30,7 +30,7 @@ def step(work: Any, layout: ChunkLayout, gradient: Any, memory: dict[str, Any]) 
     """Do one step of one rank, without collectives; return what it writes."""
     work.measure(gradient, memory.get("residual"))
     norms = work.norms.clone()
-    work.take(gradient, memory.get("residual"), divisor=2.0, memory=memory)
+    work.take(divisor=2.0, memory=memory)
     result = work.spread(torch.full((layout.elements,), 7.0))
     return {"norms": norms, "values": work.values.clone(), "result": result, **memory}
 
