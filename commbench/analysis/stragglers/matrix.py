@@ -75,17 +75,6 @@ def gathered(links: DataFrame, set_of_unit: Integers) -> DataFrame:
     return links.groupby(sets).quantile(0.5, interpolation="lower")
 
 
-def scores_of(links: DataFrame, units: int) -> tuple[Floats, Floats]:
-    """Return each unit's scores as sender and receiver, (launches, units): the lower quartile over
-    partners; NaN if a unit has no links.
-    """
-    sends, receives = (
-        links.groupby(level=end).quantile(GOOD_SHARE, interpolation="lower") for end in (0, 1)
-    )
-    every = range(units)
-    return sends.reindex(every).to_numpy().T, receives.reindex(every).to_numpy().T
-
-
 def _without(
     links: DataFrame, senders: Sequence[int], receivers: Sequence[int] | None = None
 ) -> DataFrame:
@@ -176,8 +165,15 @@ def _judged(kind: str, names: Sequence[str], values: Floats, measured: str, alph
 def _scored(
     kind: str, names: Sequence[str], links: DataFrame, measured: str, alpha: float
 ) -> tuple[Family, dict[int, str]]:
-    """Judge units by their links; return the family and the code of each slow unit's direction."""
-    sends, receives = scores_of(links, len(names))
+    """Judge units by their links; return the family and the code of each slow unit's direction.
+
+    A unit's scores as sender and as receiver are the lower quartile over its partners.
+    """
+    scores = []
+    for end in (0, 1):
+        by_unit = links.groupby(level=end).quantile(GOOD_SHARE, interpolation="lower")
+        scores.append(by_unit.reindex(range(len(names))).to_numpy().T)
+    sends, receives = scores
     family = _judged(kind, names, np.fmax(sends, receives), measured, alpha)
     ways: dict[int, str] = {}
     ends = []
