@@ -56,23 +56,24 @@ class ComparedCase:
         """B's time over A's, with the interval that decided."""
         return Estimate(self.comparison.ratio, *self.comparison.bounds)
 
+    @property
+    def least(self) -> float:
+        """The lower end of the interval of a slower case; 0 for another one."""
+        interval = self.comparison.interval
+        if interval is None or self.comparison.verdict is not Verdict.SLOWER:
+            return 0.0
+        return interval.low
+
     def is_beyond(self, threshold: float) -> bool:
         """Return whether it is slower, with the interval wholly beyond ``threshold``."""
-        interval = self.comparison.interval
-        return (
-            self.comparison.verdict is Verdict.SLOWER
-            and interval is not None
-            and interval.low > 1 + threshold
-        )
+        return self.least > 1 + threshold
 
     @property
-    def severity(self) -> tuple[bool, float]:
+    def severity(self) -> tuple[float, float]:
         """Sort key: slower cases by the lower end of their interval, then the others by their
         ratio.
         """
-        interval = self.comparison.interval
-        is_slower = self.comparison.verdict is Verdict.SLOWER
-        return is_slower, interval.low if is_slower and interval else self.comparison.ratio
+        return self.least, self.comparison.ratio
 
 
 @dataclass(frozen=True, kw_only=True)

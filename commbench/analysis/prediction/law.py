@@ -49,9 +49,6 @@ class Family(NamedTuple):
     backend: str
     dtype: str
 
-    def __str__(self) -> str:
-        return f"{self.backend} {self.operation} of {self.dtype}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Place:

@@ -123,7 +123,7 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
     has_hosts = len(names) >= FEWEST
     has_ranks_apart = len(names) > 1 and hosts_with_pairs > 0 and len(host) >= FEWEST
     has_pairs = hosts_with_pairs >= FEWEST
-    has_ranks_within = ranks_of_host.max(initial=0) >= FEWEST
+    has_ranks_within = int(ranks_of_host.max(initial=0)) >= FEWEST
     weights = 62 * has_hosts + 2 * has_ranks_apart + 8 * has_pairs + 4 * has_ranks_within
     share = alpha / max(1, weights)
     families = []
