@@ -215,18 +215,21 @@ class FeedbackHook(Feedback, Hook):
         Raise InputError if a gradient is not float32 or the model is too small.
         """
         self._names, self._shapes = {}, {}
+        elements = 0
         for name, parameter in ddp_model.module.named_parameters():
-            if parameter.requires_grad and parameter.dtype != torch.float32:
+            self._names[id(parameter)] = name
+            self._shapes[name] = tuple(parameter.shape)
+            if not parameter.requires_grad:
+                continue
+            if parameter.dtype != torch.float32:
                 kind = str(parameter.dtype).removeprefix("torch.")
                 raise InputError(
                     f"Hook {self.name} compresses float32 gradients, {name} is {kind}: use"
                     " passthrough."
                 )
-            self._names[id(parameter)] = name
-            self._shapes[name] = tuple(parameter.shape)
-            if parameter.requires_grad:
-                self._device = parameter.device
-        self.check_size(sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad))
+            self._device = parameter.device
+            elements += parameter.numel()
+        self.check_size(elements)
         self._check_loaded(self.memory.state())
         self._scaler = scaler
         self.memory.held_back = scaler is not None

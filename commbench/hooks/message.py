@@ -90,7 +90,7 @@ def all_reduce(elements: int, dtype: str = "float32") -> Message:
 # ---------------------------------------------------------------------------------- sparse payloads
 
 
-def payload_bytes(k: int, value_dtype: ValueType = "float32") -> int:
+def payload_bytes(k: int, value_dtype: ValueType) -> int:
     """Return the bytes of a payload of ``k`` slots, a multiple of 4."""
     return INDEX_BYTES * k + -(-np.dtype(value_dtype).itemsize * k // 4) * 4
 
@@ -187,7 +187,5 @@ class QuantisedLayout:
         return FLOAT32_BYTES * self.blocks + self.shard
 
     def span(self, shard: int) -> slice:
-        """Return the elements of the bucket that belong to a shard."""
-        return slice(
-            min(shard * self.shard, self.elements), min((shard + 1) * self.shard, self.elements)
-        )
+        """Return the elements of a shard, which may end beyond the bucket."""
+        return slice(shard * self.shard, (shard + 1) * self.shard)

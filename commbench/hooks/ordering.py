@@ -97,11 +97,11 @@ class CommThread:
     without running.
     """
 
-    def __init__(self, name: str = "commbench-comm") -> None:
+    def __init__(self) -> None:
         self.failure: Exception | None = None
         self._jobs: SimpleQueue[tuple[Job, Future] | None] = SimpleQueue()
         # A daemon: threading would join any other thread before our exit function can end it.
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._work, name="commbench-comm", daemon=True)
         self._thread.start()
         atexit.register(self._leave)
 
@@ -116,13 +116,13 @@ class CommThread:
         self._jobs.put((job, future))
         return future
 
-    def close(self, timeout_s: float = LEAVE_S) -> bool:
+    def close(self) -> bool:
         """Finish the queued jobs and end the thread.
 
-        Return False if it is still busy after ``timeout_s``.
+        Return False if it is still busy after `LEAVE_S`.
         """
         self._jobs.put(None)
-        self._thread.join(timeout_s)
+        self._thread.join(LEAVE_S)
         ended = not self._thread.is_alive()
         if ended:
             atexit.unregister(self._leave)

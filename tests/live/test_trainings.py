@@ -48,6 +48,8 @@ OTHERS = (
     "restarted",
     "leaving",
 )
+#: Kinds that torchrun starts; it takes two seconds longer.
+BY_TORCHRUN = {"halves", "restarted", "leaving"}
 #: Kinds whose steps cannot be tuned: too few, compiled with the buckets, or without DDP's exchange.
 UNTUNED = ("few", "compiled_whole", "by_own_exchange")
 #: Kinds whose watching once went wrong, and others.
@@ -109,11 +111,12 @@ def start(*words: str, before: tuple[str, ...] = ()) -> tuple[int, list[str], st
 
 def run(*words: str, before: tuple[str, ...] = (), ranks: int = 2) -> tuple[int, list[str], str]:
     """Return the same of a training."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    address = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    if BY_TORCHRUN.isdisjoint(words):
+        return start("ranks.py", str(ranks), str(free_port()), *words, before=before)
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
     if "restarted" in words:
-        address = ["--standalone", "--max-restarts", "1"]
-    return start(*launcher, *address, *words, before=before)
+        launcher += ["--max-restarts", "1"]
+    return start(*launcher, *words, before=before)
 
 
 @cache

@@ -109,7 +109,7 @@ def host_read_error() -> str:
 #: Hooks that kernels serve; those of aligned top-k are torch's in both cases.
 ON_KERNELS = ("topk", "int8")
 #: What a device does not change.
-NOT_ON_DEVICES = ("feedback", "two_models", "train", "chunks_of_one")
+NOT_ON_DEVICES = ("feedback", "two_models", "train")
 #: What is checked for each hook with a memory.
 OF_MEMORIES = ("resume", "scaled", "infinite")
 

@@ -75,20 +75,16 @@ def case_labels(rows: Sequence[Row]) -> list[Labels]:
     ``variant`` states the synchronisation and the timed loop only if cases differ in nothing else.
     Both can change from run to run by default, and that must not end a time series.
     """
-    all_labels = [_case_labels(row) for row in rows]
+    all_labels = []
+    for row in rows:
+        group = row.group if makes_groups(row.pattern) else ""
+        values = {"ranks": row.group_size, "group": group, "variant": _variant(row)}
+        all_labels.append(_labels(CASE_LABELS, row, values))
     counts = Counter(tuple(labels.values()) for labels in all_labels)
     for row, labels in zip(rows, all_labels, strict=True):
         if counts[tuple(labels.values())] > 1:
             labels["variant"] = joined(labels["variant"], row.sync, row.loop)
     return all_labels
-
-
-def _case_labels(row: Row) -> Labels:
-    group = ""
-    if makes_groups(row.pattern):
-        group = row.group
-    values = {"ranks": row.group_size, "group": group, "variant": _variant(row)}
-    return _labels(CASE_LABELS, row, values)
 
 
 def _labels(names: Sequence[str], row: Row | TrainingRow, values: Mapping[str, object]) -> Labels:

@@ -34,6 +34,8 @@ US, MS, PERCENT, MB, GB = 1e-6, 1e-3, 1e-2, 1e6, 1e9
 BACKEND_LABELS = ("backend", "library", "transport")
 WINNER_LABELS = ("workload", "ranks")
 EVENT_LABELS = ("kind", "scope", "ranks", "host")
+#: The ends of an interval, by whether there is one.
+_ENDS = {True: ("low", "high"), False: ()}
 #: Kinds of events, see `commbench.analysis.soak.rows.EventRow`.
 EVENT_KINDS = ("spike", "failed", "hung")
 
@@ -52,19 +54,8 @@ class Measure:
     factor: float = 1.0
     """From the column's unit to the base unit."""
     has_interval: bool = False
-    """Whether the ends of an interval are measures, too."""
-
-    @property
-    def ends(self) -> list[Measure]:
-        """The measures of the ends of its interval: ``commbench_collective_ci_low_seconds``."""
-        ends = []
-        stem, _, unit = self.name.rpartition("_")
-        for end in ("low", "high"):
-            name = f"{stem}_ci_{end}_{unit}"
-            about = f"{end.capitalize()} end of the interval of {self.name}."
-            column = f"{self.column}_ci_{end}"
-            ends.append(Measure(name, about, self.labels, column, self.factor))
-        return ends
+    """Whether the ends of an interval are measures, too:
+    ``commbench_collective_ci_low_seconds``."""
 
 
 def _all_measures() -> dict[str, Measure]:
@@ -72,9 +63,15 @@ def _all_measures() -> dict[str, Measure]:
     measures = {}
     for measure in _MEASURES:
         measures[measure.name] = measure
-        if measure.has_interval:
-            for end in measure.ends:
-                measures[end.name] = end
+        stem, _, unit = measure.name.rpartition("_")
+        for end in _ENDS[measure.has_interval]:
+            measures[f"{stem}_ci_{end}_{unit}"] = Measure(
+                f"{stem}_ci_{end}_{unit}",
+                f"{end.capitalize()} end of the interval of {measure.name}.",
+                measure.labels,
+                f"{measure.column}_ci_{end}",
+                measure.factor,
+            )
     return measures
 
 

@@ -178,12 +178,15 @@ def _read_block(block: Block, reading: Reading) -> None:
     operation = _operation(block, reading)
     reading.version = reading.version or block.fact("version")
     reading.assume(RANKS_AVERAGED)
+    blocking = int(block.fact("blocking") != "")
+    if "no barrier" in block.fact("blocking"):
+        blocking = 2
     iterations = int(block.fact("iterations") or 0)
     case, shared = conditions(
         reading,
         operation=operation,
         places=places,
-        blocking=_blocking(block),
+        blocking=blocking,
         graph=block.fact("graph") not in {"", "0"},
     )
     shared["time"] = RANK_MEAN
@@ -256,14 +259,6 @@ def _operation(block: Block, reading: Reading) -> str:
                     " itself, with its own --operation"
                 )
     return operation
-
-
-def _blocking(block: Block) -> int:
-    """Return the kind of waiting as ``-z`` counts it."""
-    stated = block.fact("blocking")
-    if "no barrier" in stated:
-        return 2
-    return 1 if stated else 0
 
 
 def _with_blanks(words: list[str], columns: Sequence[str]) -> list[str]:
