@@ -11,8 +11,9 @@ from builders import make_case, make_record
 from launching import make_request
 
 from commbench.collectives.cases import Sweep
-from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingSweep
+from commbench.ddp.plan.cases import CONFIRM, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.terms import Terms
 from commbench.findings import Finding
 from commbench.launch.clues import Ending
 from commbench.launch.schedule import (
@@ -45,7 +46,7 @@ class World:
         self.now = 100.0
         self.warned: list[str] = []
         self.paused: list[float] = []
-        self.signals = types.SimpleNamespace(number=None, pause=self.paused.append)
+        self.signals = types.SimpleNamespace(number=0, pause=self.paused.append)
         self.made: list[tuple[int, int]] = []
         """Number of each launch, and of the cases that it should measure."""
         functions = []
