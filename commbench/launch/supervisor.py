@@ -193,7 +193,7 @@ class Supervisor:
             kills_before=self._kills_before,
         )
         silent = self._watchdog.silent(time.monotonic())
-        if silent:
+        if silent and silent.rank in self._watchdog.processes:  # others may not have begun yet
             clues.append(silent)
         clue = worst(clues)
         if self._launch.has_everything:

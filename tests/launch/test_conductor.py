@@ -91,8 +91,10 @@ def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
 def test_a_launcher_that_cannot_start_is_partial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Quote the launcher's message or its absence, and record no failed case; resume later."""
-    code, info, _ = run(tmp_path, "sys.exit('not enough slots')")
+    """Quote the launcher's message or its absence, name no rank that has not begun yet, and record
+    no failed case; resume later.
+    """
+    code, info, _ = run(tmp_path, "beat(0); sys.exit('not enough slots')")
     assert (3, []) == (code, measured(tmp_path))
     assert "the launcher ended with exit status 1: not enough slots" == info["reason"]
     launcher = ScriptLauncher(ALL)
