@@ -128,12 +128,6 @@ class Ending:
     """Whether a host is out of reach."""
     output: Sequence[str] = ()
     """The last lines of the ranks and their launcher, and stacks, of a launch that is broken."""
-    has_begun: bool = False
-    """Whether a case had begun."""
-    has_result: bool = False
-    """Whether a case has come to its end."""
-    lost: Mapping[str, str] = field(default_factory=dict)
-    """By key, the reason of each case that is not to be measured again."""
 
     @classmethod
     def interrupted(cls, number: int) -> Ending:

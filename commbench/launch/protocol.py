@@ -89,17 +89,14 @@ def split_line(line: str) -> tuple[str, RankEvent | None]:
         return line, None
     try:
         if name == "record":
-            return foreign, _read_record(body)
+            share, _, text = body.partition(" ")
+            content, encoded = split_fields(text)
+            record = read_record(content)
+            return foreign, CaseFinished(record=record, share=float(share), fields=encoded)
         fields, _ = json.JSONDecoder().raw_decode(body)  # other text may follow on the same line
         return foreign, _TYPES[name](**fields)
     except (ValueError, TypeError, KeyError):
         return line, None
-
-
-def _read_record(body: str) -> CaseFinished:
-    share, _, text = body.partition(" ")
-    content, fields = split_fields(text)
-    return CaseFinished(record=read_record(content), share=float(share), fields=fields)
 
 
 def say(event: RankEvent) -> None:

@@ -30,7 +30,7 @@ import psutil
 from commbench.errors import InputError
 from commbench.launch.lab import agent
 from commbench.launch.lab.network import change_link, run_program
-from commbench.launch.lab.plan import DIRECTORY, PLAN, HostPlan, LabPlan, parse_rate
+from commbench.launch.lab.plan import DIRECTORY, PLAN, LabPlan, parse_rate
 
 #: What a person must know about every number from a lab.
 NOT_EMULATED = (
@@ -227,7 +227,10 @@ class Lab:
             fcntl.flock(file, fcntl.LOCK_EX)
             plan = LabPlan.from_json(file.read())
             before = plan.host(host)
-            after = _changed_link(before, state)
+            if state in {"up", "down"}:
+                after = replace(before, is_up=state == "up")
+            else:
+                after = replace(before, rate_bps=parse_rate(state, "; or up or down"))
             holder = json.loads((files / "pids").read_text(encoding="utf-8"))[before.name]
             lab = ["nsenter", f"--target={self.pid}"]
             net = ["--net", "--"]
@@ -256,15 +259,6 @@ def find_all() -> list[Lab]:
             if is_first and Path(f"/proc/{process.pid}/root{DIRECTORY / PLAN}").exists():
                 labs.append(Lab(name=words[3], pid=process.pid, stays=words[4] == "stays"))
     return sorted(labs, key=lambda lab: lab.name)
-
-
-def _changed_link(host: HostPlan, state: str) -> HostPlan:
-    if state in {"up", "down"}:
-        return replace(host, is_up=state == "up")
-    try:
-        return replace(host, rate_bps=parse_rate(state))
-    except InputError as error:
-        raise InputError(f"{str(error).rstrip('.')}; or up or down.") from error
 
 
 def _pid_namespace(pid: int) -> Path:
