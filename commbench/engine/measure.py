@@ -275,9 +275,6 @@ class CaseRun:
                 fields["points"] = (point,)
             fields |= watch.fields()
             fields["repeating_s"] = round(self._sampler.repeating_s, 6)
-            if self.visits_made > 1:
-                others_s = watch.lasted_s - self._sampler.repeating_s
-                fields["revisiting_s"] = round(others_s, 6)
         if self.visits_made > 1 and self._repeatable:
             disturbed = control.broadcast_int(fields.get("disturbed", 0))
             self.visits_made -= disturbed

@@ -106,8 +106,6 @@ class HookSpec(ABC):
     """The hook with a typical number: ``topk:0.01``; empty: it takes none."""
     is_instrument: ClassVar[bool] = False
     """Whether the hook only serves measurements and is never recommended."""
-    is_from_file: ClassVar[bool] = False
-    """Whether it is a callable of a user's file: then its bytes can only be measured."""
 
     def __post_init__(self) -> None:
         for name, kind in self.kinds().items():
@@ -173,14 +171,11 @@ class HookSpec(ABC):
         """
         kinds = cls.kinds()
         values: dict[str, Any] = {}
+        texts = dict(options)
         if density is not None:
-            if "density" not in kinds:
-                raise InputError(
-                    f"Hook {cls.name} was given density {density:g} and takes none: leave it out."
-                )
-            values["density"] = density
-        for name, text in options.items():
-            if name not in kinds or name in values:
+            texts["density"] = str(density)
+        for name, text in texts.items():
+            if name not in kinds:
                 listed = ", ".join(kinds) or "none"
                 raise InputError(f"Hook {cls.name} has no option {name!r}: it takes {listed}.")
             try:

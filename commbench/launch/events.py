@@ -44,8 +44,6 @@ class CaseFinished:
     record: AnyRecord
     share: float = 1.0
     """Share of the case's time slice that this visit was given."""
-    fields: Mapping[str, str] | None = None
-    """The JSON of each field of the record, as its rank has written it."""
 
 
 @dataclass(frozen=True, kw_only=True)

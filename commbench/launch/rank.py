@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import Case, shuffled
-from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.terms import Terms
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.engine.energy import RunMeter, own_meter
@@ -214,25 +215,28 @@ class RankWork:
 
         Return whether all were trained.
         """
-        from commbench.ddp.session import Duty, TrainingRank, train_launch
+        from commbench.ddp.session import TrainingLaunch
 
-        cases = self.trained
-        rank = TrainingRank(
-            control=self.control, device=device, progress=self.heart.progress, meter=meter
-        )
-        search = None
+        cases, search = self.trained, None
         if terms.search_s is not None and self.control.rank == 0:
             from commbench.tuner.search import Search
 
             seed = f"{terms.seed}:{self.plan.launch}"
             search = Search(cases, seconds=terms.search_s, seed=seed, withheld=terms.withheld)
-        duty = Duty(
-            begin=lambda index: self._begin(index, cases[index]),
-            finish=self._finish,
+        launch = TrainingLaunch(
+            cases=cases,
+            terms=terms,
+            launch=self.plan.launch,
+            control=self.control,
+            device=device,
+            progress=self.heart.progress,
+            meter=meter,
+            on_begin=lambda index: self._begin(index, cases[index]),
+            on_record=self._finish,
             is_out_of_time=lambda: self.is_out_of_time(1 / terms.blocks),
             search=search,
         )
-        return train_launch(cases, terms, rank, duty, launch=self.plan.launch)
+        return launch.train()
 
     def is_out_of_time(self, slices: float = 1.0) -> bool:
         """Return whether no further case is wanted, or ``slices`` would begin too late.

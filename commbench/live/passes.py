@@ -6,6 +6,7 @@ passes, optimiser steps, evaluations and saves may differ between ranks.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import operator
@@ -29,13 +30,15 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from commbench.ddp.models import batch_length
-from commbench.hooks.base import Stopwatch
+from commbench.hooks.base import Hook, Stopwatch
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
 #: Passes whose signatures decide the period, and the share of them that may differ from it.
 SIGNATURES, IRREGULAR_SHARE = 64, 0.1
 #: Marks of a pass that is taken to have no end.
 MOST_MARKS = 1000
+#: DDP's method that broadcasts the buffers of a module, such as the statistics of BatchNorm.
+SYNC_BUFFERS = "_sync_buffers"
 
 
 @dataclass(kw_only=True)
@@ -118,6 +121,7 @@ class Passes:
         ddp_model: the model that is trained.
         on_pass: gets the pass that is over; it must not raise.
         on_forward: called before each forward pass with gradients; it must not raise.
+        is_watched: whether broadcasts of buffers and last gradients get marks, too.
     """
 
     def __init__(
@@ -125,18 +129,22 @@ class Passes:
         ddp_model: DistributedDataParallel,
         on_pass: Callable[[Pass], None],
         on_forward: Callable[[], None],
+        *,
+        is_watched: bool = False,
     ) -> None:
         self.registered = [p for p in ddp_model._module_parameters if p.requires_grad]  # noqa: SLF001 - the only way
         """The parameters that DDP has registered."""
         self._ids = set(map(id, self.registered))
-        self.times_gradients = False
-        """Whether passes get the time of their last gradient."""
-        self.has_fired = False
-        """Whether a gradient was accumulated in the backward pass under way."""
+        self.fired: collections.deque[nn.Parameter] = collections.deque(maxlen=1)
+        """The last parameter whose gradient was accumulated in the backward pass under way."""
         self.clock = clock_of(ddp_model)
         self.open = Pass(index=0)
         """The pass under way."""
         self._model = weakref.proxy(ddp_model)
+        self._hook: Hook | None = None
+        """Its buckets get marks."""
+        if is_watched:
+            ddp_model.__dict__[SYNC_BUFFERS] = self._broadcast
         self._on_pass = on_pass
         self._on_forward = on_forward
         self._idle_since_ns = time.perf_counter_ns()
@@ -150,17 +158,35 @@ class Passes:
         self.forward_hook = forward.id
         """The key under which the model holds the hook."""
         handles = [forward]
-        fire = functools.partial(_fire, weakref.ref(self))
+        note_gradient = functools.partial(_note_gradient, weakref.ref(self))
         for parameter in self.registered:
-            handles.append(parameter.register_post_accumulate_grad_hook(fire))
+            handles.append(parameter.register_post_accumulate_grad_hook(self.fired.append))
+            if is_watched:
+                handles.append(parameter.register_post_accumulate_grad_hook(note_gradient))
         self._remove_hooks = weakref.finalize(self, _remove, handles)
         self._remove_hooks.atexit = False
         _Calls.observe(self)
 
+    def observe(self, hook: Hook) -> None:
+        """Take the marks of a hook's buckets from now on."""
+        self._hook = hook
+        hook.observer = self._note_bucket
+
     def close(self) -> None:
-        """Remove every hook; closing twice is harmless."""
+        """Take no more marks; closing twice is harmless."""
         self._remove_hooks()
         _Calls.ignore(self)
+        if self._hook is not None:
+            self._hook.observer = None
+
+    def _note_bucket(self, marks: Stopwatch) -> None:
+        self.open.buckets.append(marks)
+
+    def _broadcast(self) -> None:
+        """Broadcast the buffers, in place of DDP's method."""
+        begin = self.clock()
+        getattr(self._model.__class__, SYNC_BUFFERS)(self._model)
+        self.open.broadcasts.append((begin, self.clock()))
 
     def _before_forward(
         self, module: nn.Module, inputs: tuple[object, ...], keywords: Mapping[str, object]
@@ -204,15 +230,15 @@ class Passes:
 
     def after_backward(self, tensors: object) -> None:
         """Take the end of an outermost call of ``backward()``."""
-        has_fired, self.has_fired = self.has_fired, False
-        if not has_fired:
+        if not self.fired:
             return
+        self.fired.clear()
         with contextlib.suppress(Exception):  # as above
             self._forget_much()
             self.open.ended = self.clock()
             self.open.backwards.append((self._begun, self.open.ended))
             if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
-                self.open.losses.append(tensors.detach())
+                self.open.losses.append(tensors.detach().clone())  # scripts average it in place
         if not self._is_armed or not self._is_reduced():
             return
         self._is_armed = False
@@ -249,13 +275,11 @@ class Passes:
         return int(self.registered[0]._version)  # noqa: SLF001 - autograd's own count
 
 
-def _fire(reference: weakref.ref[Passes], _parameter: nn.Parameter) -> None:
-    """Note that a gradient was accumulated."""
+def _note_gradient(reference: weakref.ref[Passes], _: nn.Parameter) -> None:
+    """Take the time at which a gradient was accumulated."""
     passes = reference()
     if passes is not None:
-        passes.has_fired = True
-        if passes.times_gradients:
-            passes.open.last_gradient = passes.clock()
+        passes.open.last_gradient = passes.clock()
 
 
 def _remove(handles: Sequence[RemovableHandle]) -> None:
@@ -266,7 +290,8 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
 class _Calls:
     """Tells observers of optimiser steps, and of calls of ``backward()``, which has no hooks."""
 
-    _observers: list[weakref.ref[Passes]] = []  # noqa: RUF012 - one for the process
+    _observers: weakref.WeakValueDictionary[int, Passes] = weakref.WeakValueDictionary()  # noqa: RUF012 - one for the process
+    """By ``id``, in the order in which their models were made."""
     _wrapper: Any = None
     """What stands in place of ``torch.autograd.backward``."""
     _handles: list[RemovableHandle] = []  # noqa: RUF012 - one for the process
@@ -277,16 +302,17 @@ class _Calls:
         if torch.autograd.backward is not cls._wrapper:
             cls._wrapper = torch.autograd.backward = _wrapped(torch.autograd.backward)
         if not cls._handles:
-            before = functools.partial(cls.tell, Passes.before_update)
-            after = functools.partial(cls.tell, Passes.after_update)
+            tell = torch.compiler.disable(cls.tell)
+            before = functools.partial(tell, Passes.before_update)
+            after = functools.partial(tell, Passes.after_update)
             cls._handles.append(register_optimizer_step_pre_hook(before))
             cls._handles.append(register_optimizer_step_post_hook(after))
-        cls._observers.append(weakref.ref(observer))
+        cls._observers[id(observer)] = observer
 
     @classmethod
     def ignore(cls, observer: Passes) -> None:
         """Tell ``observer`` no more; with the last one torch's own function is back."""
-        cls._observers = [each for each in cls._observers if each() not in {observer, None}]
+        cls._observers.pop(id(observer), None)
         if cls._observers:
             return
         if torch.autograd.backward is cls._wrapper:
@@ -297,24 +323,26 @@ class _Calls:
     @classmethod
     def tell(cls, method: Callable[..., None], *arguments: object) -> None:
         """Call a method of every observer, in the order in which their models were made."""
-        for reference in cls._observers:
-            observer = reference()
-            if observer is not None:
-                with contextlib.suppress(Exception):  # as above
-                    method(observer, *arguments)
+        for observer in list(cls._observers.values()):
+            with contextlib.suppress(Exception):  # as above
+                method(observer, *arguments)
 
 
 def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``torch.autograd.backward`` with observers of the outermost call."""
+    """Return ``torch.autograd.backward`` with observers of the outermost call.
+
+    A script may compile the function that calls it: what commbench does there is not compiled.
+    """
     task_under_way = torch._C._current_graph_task_id  # noqa: SLF001 - the only way
+    tell = torch.compiler.disable(_Calls.tell)
 
     @functools.wraps(backward)
     def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - torch's
         if task_under_way() != -1:  # an inner call
             return backward(tensors, *arguments, **keywords)
-        _Calls.tell(Passes.before_backward)
+        tell(Passes.before_backward)
         result = backward(tensors, *arguments, **keywords)
-        _Calls.tell(Passes.after_backward, tensors)
+        tell(Passes.after_backward, tensors)
         return result
 
     return call

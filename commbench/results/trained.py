@@ -153,11 +153,9 @@ def speedup_of(
     launches = common_launches(configuration, baseline)
     if pairs_blocks(configuration, baseline):
         return dataclasses.replace(speedup_of_rounds(ratios, level), launches=len(launches))
-    is_divided = len(launches) > 1 and all(
-        has_rounds(configuration, baseline, launch) for launch in launches
-    )
     interval = stats.launch_interval(ratios, level)
-    if is_divided:
+    divided = [has_rounds(configuration, baseline, launch) for launch in launches]
+    if len(divided) > 1 and all(divided):
         interval = stats.student_interval(ratios, level)
     return Speedup(ratio=median(ratios), launches=len(launches), ratios=ratios, interval=interval)
 
@@ -271,24 +269,23 @@ def equal_losses(group: Sequence[Trained]) -> dict[tuple[str, int], EqualLosses]
     The window is a tenth of the common steps, one at least. A configuration finishes after all its
     steps, each of its median time.
     """
+    by_launch: dict[int, list[Trained]] = {}
+    for member in group:
+        for launch, record in member.timed.items():
+            if len(record.losses):
+                by_launch.setdefault(launch, []).append(member)
     equal = {}
-    for launch in sorted({launch for member in group for launch in member.timed}):
-        members = []
-        for member in group:
-            if launch in member.timed and len(member.timed[launch].losses):
-                members.append(member)
-        if not members:
-            continue
-        count = min(len(member.timed[launch].losses) for member in members)
-        over_ms = min(
-            len(member.timed[launch].losses) * member.steps_ms[launch] for member in members
-        )
+    for launch, members in by_launch.items():
+        made = [len(member.timed[launch].losses) for member in members]
+        count, width = min(made), max(1, min(made) // LOSS_WINDOW)
+        lasted_ms = [
+            steps * member.steps_ms[launch] for steps, member in zip(made, members, strict=True)
+        ]
         for member in members:
             losses, step_ms = member.timed[launch].losses, member.steps_ms[launch]
             reached = count
             if step_ms:
-                reached = math.floor(over_ms / step_ms + 1e-9)
-            width = max(1, count // LOSS_WINDOW)
+                reached = math.floor(min(lasted_ms) / step_ms + 1e-9)
             equal[member.case.key, launch] = EqualLosses(
                 steps=_ending(losses, count, width),
                 time=_ending(losses, reached, width),
@@ -301,9 +298,8 @@ def paired_losses(
     configuration: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
 ) -> list[tuple[EqualLosses, EqualLosses]]:
     """Return the losses of two configurations in each launch that has both."""
-    launches = sorted(configuration.timed.keys() & base.timed.keys())
     pairs = []
-    for launch in launches:
+    for launch in common_launches(configuration, base):
         own = losses.get((configuration.case.key, launch))
         theirs = losses.get((base.case.key, launch))
         if own is not None and theirs is not None:
@@ -324,12 +320,10 @@ def time_to_target_s(configuration: Trained) -> float | None:
 
     For the direction of a metric see `falls`.
     """
-    aimed = [
-        record
-        for record in configuration.timed.values()
-        if record.target is not None and len(record.metrics)
-    ]
-    times = [_reached(record) * configuration.steps_ms[record.launch] / 1e3 for record in aimed]
+    times = []
+    for launch, record in configuration.timed.items():
+        if record.target is not None and len(record.metrics):
+            times.append(_reached(record) * configuration.steps_ms[launch] / 1e3)
     time_s = median_known(times)
     if time_s is None or not math.isfinite(time_s):
         return None

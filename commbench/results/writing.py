@@ -22,8 +22,6 @@ from commbench.results.files import (
     SCAFFOLD,
     as_json,
     encode,
-    encode_fields,
-    join_fields,
     refusing,
     replace_file,
     samples_file,
@@ -37,7 +35,7 @@ from commbench.results.reading import Run, make_run, read_info, read_samples
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, Records, training_records
 from commbench.results.verdict import paragraph
-from commbench.schema import JsonMapping
+from commbench.schema import JsonMapping, JsonObject
 
 #: Entries of ``run.json`` that no table is made of.
 _CONCLUDED = frozenset(
@@ -74,8 +72,8 @@ class Store:
     def __init__(self, path: Path, header: JsonMapping, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self._whole: dict[tuple[str, int], dict[str, str]] = {}
-        """The last whole line of each case in the launch that is being written: JSON by field."""
+        self._whole: dict[tuple[str, int], JsonObject] = {}
+        """The last whole line of each case in the launch that is being written."""
         self._run: Run | None = None
         self._recommendation: Recommendation | None = None
         """As written last."""
@@ -88,11 +86,7 @@ class Store:
         self.records, sound = read_samples(path)
         sign_lock(lock)  # the first that is written: until here the run could be refused
         if not self.resumed:
-            self._set_info(
-                {"schema": SCHEMA, "run_id": path.resolve().name}
-                | as_json(header)
-                | {"schema": SCHEMA}
-            )
+            self._set_info({"schema": SCHEMA, "run_id": path.resolve().name, **as_json(header)})
             replace_file(path / RUN, encode(self.info, indent=1) + "\n")
         self._samples = os.open(path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._samples, sound)
@@ -144,23 +138,17 @@ class Store:
         """The training records."""
         return training_records(self.records)
 
-    def append(self, record: AnyRecord, fields: Mapping[str, str] | None = None) -> AnyRecord:
+    def append(self, record: AnyRecord) -> AnyRecord:
         """Write a record as one line and wait until it is on disk.
 
         Return the record of its case in its launch.
-
-        Args:
-            record: the record.
-            fields: the JSON of each of its fields; None: it is not encoded yet.
 
         Raises:
             LaunchError: it could not be written; earlier records are intact.
         """
         self._check_place()
         before = os.fstat(self._samples).st_size
-        if fields is None:
-            fields = encode_fields(record.to_json())
-        line = self._line((record.case.key, record.launch), fields, before).encode()
+        line = f"{encode(self._line(record, before))}\n".encode()
         with refusing(self.path / SAMPLES, LaunchError):
             try:
                 write_all(self._samples, line)
@@ -172,18 +160,19 @@ class Store:
         self._run = None
         return self.records.add(record)
 
-    def _line(self, key: tuple[str, int], fields: Mapping[str, str], place: int) -> str:
-        """Return the line at a place of the file of a record of a case and launch: whole, or of a
-        further visit what differs from the whole line that ``of`` names.
+    def _line(self, record: AnyRecord, place: int) -> JsonObject:
+        """Return the line of a record at a place of the file: whole, or of a further visit what
+        differs from the whole line that ``of`` names.
         """
+        fields, key = record.to_json(), (record.case.key, record.launch)
         whole = self._whole.get(key)
         if whole is not None and whole.keys() - {"line"} <= fields.keys():
-            changed = {name: text for name, text in fields.items() if whole.get(name) != text}
-            return join_fields({"of": whole["line"], **changed})
-        if any(launch != key[1] for _, launch in self._whole):
+            changed = {name: value for name, value in fields.items() if whole.get(name) != value}
+            return {"of": whole["line"], **changed}
+        if any(launch != record.launch for _, launch in self._whole):
             self._whole.clear()
-        self._whole[key] = {"line": str(place), **fields}
-        return join_fields(self._whole[key])
+        self._whole[key] = {"line": place, **fields}
+        return self._whole[key]
 
     def update(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Set entries of ``run.json`` and rewrite it in one step.
@@ -334,7 +323,12 @@ def check_out(path: str | Path, plan: JsonMapping | None = None) -> None:
             )
         if (path / RUN).exists():
             check_plan(path, read_info(path), plan)
-            _check_plain(path)
+            samples = samples_file(path)
+            if samples.name == COMPRESSED_SAMPLES:
+                raise InputError(
+                    f"--out {path} holds a run whose samples are compressed, to which nothing is"
+                    f" added; choose another --out, or decompress them: gunzip {samples}"
+                )
         elif above == path:
             foreign = sorted({entry.name for entry in path.iterdir()} - SCAFFOLD)
             if foreign:
@@ -354,36 +348,20 @@ def check_plan(path: Path, info: RunInfo, plan: JsonMapping | None) -> None:
     if plan is None:
         return
     recorded, requested = info.get("plan") or {}, as_json(plan)
-    unlike = [
-        name
-        for name in sorted(recorded.keys() | requested.keys())
-        if recorded.get(name) != requested.get(name)
-    ]
+    unlike = []
+    for name in sorted(recorded.keys() | requested.keys()):
+        if recorded.get(name) == requested.get(name):
+            continue
+        kept, asked = (json.dumps(each.get(name)) for each in (recorded, requested))
+        if name == "cases_sha256":
+            if recorded.get("cases") == requested.get("cases"):  # else their number says it
+                unlike.append("other cases, as many as here")
+        elif max(len(kept), len(asked)) > LONGEST:
+            unlike.append(name)
+        else:
+            unlike.append(f"{name} is {kept} there and {asked} here")
     if unlike:
-        if "cases" in unlike and "cases_sha256" in unlike:  # their number says it already
-            unlike.remove("cases_sha256")
-        listed = ", ".join(
-            _difference(name, recorded.get(name), requested.get(name)) for name in unlike
-        )
         raise InputError(
-            f"--out {path} holds a run with another plan ({listed}); choose another --out."
-        )
-
-
-def _difference(name: str, kept: object, requested: object) -> str:
-    """Name an entry, and its values where they are short enough to read."""
-    if name == "cases_sha256":
-        return "other cases, as many as here"
-    texts = [json.dumps(value) for value in (kept, requested)]
-    if max(map(len, texts)) > LONGEST:
-        return name
-    return f"{name} is {texts[0]} there and {texts[1]} here"
-
-
-def _check_plain(path: Path) -> None:
-    file = samples_file(path)
-    if file.name == COMPRESSED_SAMPLES:
-        raise InputError(
-            f"--out {path} holds a run whose samples are compressed, to which nothing is added;"
-            f" choose another --out, or decompress them: gunzip {file}"
+            f"--out {path} holds a run with another plan ({', '.join(unlike)}); choose another"
+            " --out."
         )

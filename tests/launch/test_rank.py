@@ -18,7 +18,8 @@ from launching import has_ended, wait_until
 from threads import ThreadControl, run_threads
 
 from commbench.collectives.cases import Sweep
-from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.terms import Terms
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.launch.events import (
@@ -130,10 +131,10 @@ def test_training_on_gpus_states_its_library(
         backend="nccl", ranks_per_gpu=2, library=lambda: "torch NCCL 2.28.9", close=lambda: None
     )
 
-    def train(_cases: Any, _terms: Any, _rank: Any, duty: Any, **_: Any) -> bool:
-        return not duty.is_out_of_time()
+    def launch(*, is_out_of_time: Any, **_: Any) -> Any:
+        return types.SimpleNamespace(train=lambda: not is_out_of_time())
 
-    monkeypatch.setattr("commbench.ddp.session.train_launch", train)
+    monkeypatch.setattr("commbench.ddp.session.TrainingLaunch", launch)
     monkeypatch.setattr("commbench.ddp.session.fast_selection", lambda *_: "cupy")
     monkeypatch.setattr("commbench.ddp.devices.open_device", lambda *_: device)
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="nccl")

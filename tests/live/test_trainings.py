@@ -38,6 +38,7 @@ OTHERS = (
     "scaled",
     "compiled",
     "compiled_whole",
+    "compiled_step",
     "averaged",
     "zero",
     "workers",
@@ -142,6 +143,7 @@ def test_a_tuned_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> None
     assert (code, digests) == plain_end(kind), errors
     assert SAID.get(kind, "on 2 ranks") in errors
     assert "Traceback" not in errors or kind in {"leaving", "restarted"}
+    assert "tuning failed" not in errors
     assert (tmp_path / "run" / "ddp.csv").exists() == (kind not in UNTUNED)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from reporting import report_and_exit
 
@@ -21,11 +20,12 @@ from stand_in import StandIn
 from commbench.backends.mpi_control import MpiControl
 from commbench.ddp import block, session
 from commbench.ddp.devices import Device, open_device
-from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.terms import Terms
 from commbench.engine.control import gather_everywhere
 from commbench.engine.timing.loops import Progress
 from commbench.hooks import Hook
-from commbench.hooks.base import Finish, Stopwatch
+from commbench.hooks.base import Launched, Stopwatch
 from commbench.hooks.message import BucketShape, Message
 
 WORKLOADS = Path(__file__).parent / "train_workloads.py"
@@ -41,14 +41,10 @@ class Short(Hook):
         """Count steps."""
         self.steps += 1
 
-    def launch(
-        self, bucket: dist.GradBucket, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> Launched:
         """All-reduce the bucket."""
-        watch.encoded()
-        watch.started()
         buffer = bucket.buffer()
-        future = dist.all_reduce(buffer, group=self._group, async_op=True).get_future()
+        future, _ = self.reduce_whole(buffer, watch)
         return future, lambda _: buffer[1:] if self.steps > 3 else buffer
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002
@@ -102,17 +98,18 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
     if task["free_bytes"] is not None:
         device.free_bytes = lambda: task["free_bytes"]  # type: ignore[method-assign]
     with marking_steps(device):
-        finished = session.train_launch(
-            cases,
-            Terms(seed=5, **task["terms"]),
-            session.TrainingRank(control=control, device=device, progress=(progress := Progress())),
-            session.Duty(
-                begin=begun.append,
-                finish=records.append,
-                is_out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
-            ),
+        launch = session.TrainingLaunch(
+            cases=cases,
+            terms=Terms(seed=5, **task["terms"]),
             launch=task["launch"],
+            control=control,
+            device=device,
+            progress=(progress := Progress()),
+            on_begin=begun.append,
+            on_record=records.append,
+            is_out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
         )
+        finished = launch.train()
     vars(block)["make_hook"], block.Training.run_block = made, RUN_BLOCK
     observations = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
     by_key = {record.case.key: dataclasses.asdict(record) for record in records}
