@@ -86,7 +86,7 @@ def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
 def test_a_launcher_that_cannot_start_is_partial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Quote the launcher's message or its absence, blame no rank that has not begun yet, and record
+    """Quote the launcher's message or its absence, name no rank that has not begun yet, and record
     no failed case; resume later.
     """
     code, info, _ = run(tmp_path, "beat(0); sys.exit('not enough slots')")

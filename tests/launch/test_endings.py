@@ -156,16 +156,16 @@ def assert_diagnosed(harm: Harm, entry: dict[str, Any], stderr: str) -> None:
     """Check that the conductor names the rank, its state and place, and where the other waits, and
     that it ends in time.
     """
-    culprit = entry["culprit"]
-    assert (harm.rank, HOST) == (culprit["rank"], culprit["host"])
-    assert culprit["state"].startswith(harm.state)
-    assert culprit["pid"] > 0
-    assert harm.has_stack == any(frame.startswith("harmful.py:") for frame in culprit["stack"])
-    for waiting in culprit["others"]:
+    failed_rank = entry["culprit"]
+    assert (harm.rank, HOST) == (failed_rank["rank"], failed_rank["host"])
+    assert failed_rank["state"].startswith(harm.state)
+    assert failed_rank["pid"] > 0
+    assert harm.has_stack == any(frame.startswith("harmful.py:") for frame in failed_rank["stack"])
+    for waiting in failed_rank["others"]:
         assert [1 - harm.rank] == waiting["ranks"]
         assert "commbench/" in waiting["in"]
         assert f"rank {1 - harm.rank} was in {waiting['in']}" in stderr
-    assert culprit["others"] or harm.state.startswith("raised")
+    assert failed_rank["others"] or harm.state.startswith("raised")
     assert entry["seconds"] < entry["startup_s"] + entry["measuring_s"] + PATIENCE_S + 15
 
 

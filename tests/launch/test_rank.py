@@ -88,14 +88,13 @@ def test_a_rank_reports_everything_in_order() -> None:
     launched = Launched(PLAN, PLAN)
     one = [SessionStarted, *[CaseStarted, CaseFinished] * len(CASES), CasesEnded]
     assert 2 * one == launched.kinds
-    assert 2 * len(launched.events[0].facts["ranks"]) == 4
+    assert 2 == len(launched.events[0].facts["ranks"])
     assert CasesEnded(is_complete=True) == launched.events[-1]
     begun = [event.index for event in launched.events if isinstance(event, CaseStarted)]
     assert 2 * [*range(len(CASES))] == begun
     records = [event.record for event in launched.finished]
-    assert 2 * [(case, 3, "ok") for case in CASES] == [
-        (record.case, record.launch, record.status) for record in records
-    ]
+    assert 2 * CASES == [record.case for record in records]
+    assert {(3, "ok")} == {(record.launch, record.status) for record in records}
     assert [len(CASES) - 1] * 2 == [heart.case for heart in launched.hearts]
     assert str(CASES[-1]) == launched.hearts[1].progress.case
     assert ["gloo", "gloo"] == launched.opened
