@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple
 
 from commbench.errors import InputError
 from commbench.findings import UnpredictedError
@@ -54,6 +54,8 @@ FactorType = Literal["float32", "float16", "bfloat16"]
 class Dense(HookSpec):
     """A hook that sends every element in one all_reduce."""
 
+    formula = "2(p-1)/p x 4n"
+    effect = "none"
     sent_dtype: ClassVar[str] = ""
     """The type in which elements are sent; empty: that of the gradients."""
 
@@ -67,8 +69,6 @@ class NoHook(Dense):
     """DDP without a hook."""
 
     name = "none"
-    formula = "2(p-1)/p x 4n"
-    effect = "none"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -77,8 +77,6 @@ class PassThrough(Dense):
 
     name = "passthrough"
     module = "dense"
-    formula = "2(p-1)/p x 4n"
-    effect = "none"
     is_instrument = True
 
 
@@ -148,21 +146,21 @@ class TopK(Feedback):
 
     density: float = option(SHARE, 0.01)
     """k/n."""
-    selection: Selecting = option(one_of(*get_args(Selecting)), "fast")
+    selection: Selecting = option(one_of(Selecting), "fast")
     """``fast`` is the compiled selection, on NVIDIA's GPUs by cupy; with ``exact``, or on a GPU
     without cupy, torch.topk selects. All send exactly the k largest elements; they differ in the
     choice among ties. With ``exchange=aligned``, ``fast`` is compiled for the host, and torch works
     with chunks on GPUs."""
-    values: ValueType = option(one_of(*get_args(ValueType)), "float32")
+    values: ValueType = option(one_of(ValueType), "float32")
     """The type in which values are sent; the rounding error of float16 stays in the residual."""
-    scope: Scope = option(one_of(*get_args(Scope)), "bucket")
+    scope: Scope = option(one_of(Scope), "bucket")
     """The elements among which k are selected. With ``bucket`` the result depends on the bucket
     size."""
     dense_below: int = option(FROM_0, 0)
     """Tensors of fewer elements are sent whole."""
     dense_vectors: bool = option(SWITCH, default=False)
     """Tensors of one dimension (biases, norms) are sent whole."""
-    exchange: Exchange = option(one_of(*get_args(Exchange)), "gather")
+    exchange: Exchange = option(one_of(Exchange), "gather")
     """With ``gather`` each rank sends its own elements to all ranks. With ``aligned`` the ranks sum
     the norms of their chunks, choose the same chunks and sum only these; values, scope and the
     dense options cannot be given."""
@@ -293,7 +291,7 @@ class PowerSGD(Feedback):
     """Number of first steps without compression."""
     min_compression_rate: float = option(POSITIVE, 2.0)
     """Tensors are sent whole unless they shrink by more than this."""
-    values: FactorType = option(one_of(*get_args(FactorType)), "float32")
+    values: FactorType = option(one_of(FactorType), "float32")
     """The type in which factors and whole tensors are sent and summed; what rounding takes from
     this rank's part stays in the residual."""
     seed: int = option(WHOLE, 0)

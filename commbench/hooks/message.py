@@ -187,7 +187,5 @@ class QuantisedLayout:
         return FLOAT32_BYTES * self.blocks + self.shard
 
     def span(self, shard: int) -> slice:
-        """Return the elements of the bucket that belong to a shard."""
-        return slice(
-            min(shard * self.shard, self.elements), min((shard + 1) * self.shard, self.elements)
-        )
+        """Return the elements of a shard, which may end beyond the bucket."""
+        return slice(shard * self.shard, (shard + 1) * self.shard)

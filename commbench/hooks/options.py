@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from commbench.errors import InputError
 from commbench.hooks.message import BucketShape, Message, Shapes, sent_bytes
@@ -74,8 +74,9 @@ def option(kind: Kind, default: OptionValue) -> Any:  # noqa: ANN401 - a field o
     return dataclasses.field(default=default, metadata={"kind": kind})
 
 
-def one_of(*texts: str) -> Kind:
-    """Return the kind of an option that takes one of these texts."""
+def one_of(literal: Any) -> Kind:  # noqa: ANN401 - a type
+    """Return the kind of an option that takes one of the texts of a `Literal`."""
+    texts = get_args(literal)
     return Kind(words=" or ".join(texts), read=str, choices=texts)
 
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from commbench.ddp import session  # noqa: E402 - needs torch
 from commbench.errors import InputError  # noqa: E402 - as above
-from commbench.hooks import PowerSGD, compilers, quantisers, selectors  # noqa: E402
+from commbench.hooks import PowerSGD, chunks, compilers, quantisers, selectors  # noqa: E402
 from commbench.hooks.feedback import is_finite, poison, put  # noqa: E402
 
 needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
@@ -109,26 +109,35 @@ def test_a_cupy_that_cannot_compile_is_bad_input(
 
 
 @pytest.mark.parametrize(
-    ("hooks", "is_used"),
+    ("hooks", "compiled", "selection"),
     [
-        (("none", "passthrough", "powersgd:1", "local"), False),
-        (("none", "topk:0.1:selection=exact"), False),
-        (("topk:0.1:selection=exact", "topk:0.1"), True),
-        (("topk:0.1:values=float16",), True),
+        (("none", "passthrough", "powersgd:1", "local"), [], None),
+        (("none", "topk:0.1:selection=exact"), [], None),
+        (("topk:0.1:selection=exact", "topk:0.1"), [selectors], "torch.topk"),
+        (("topk:0.1:values=float16",), [selectors], "torch.topk"),
+        (("topk:0.1:exchange=aligned",), [chunks], None),
     ],
 )
 def test_only_what_is_used_is_compiled(
-    monkeypatch: pytest.MonkeyPatch, hooks: tuple[str, ...], is_used: bool
+    monkeypatch: pytest.MonkeyPatch,
+    hooks: tuple[str, ...],
+    compiled: list[Any],
+    selection: str | None,
 ) -> None:
-    """Compile only for the training device, and name the selection."""
-    compiled: list[Any] = []
-    monkeypatch.setattr(selectors, "prepare", compiled.append)
+    """Compile what the hooks use before their cases, for the training's device, and name the
+    selection.
+    """
+    begun: list[Any] = []
+    for module in (chunks, selectors):
+        monkeypatch.setattr(
+            module, "prepare", lambda *on, module=module: begun.append((module, *on))
+        )
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     cases = [make_training_case(hook, backend="nccl") for hook in hooks]
     gpu: Any = SimpleNamespace(torch_device=torch.device("cuda", 1))
     session.compile_hooks(cases, gpu.torch_device)
-    assert ([gpu.torch_device] if is_used else []) == compiled
-    assert ("torch.topk" if is_used else None) == session.fast_selection(cases, gpu)
+    assert [(module, gpu.torch_device) for module in compiled] == begun
+    assert selection == session.fast_selection(cases, gpu)
 
 
 def test_powersgd_needs_a_device_whose_collectives_it_can_order() -> None:

@@ -45,6 +45,11 @@ def check(row: Row, **expected: object) -> None:
     assert expected == {name: getattr(row, name) for name in expected}
 
 
+def values_of(imported: Imported, name: str) -> set[object]:
+    """Return the values of a field of the imported cases."""
+    return {getattr(record.case, name) for record in imported.records}
+
+
 def left_out(imported: Imported) -> str:
     """Return all reasons for omissions."""
     return "; ".join(reason for reading in imported.readings for reason in reading.left_out)
@@ -113,8 +118,7 @@ def test_operations_in_graphs_are_of_that_cadence() -> None:
         texts, ("graph: 0", '"graph":0'), ("graph: 20", '"graph":20'), strict=True
     ):
         assert [{"pipelined"}, {"graph"}] == [
-            {record.case.mode for record in load_text(each).records}
-            for each in (text, text.replace(old, new))
+            values_of(load_text(each), "mode") for each in (text, text.replace(old, new))
         ]
 
 
@@ -167,7 +171,7 @@ def test_nccl_tests_state_how_they_waited() -> None:
     old, blocking = BLOCKING
     barrier = blocking.format("wait and barrier after each outer iteration; time excludes barrier")
     imported = load_text(ALL_REDUCE.replace(old, barrier))
-    assert {"barrier"} == {record.case.sync for record in imported.records}
+    assert {"barrier"} == values_of(imported, "sync")
     assert "-z 0" in assumed(load_text(ALL_REDUCE))
     assert "-a 1" in assumed(load_text(ALL_REDUCE))
 
@@ -350,7 +354,7 @@ def test_imb_states_that_buffers_were_out_of_the_cache() -> None:
     """Read the option from the repeated command line."""
     called = "# ./IMB-MPI1 -npmin 2 -off_cache -1 pingpong"
     away = load_text(IMB.replace("# IMB-MPI1 pingpong", called)).records
-    assert {"hot"} == {record.case.buffers for record in load_text(IMB).records}
+    assert {"hot"} == values_of(load_text(IMB), "buffers")
     assert {"rotated"} == {record.case.buffers for record in away if record.case.dtype}
     assert {"hot"} == {record.case.buffers for record in away if not record.case.dtype}
 
@@ -504,8 +508,8 @@ def test_ranks_that_write_at_the_same_time_are_told_apart() -> None:
     names = ("nccl_tests_all_reduce.txt", "nccl_tests_broadcast.txt")
     lines = [(DATA / name).read_text().splitlines() for name in names]
     mixed = "".join(f"job-0: {a}\njob-1: {b}\n1: 8 of 9\n" for a, b in zip(*lines, strict=False))
-    found = {record.case.key for record in load_text(mixed).records}
-    assert {record.case.key for record in load(*names).records} == found
+    found = values_of(load_text(mixed), "key")
+    assert values_of(load(*names), "key") == found
 
 
 def test_two_tests_in_parts_among_messages() -> None:

@@ -23,7 +23,7 @@ from gloo import (
     run_checks,
     train_step,
 )
-from hooks_train import train_all
+from hooks_train import residual_of, train_all
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -269,26 +269,17 @@ def follow(hook: FeedbackHook, model: DistributedDataParallel, shape: tuple[int,
     Return the largest difference of a gradient from what the memories imply was sent.
     """
     hook.register(model)
-    parameters, errors = dict(model.module.named_parameters()), []
+    parameters, errors = list(model.module.parameters()), []
     optimizer = sgd(model)
-
-    def residual() -> torch.Tensor:
-        residuals = hook.state_dict()["memory"]["residual"]
-        return flat(
-            residuals.get(name, torch.zeros_like(each)) for name, each in parameters.items()
-        )
-
     for step in range(5):
         data = torch.randn(
             shape, generator=torch.Generator().manual_seed(100 * step + dist.get_rank())
         )
-        own = flat(
-            torch.autograd.grad(model.module(data).square().sum(), list(parameters.values()))
-        )
-        before = residual()
+        own = flat(torch.autograd.grad(model.module(data).square().sum(), parameters))
+        before = residual_of(hook, model)
         optimizer.zero_grad()
         model(data).square().sum().backward()
-        errors.append(distance(gradients(model), mean(own + before - residual())))
+        errors.append(distance(gradients(model), mean(own + before - residual_of(hook, model))))
         optimizer.step()
     hook.close()
     return max(everywhere(max(errors)))
