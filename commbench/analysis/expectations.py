@@ -433,7 +433,7 @@ def interval_of(row: Row | TrainingRow, metric: Metric) -> tuple[float | None, f
         return low, high
     if not (low and high):
         return None, None
-    message = getattr(row, metric.column) * row.time_us
+    message = getattr(row, metric.column) * getattr(row, column)
     return message / high, message / low
 
 

@@ -178,7 +178,7 @@ def rank_sum_p(total: int, ranks: int, launches: int) -> float:
     ways = 0
     for beyond in range(launches + 1):  # so many ranks are above the largest
         most = max(0, total - ranks * beyond)
-        sign = (-1) ** beyond
+        sign: int = (-1) ** beyond
         ways += sign * math.comb(launches, beyond) * math.comb(most, launches)
     return ways / ranks**launches
 
@@ -233,10 +233,6 @@ class Straggler:
     """In how many launches it was slow, or how many of its links are."""
     links: Ends = ()
     """The slow links of a matrix that it explains."""
-
-    def covers(self, source: str, target: str) -> bool:
-        """Return whether it explains the link between two units of the matrix."""
-        return any(a in {source, ANY} and b in {target, ANY} for a, b in self.links)
 
     @property
     def observation(self) -> Finding:

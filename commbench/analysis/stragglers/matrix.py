@@ -50,27 +50,27 @@ SHOWN = 4
 _TWO = 2
 
 
-def log_links(matrix: Matrix, times_us: Floats) -> DataFrame:
-    """Return the logarithms of times, (launches, pairs), as a table of links.
+def _log_links(matrix: Matrix) -> DataFrame:
+    """Return the logarithms of times as a table of links.
 
     It has a line for each pair, by source and target, and a column for each launch; NaN for wrong
     data and where there is no time.
     """
     import pandas as pd
 
-    valid_us = np.where(matrix.is_sound & (times_us > 0), times_us, np.nan)
+    valid_us = np.where(matrix.is_sound & (matrix.times_us > 0), matrix.times_us, np.nan)
     return pd.DataFrame(np.log(valid_us).T, index=[matrix.source, matrix.target])
 
 
-def ends_of(links: DataFrame) -> tuple[Integers, Integers]:
+def _ends_of(links: DataFrame) -> tuple[Integers, Integers]:
     """Return the source and the target of each link."""
     source, target = map(links.index.get_level_values, (0, 1))
     return source.to_numpy(), target.to_numpy()
 
 
-def gathered(links: DataFrame, set_of_unit: Integers) -> DataFrame:
+def _gathered(links: DataFrame, set_of_unit: Integers) -> DataFrame:
     """Return the links between sets of units, each the median of its links."""
-    source, target = ends_of(links)
+    source, target = _ends_of(links)
     sets = [set_of_unit[source], set_of_unit[target]]
     return links.groupby(sets).quantile(0.5, interpolation="lower")
 
@@ -81,7 +81,7 @@ def _without(
     """Return the links from and to other units; by default, ``receivers`` are the senders."""
     if receivers is None:
         receivers = senders
-    source, target = ends_of(links)
+    source, target = _ends_of(links)
     return links[~np.isin(source, senders) & ~np.isin(target, receivers)]
 
 
@@ -114,9 +114,9 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
     rank_names = [f"rank {rank}" for rank in range(len(host))]
     if len(names) > 1:
         rank_names = [f"rank {rank} on {name}" for rank, name in enumerate(matrix.hosts)]
-    links = log_links(matrix, matrix.times_us)
+    links = _log_links(matrix)
     between, within = links[matrix.is_inter], links[~matrix.is_inter]
-    between_hosts = gathered(between, host)
+    between_hosts = _gathered(between, host)
     ranks_of_host = np.bincount(host)
     hosts_with_pairs = int((ranks_of_host > 1).sum())
 
@@ -142,7 +142,7 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
         families.append(_merge_uplink(family, others, names, leave_out=list(ways)))
     slow_hosts: list[int] = []
     if has_pairs:
-        own = gathered(within, host).droplevel(1).reindex(range(len(names)))
+        own = _gathered(within, host).droplevel(1).reindex(range(len(names)))
         family = _judged("host", names, own.to_numpy().T, matrix.name, 8 * share)
         slow_hosts = family.judgement.slow
         pairs = [[(names[unit], names[unit])] for unit in slow_hosts]
@@ -215,7 +215,7 @@ def _single(
     arrow, is_symmetric = "->", _is_symmetric(links)
     if is_symmetric:
         arrow = "-"
-        source, target = ends_of(links)
+        source, target = _ends_of(links)
         links = links[source < target]
     ends = [(names[source], names[target]) for source, target in links.index]
     link_names = [f"{source} {arrow} {target}" for source, target in ends]
@@ -246,7 +246,7 @@ def _merge_uplink(
         return family
     from scipy.sparse.csgraph import connected_components
 
-    source, target = ends_of(links)
+    source, target = _ends_of(links)
     linked = np.zeros((len(names), len(names)), dtype=bool)
     linked[source, target] = linked[target, source] = True
     source, target = source[slow], target[slow]
