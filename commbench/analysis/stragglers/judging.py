@@ -178,9 +178,9 @@ def rank_sum_p(total: int, ranks: int, launches: int) -> float:
     ways = 0
     for beyond in range(launches + 1):  # so many ranks are above the largest
         most = max(0, total - ranks * beyond)
-        sign: int = (-1) ** beyond
+        sign = (-1) ** beyond
         ways += sign * math.comb(launches, beyond) * math.comb(most, launches)
-    return ways / ranks**launches
+    return float(ways / ranks**launches)
 
 
 def _detectable(relative: Floats, limit: float, error: float, level: float) -> float:
