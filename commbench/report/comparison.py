@@ -29,7 +29,6 @@ from commbench.report.page.writing import render
 from commbench.results.tables import rows_csv
 from commbench.words import thousandths
 
-
 _MORE = "further launches of each run that would settle it"
 
 
