@@ -347,7 +347,10 @@ def kinds_of(run: Run) -> list[Kind]:
     collectives: list[Row] = []
     matrices: list[Row] = []
     for row in run.rows:
-        (matrices if row.pattern == MATRIX else collectives).append(row)
+        if row.pattern == MATRIX:
+            matrices.append(row)
+        else:
+            collectives.append(row)
     training = []
     for trained in run.training_rows:
         if not has_flag(trained.flags, "same_layout"):  # its stand-in has the same flags
