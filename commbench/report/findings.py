@@ -48,9 +48,10 @@ def unfinished(run: Run) -> list[Finding]:
     why = run.info.get("reason") or status
     if why == "running":
         why = "it is running, or was killed"
-    code = "run_cut" if status == "cut" else "run_unfinished"
+    state = "cut" if status == "cut" else "unfinished"
+    code = f"run_{state}"
     if is_live(run.info):
-        code += "_live"
+        code = f"run_{state}_live"
     numbers = {"why": why.rstrip("."), "path": str(run.path)}
     return [Finding(code, numbers=numbers, level="warning")]
 
