@@ -31,6 +31,14 @@ def test_rank_sum_counts_orders(ranks: int, launches: int) -> None:
         )
 
 
+def test_many_launches_are_approximated_closely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return nearly the counted probability."""
+    sums = [(270, 2), (291, 2), (720, 7), (776, 7)]
+    exact = [rank_sum_p(total, ranks, 200) for total, ranks in sums]
+    monkeypatch.setattr("commbench.analysis.stragglers.judging.EXACT_LAUNCHES", 100)
+    assert pytest.approx(exact, rel=0.2) == [rank_sum_p(total, ranks, 200) for total, ranks in sums]
+
+
 @pytest.mark.parametrize(
     ("units", "launches", "factors", "slow"),
     [
