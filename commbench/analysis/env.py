@@ -4,21 +4,20 @@ beside an A/A control.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 from typing import TypeVar
 
 from commbench import stats
 from commbench.ddp.plan.cases import CONFIRM
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
-from commbench.engine.visits import launch_value
 from commbench.findings import Finding, Value
 from commbench.results import Run, once_per_run
 from commbench.results.info import Launch, RunInfo
-from commbench.results.summary import keyed_records
+from commbench.results.summary import keyed_records, launch_values
 from commbench.results.trained import trained
 from commbench.stats import Comparison, Verdict
 from commbench.system.env import is_control, variables_of
@@ -114,38 +113,37 @@ def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvCompari
         envs: the environments in the requested order.
     """
     first, *others = envs
-    shared: dict[str, list[Hashable]] = {}
-    for env in others:
-        cases = _shared_cases(by_env.get(first, {}), by_env.get(env, {}))
-        if cases:
-            shared[env] = cases
-    if not shared:
-        return None
+    counts: dict[str, int] = {}
     controls: dict[str, _Pair] = {}
     values: dict[str, _Pair] = {}
     times: dict[tuple[str, Hashable], _Pair] = {}
-    for env, cases in shared.items():
-        means = values
-        if is_control(env):
-            means = controls
-        means[env] = _means(by_env[first], cases), _means(by_env[env], cases)
+    before = by_env.get(first, {})
+    for env in others:
+        after = by_env.get(env, {})
+        cases = [case for case, by_launch in before.items() if by_launch and after.get(case)]
+        if cases:
+            means = values
+            if is_control(env):
+                means = controls
+            means[env] = _means(before, cases), _means(after, cases)
+            counts[env] = len(cases)
         for case in cases:
-            times[env, case] = [*by_env[first][case].values()], [*by_env[env][case].values()]
+            times[env, case] = [*before[case].values()], [*after[case].values()]
+    if not counts:
+        return None
     comparisons = _comparisons(controls) | _comparisons(values)
-    counts = Counter((env, each.verdict) for (env, _), each in _comparisons(times).items())
-    comparison = EnvComparison(
-        first=first,
-        ratios=[
-            EnvRatio(
-                env=env,
-                cases=len(cases),
-                faster=counts[env, Verdict.FASTER],
-                slower=counts[env, Verdict.SLOWER],
-                comparison=comparisons[env],
-            )
-            for env, cases in shared.items()
-        ],
-    )
+    verdicts = Counter((env, each.verdict) for (env, _), each in _comparisons(times).items())
+    ratios = [
+        EnvRatio(
+            env=env,
+            cases=count,
+            faster=verdicts[env, Verdict.FASTER],
+            slower=verdicts[env, Verdict.SLOWER],
+            comparison=comparisons[env],
+        )
+        for env, count in counts.items()
+    ]
+    comparison = EnvComparison(first=first, ratios=ratios)
     if not comparison.is_sound:
         return _without_verdicts(comparison)
     return comparison
@@ -167,19 +165,14 @@ def _comparisons(pairs: Mapping[KeyT, _Pair]) -> dict[KeyT, Comparison]:
     return dict(zip(pairs, comparisons, strict=True))
 
 
-def _shared_cases(first: _Times, other: _Times) -> list[Hashable]:
-    """Return the cases with times under both environments."""
-    return [case for case, by_launch in first.items() if by_launch and other.get(case)]
-
-
 def _means(times: _Times, cases: Sequence[Hashable]) -> list[float]:
     """Return the geometric mean over the cases of each launch that has all of them."""
-    launches = sorted(set.intersection(*(set(times[case]) for case in cases)))
-    return [
-        math.exp(math.fsum(math.log(times[case][launch]) for case in cases) / len(cases))
-        for launch in launches
-        if all(times[case][launch] > 0 for case in cases)
-    ]
+    means = []
+    for launch in sorted(set.intersection(*(set(times[case]) for case in cases))):
+        of_cases = [times[case][launch] for case in cases]
+        if min(of_cases) > 0:
+            means.append(geometric_mean(of_cases))
+    return means
 
 
 @once_per_run
@@ -188,8 +181,7 @@ def collective_envs(run: Run) -> EnvComparison | None:
 
     None if it varied none.
     """
-    envs = list(run.info.get("env") or ())
-    return compare_env(_collective_times(run.records), envs) if envs and run.records else None
+    return compare_env(_collective_times(run.records), run.info.get("env") or [""])
 
 
 @once_per_run
@@ -206,7 +198,7 @@ def compare_training_envs(records: Iterable[TrainingRecord], info: RunInfo) -> E
 
     None if no environment was varied or nothing was trained.
     """
-    records, envs = list(records), list(info.get("env") or ())
+    records = list(records)
     confirmed = trained(records, CONFIRM)
     settings = confirmed or trained(records)
     by_env: dict[str, _Times] = {}
@@ -214,19 +206,14 @@ def compare_training_envs(records: Iterable[TrainingRecord], info: RunInfo) -> E
         if setting.case.uses_ddp and setting.is_ok:
             case = replace(setting.case, env="")
             by_env.setdefault(setting.case.env, {})[case] = setting.steps_ms
-    comparison = compare_env(by_env, envs) if envs and by_env else None
+    comparison = compare_env(by_env, info.get("env") or [""])
     return comparison and replace(comparison, is_fresh=bool(confirmed))
 
 
 def _collective_times(records: Iterable[Record]) -> dict[str, _Times]:
     by_env: dict[str, _Times] = {}
     for (_, group), of_row in keyed_records(records).items():
-        times = {
-            record.launch: launch_value(record)
-            for record in of_row
-            if record.status == "ok" and record.times_us
-        }
-        case = of_row[-1].case
+        case, times = of_row[-1].case, launch_values(of_row)
         if times:
             by_env.setdefault(case.env, {})[replace(case, env=""), group] = times
     return by_env

@@ -15,12 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
 
 from commbench.analysis.prediction.links import limit_of
-from commbench.analysis.runs import straggler_findings
+from commbench.analysis.stragglers import straggler_findings
 from commbench.collectives.operations import OPERATIONS
-from commbench.ddp.plan.cases import DEFAULT_CAP
+from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
 from commbench.errors import InputError
@@ -45,25 +44,24 @@ class Outcome(str, Enum):
 
 
 #: Exit codes of ``commbench check``.
-EXIT_CODES: Mapping[Outcome, int] = MappingProxyType(
-    {Outcome.MET: 0, Outcome.NOT_MET: 5, Outcome.NOT_TESTED: 3, Outcome.NOT_SHOWN: 3}
-)
+EXIT_CODES: Mapping[Outcome, int] = {
+    Outcome.MET: 0,
+    Outcome.NOT_MET: 5,
+    Outcome.NOT_TESTED: 3,
+    Outcome.NOT_SHOWN: 3,
+}
 
-_TIMES: Mapping[str, float] = MappingProxyType({"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6})
-_STEPS: Mapping[str, float] = MappingProxyType(
-    {unit: factor / 1e3 for unit, factor in _TIMES.items()}
-)
-_RATES: Mapping[str, float] = MappingProxyType(
-    {
-        "GB/s": 1.0,
-        "MB/s": 1e-3,
-        "gbit": 1 / 8,
-        "mbit": 1 / 8000,
-        "Gbit/s": 1 / 8,
-        "Mbit/s": 1 / 8000,
-    }
-)
-_PLAIN: Mapping[str, float] = MappingProxyType({"": 1.0})
+_TIMES = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+_STEPS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+_RATES = {
+    "GB/s": 1.0,
+    "MB/s": 1e-3,
+    "gbit": 1 / 8,
+    "mbit": 1 / 8000,
+    "Gbit/s": 1 / 8,
+    "Mbit/s": 1 / 8000,
+}
+_PLAIN = {"": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,18 +86,16 @@ class Metric:
         return next((unit for unit, factor in self.units.items() if factor == 1), "")
 
 
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "time": Metric(column="time_us", units=_TIMES),
-        "busbw": Metric(column="busbw_GBps", units=_RATES, is_rate=True),
-        "algbw": Metric(column="algbw_GBps", units=_RATES, is_rate=True),
-        "wrong": Metric(column="wrong", units=_PLAIN, is_exact=True),
-        "transport": Metric(column="transport", is_exact=True),
-        "stragglers": Metric(is_exact=True),
-        "step": Metric(column="step_ms", units=_STEPS, of_training=True),
-        "speedup": Metric(column="speedup", units=_PLAIN, of_training=True),
-    }
-)
+METRICS: Mapping[str, Metric] = {
+    "time": Metric(column="time_us", units=_TIMES),
+    "busbw": Metric(column="busbw_GBps", units=_RATES, is_rate=True),
+    "algbw": Metric(column="algbw_GBps", units=_RATES, is_rate=True),
+    "wrong": Metric(column="wrong", units=_PLAIN, is_exact=True),
+    "transport": Metric(column="transport", is_exact=True),
+    "stragglers": Metric(is_exact=True),
+    "step": Metric(column="step_ms", units=_STEPS, of_training=True),
+    "speedup": Metric(column="speedup", units=_PLAIN, of_training=True),
+}
 _HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
@@ -120,15 +116,10 @@ class Expectation:
     sizes: Sequence[tuple[int, int]] = ()
     """Message sizes as (first, last): equal for a size that must be there; else all that were
     measured between them."""
+    sizes_text: str = ""
+    """The sizes as ``--sizes`` takes them."""
     filters: Mapping[str, str] = field(default_factory=dict)
     """Columns and their values."""
-
-    @property
-    def sizes_text(self) -> str:
-        """The sizes as ``--sizes`` takes them."""
-        return ",".join(
-            str(first) if first == last else f"{first}:{last}" for first, last in self.sizes
-        )
 
     @property
     def kind(self) -> Metric:
@@ -143,6 +134,8 @@ class Expectation:
                 return False
             if self.sizes and not any(first <= size <= last for first, last in self.sizes):
                 return False
+        elif self.metric == "speedup" and row.speedup == 1 and not row.speedup_ci_low:
+            return False  # the row that speedups are relative to
         return all(_is_value(getattr(row, name), text) for name, text in self.filters.items())
 
 
@@ -236,10 +229,11 @@ def _parse(text: str) -> Expectation:
     match = _EXPECTATION.fullmatch(text)
     if match is None:
         raise InputError(f"not of the form {_FORM}, such as latency@8: time <= 3us.")
-    operation, name = match["operation"] or "", match["metric"]
+    operation, sizes, filters, name = match.group("operation", "sizes", "filters", "metric")
+    operation = operation or ""
     _check_name("operation", operation, ("", TRAIN, *OPERATIONS))
     is_training = operation == TRAIN
-    if is_training and match["sizes"] is not None:
+    if is_training and sizes is not None:
         raise InputError(f"{TRAIN} has no sizes.")
     _check_name("metric", name, METRICS)
     metric = METRICS[name]
@@ -247,13 +241,12 @@ def _parse(text: str) -> Expectation:
         raise InputError(f"{name} is no metric of {operation}.")
     comparison = match["comparison"].replace("==", "=")
     _check_name("comparison", comparison, ("=",) if metric.is_exact else tuple(_HOLDS))
-    bound, of_link, word = math.nan, False, ""
+    bound, of_link, word = math.nan, False, match["bound"].strip()
     if metric.units:
-        bound, of_link = _parse_bound(name, match["bound"].strip())
-    else:
-        word = match["bound"].strip()
-        if not re.fullmatch(r"[\w/+.%-]+", word) or (name == "stragglers" and word != "none"):
-            raise InputError("a word is missing; write transport = tcp or stragglers = none.")
+        bound, of_link = _parse_bound(name, word)
+        word = ""
+    elif not re.fullmatch(r"[\w/+.%-]+", word) or (name == "stragglers" and word != "none"):
+        raise InputError("a word is missing; write transport = tcp or stragglers = none.")
     return Expectation(
         text=text,
         metric=name,
@@ -262,8 +255,9 @@ def _parse(text: str) -> Expectation:
         of_link=of_link,
         word=word,
         operation="" if is_training else operation,
-        sizes=_parse_sizes(match["sizes"]),
-        filters=_parse_filters(match["filters"], TrainingRow if is_training else Row),
+        sizes=_parse_sizes(sizes),
+        sizes_text=(sizes or "").strip(),
+        filters=_parse_filters(filters, TrainingRow if is_training else Row),
     )
 
 
@@ -376,7 +370,7 @@ def _judge(run: Run, expectation: Expectation, rate_bps: int | None) -> list[Jud
         rows = run.training_rows
     judged, measured = [], set()
     for row in rows:
-        if expectation.covers(row) and not _is_baseline(row, expectation):
+        if expectation.covers(row):
             judged.append(_judge_row(run, expectation, row, rate_bps))
             if isinstance(row, Row):
                 measured.add(row.message_bytes or -1)
@@ -397,16 +391,6 @@ def _untested(name: str, code: str, **numbers: str) -> Judged:
     return Judged(name=name, outcome=Outcome.NOT_TESTED, reason=reason)
 
 
-def _is_baseline(row: Row | TrainingRow, expectation: Expectation) -> bool:
-    """Return whether an expectation of a speedup meets the row that speedups are relative to."""
-    return (
-        isinstance(row, TrainingRow)
-        and expectation.metric == "speedup"
-        and row.speedup == 1
-        and not row.speedup_ci_low
-    )
-
-
 def _judge_row(
     run: Run, expectation: Expectation, row: Row | TrainingRow, rate_bps: int | None
 ) -> Judged:
@@ -419,56 +403,57 @@ def _judge_row(
     if value is None or value == "":
         code = "check_unverified" if metric.column == "wrong" else "check_empty"
         return _untested(name, code, column=metric.column)
-    if expectation.word:
-        found, wanted = value.lower(), expectation.word.lower()
-        is_met = found == wanted or found.startswith(f"{wanted}/")
-        return Judged(name=name, outcome=Outcome.MET if is_met else Outcome.NOT_MET, value=value)
     bound = expectation.bound
+    if metric.is_exact:
+        is_met = value == bound
+        if expectation.word:
+            found, wanted = value.lower(), expectation.word.lower()
+            is_met = found == wanted or found.startswith(f"{wanted}/")
+        outcome = Outcome.MET if is_met else Outcome.NOT_MET
+        shown = None if expectation.word else bound
+        return Judged(name=name, outcome=outcome, value=value, bound=shown)
     if expectation.of_link:
         bound *= _link_GBps(run, row, rate_bps)
-    if metric.is_exact:
-        outcome = Outcome.MET if value == bound else Outcome.NOT_MET
-        return Judged(name=name, outcome=outcome, value=value, bound=bound)
     low, high = interval_of(row, metric)
-    outcome, code = _outcome(expectation.comparison, bound, low, high)
+    outcome, reason = _outcome(expectation.comparison, bound, low, high)
     if outcome is Outcome.MET and "one_launch" in row.flags.split(";"):
-        outcome, code = Outcome.NOT_SHOWN, "check_one_launch"
-    reason = Finding(code) if code else None
+        outcome, reason = Outcome.NOT_SHOWN, Finding("check_one_launch")
     return Judged(
         name=name, outcome=outcome, value=value, low=low, high=high, bound=bound, reason=reason
     )
 
 
-def interval_of(row: Row | TrainingRow, metric: Metric) -> tuple[float, float] | tuple[None, None]:
+def interval_of(row: Row | TrainingRow, metric: Metric) -> tuple[float | None, float | None]:
     """Return the interval of a metric; a bandwidth is a constant over the time."""
+    column = metric.column
+    if metric.is_rate:
+        column = "time_us"
+    low, high = getattr(row, f"{column}_ci_low"), getattr(row, f"{column}_ci_high")
     if not metric.is_rate:
-        return getattr(row, f"{metric.column}_ci_low"), getattr(row, f"{metric.column}_ci_high")
-    time, low, high = (
-        getattr(row, name) for name in ("time_us", "time_us_ci_low", "time_us_ci_high")
-    )
-    if time is None or not low or not high:
+        return low, high
+    if not (low and high):
         return None, None
-    rate = getattr(row, metric.column)
-    return rate * time / high, rate * time / low
+    message = getattr(row, metric.column) * getattr(row, column)
+    return message / high, message / low
 
 
 def _outcome(
     comparison: str, bound: float, low: float | None, high: float | None
-) -> tuple[Outcome, str]:
+) -> tuple[Outcome, Finding | None]:
     """Return whether an interval lies on the right side of a bound or on the wrong side; if neither
-    is shown, the code of the reason.
+    is shown, the reason.
     """
     if low is None or high is None:
-        return Outcome.NOT_SHOWN, "check_no_interval"
+        return Outcome.NOT_SHOWN, Finding("check_no_interval")
     holds = _HOLDS[comparison]
     best, worst = low, high
     if comparison in {">", ">="}:
         best, worst = high, low
     if holds(worst, bound):
-        return Outcome.MET, ""
+        return Outcome.MET, None
     if not holds(best, bound):
-        return Outcome.NOT_MET, ""
-    return Outcome.NOT_SHOWN, "check_holds_bound"
+        return Outcome.NOT_MET, None
+    return Outcome.NOT_SHOWN, Finding("check_holds_bound")
 
 
 def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:  # noqa: N802 - a unit
@@ -503,17 +488,16 @@ def _judge_stragglers(run: Run) -> Judged:
 def name_of(row: Row | TrainingRow) -> str:
     """Return the name of a row in the answers."""
     if isinstance(row, TrainingRow):
-        caps = "default" if row.bucket_cap_mb == DEFAULT_CAP else f"{row.bucket_cap_mb} MiB"
-        words = [row.workload, row.hook, f"{caps} buckets", row.env]
-        return " ".join(filter(None, words))
-    words = [row.backend, row.operation]
-    if row.message_bytes:
-        words.append(format_size(row.message_bytes))
-    if row.pattern != "flat":
-        words.append(row.pattern)
-    words.append(row.env)
-    if row.state:
-        words.append(f"({row.state} state)")
+        words = [row.workload, setting_name(row), row.env]
+    else:
+        words = [row.backend, row.operation]
+        if row.message_bytes:
+            words.append(format_size(row.message_bytes))
+        if row.pattern != "flat":
+            words.append(row.pattern)
+        words.append(row.env)
+        if row.state:
+            words.append(f"({row.state} state)")
     return " ".join(filter(None, words))
 
 

@@ -6,18 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from commbench import stats
 from commbench.collectives.cases import Case
-from commbench.collectives.operations import OPERATIONS
-from commbench.collectives.patterns import pattern_order
 from commbench.engine.records import Record, Row
-from commbench.engine.visits import launch_value
-from commbench.results.info import RunInfo, measures_interconnect
-from commbench.results.summary import RowKey, keyed_records
+from commbench.results import Run, once_per_run
+from commbench.results.info import measures_interconnect
+from commbench.results.summary import keyed_records, launch_values
 
 #: Sizes that differ by less count as equal: a rank's share is rounded up to one element.
 SAME_SIZE = 0.01
@@ -59,39 +57,35 @@ class _Part(NamedTuple):
     """Of the launches behind the row."""
 
 
-def growths(records: Iterable[Record], rows: Mapping[RowKey, Row], info: RunInfo) -> list[Growth]:
+@once_per_run
+def growths(run: Run) -> list[Growth]:
     """Return the growth of each case of a scaling study, in the order of the rows.
 
     Empty for other runs.
 
     A case needs to be timed on all its numbers of ranks, as one group, with the same size except
     for rounding.
-
-    Args:
-        records: of ``samples.jsonl``.
-        rows: what `keyed_rows` makes of them.
-        info: contents of ``run.json``; its ``world_size`` is that of cases without one.
     """
-    records = list(records)
-    cases = {record.case.key: record.case for record in records}
+    cases = {record.case.key: record.case for record in run.records}
     if all(case.world_size is None for case in cases.values()):
         return []
-    launches = keyed_records(records)
-    rows_of_case = Counter(key for key, _ in rows)
+    launches = keyed_records(run.records)
+    rows_of_case = Counter(key for key, _ in run.keyed_rows)
     by_case: dict[tuple[Case, int], dict[int, _Part]] = {}
-    for key, row in rows.items():
+    for key, row in run.keyed_rows.items():
         case = cases[key[0]]
-        ranks = case.world_size or info.get("world_size")
+        ranks = case.world_size or run.info.get("world_size")
         if ranks and row.status == "ok" and row.time_us and rows_of_case[key[0]] == 1:
             part = _Part(case, row, launches[key])
             by_case.setdefault(_alike(case, by_case), {})[int(ranks)] = part
     return [_growth(by_ranks) for by_ranks in by_case.values() if len(by_ranks) > 1]
 
 
-def all_rank_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> list[Row]:
-    """Return the rows of cases in which all ranks take part."""
-    parts = {record.case.key for record in records if record.case.world_size is not None}
-    return [row for key, row in rows.items() if key[0] not in parts]
+@once_per_run
+def all_rank_rows(run: Run) -> list[Row]:
+    """Return the rows of ``collectives.csv`` for cases in which all ranks take part."""
+    parts = {record.case.key for record in run.records if record.case.world_size is not None}
+    return [row for key, row in run.keyed_rows.items() if key[0] not in parts]
 
 
 def _alike(case: Case, known_keys: Iterable[tuple[Case, int]]) -> tuple[Case, int]:
@@ -108,10 +102,10 @@ def _alike(case: Case, known_keys: Iterable[tuple[Case, int]]) -> tuple[Case, in
 
 def _growth(by_ranks: Mapping[int, _Part]) -> Growth:
     first, last = by_ranks[min(by_ranks)], by_ranks[max(by_ranks)]
-    before_us, after_us = _launch_values(first.records), _launch_values(last.records)
-    paired = sorted(before_us.keys() & after_us.keys())
+    before_us, after_us = launch_values(first.records), launch_values(last.records)
     ratio = (last.row.time_us or 0.0) / (first.row.time_us or math.nan)
     interval = None
+    paired = sorted(before_us.keys() & after_us.keys())
     if len(paired) > 1:
         sides = [[times_us[launch] for launch in paired] for times_us in (before_us, after_us)]
         ratio, interval = stats.ratio_interval(*sides)
@@ -125,15 +119,6 @@ def _growth(by_ranks: Mapping[int, _Part]) -> Growth:
     return Growth(case=last.case, rows=rows, ratio=ratio, interval=interval, law=law)
 
 
-def _launch_values(records: Iterable[Record]) -> dict[int, float]:
-    """Return the time of each launch in microseconds, as in rows."""
-    values = {}
-    for record in records:
-        if record.status == "ok" and len(record.times_us):
-            values[record.launch] = launch_value(record)
-    return values
-
-
 def law_of(rows: Mapping[int, Row]) -> str:
     """Return the laws of growth that agree with all intervals; see `Growth`.
 
@@ -143,24 +128,20 @@ def law_of(rows: Mapping[int, Row]) -> str:
     bounds = np.array([(row.time_us_ci_low, row.time_us_ci_high) for row in rows.values()], float)
     if len(rows) < FEWEST_SIZES or np.isnan(bounds).any():
         return ""
+    from scipy.optimize import linprog  # slow to import
+
     low, high = bounds.T * [[1 - TOLERANCE], [1 + TOLERANCE]]
     if low.max() <= high.min():
         return "constant"
     fitting = []
     for name, law in _LAWS.items():
-        # a non-decreasing line runs through all intervals if every two of them bound its slope so
-        at = np.array([law(ranks) for ranks in rows])
-        distances = at[None, :] - at[:, None]
-        is_later = distances > 0
-        steepest = (high[None, :] - low[:, None])[is_later] / distances[is_later]
-        flattest = (low[None, :] - high[:, None])[is_later] / distances[is_later]
-        if max(0.0, flattest.max()) <= steepest.min():
+        terms = np.array([(1.0, law(ranks)) for ranks in rows])
+        found = linprog(
+            [0, 0],
+            A_ub=np.concatenate([terms, -terms]),
+            b_ub=np.concatenate([high, -low]),
+            bounds=[(None, None), (0, None)],
+        )
+        if found.success:
             fitting.append(name)
     return " or ".join(fitting) or "neither"
-
-
-def order_of(growth: Growth) -> tuple[Any, ...]:
-    """Return the sort key: operation, pattern, size, backend."""
-    case = growth.case
-    place = list(OPERATIONS).index(case.operation), pattern_order(case.pattern)
-    return *place, case.dtype or "", case.message_bytes, case.backend

@@ -5,8 +5,9 @@ stragglers.
 from __future__ import annotations
 
 from commbench.analysis.prediction.network import network_model
-from commbench.analysis.runs import soak_results, straggler_findings
+from commbench.analysis.soak import soak_results
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
+from commbench.analysis.stragglers import straggler_findings
 from commbench.engine.records import Row
 from commbench.results import Store
 from commbench.results.files import (

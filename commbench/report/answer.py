@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rich.console import RenderableType
 from rich.text import Text
 
-from commbench.analysis.runs import all_rank_rows
+from commbench.analysis.scaling import all_rank_rows
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import setting_name

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
-from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
-from commbench.analysis.scaling import Growth, order_of
+from commbench.analysis.scaling import Growth, all_rank_rows, growths
+from commbench.analysis.stragglers import straggler_findings
 from commbench.analysis.stragglers.judging import Straggler
 from commbench.collectives.algorithms import AUTO
 from commbench.collectives.composed import MATRIX
@@ -203,7 +203,7 @@ def growth_tables(runs: Sequence[Run]) -> list[Table]:
     return make_tables(
         "Scaling: time on the first n ranks",
         runs,
-        lambda run: sorted(growths(run), key=order_of),
+        growths,
         columns,
         rest_in=SUMMARY,
     )

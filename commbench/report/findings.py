@@ -9,7 +9,9 @@ from operator import attrgetter
 
 from commbench.analysis.prediction.links import limit_of
 from commbench.analysis.prediction.network import network_model
-from commbench.analysis.runs import all_rank_rows, soak_results, straggler_findings
+from commbench.analysis.scaling import all_rank_rows
+from commbench.analysis.soak import soak_results
+from commbench.analysis.stragglers import straggler_findings
 from commbench.analysis.watched import watched_findings, watched_headline
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.text import Text
 
-from commbench.analysis.runs import straggler_findings
+from commbench.analysis.stragglers import straggler_findings
 from commbench.analysis.stragglers.judging import ANY, Straggler
 from commbench.collectives.operations import OPERATIONS
 from commbench.findings import Finding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import attrgetter
 
-from commbench.analysis.runs import soak_results
+from commbench.analysis.soak import soak_results
 from commbench.analysis.soak.rows import DriftRow, EventRow
 from commbench.report.columns import (
     Column,

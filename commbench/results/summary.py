@@ -156,11 +156,11 @@ def _timed(records: Iterable[Record], statuses: Collection[str]) -> list[Record]
     return [record for record in records if record.status in statuses and len(record.times_us)]
 
 
-def launch_medians(records: Iterable[Record]) -> list[float]:
-    """Return the time in microseconds of each timed record without wrong data, see
+def launch_values(records: Iterable[Record]) -> dict[int, float]:
+    """Return the time in microseconds of each launch, of timed records without wrong data, see
     `launch_value`.
     """
-    return [launch_value(record) for record in _timed(records, {"ok"})]
+    return {record.launch: launch_value(record) for record in _timed(records, {"ok"})}
 
 
 def variance_components(records: Iterable[Record]) -> dict[str, dict[str, float | None]]:

@@ -9,22 +9,21 @@ times are skewed, a visit stands for its median.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
 from commbench.stats.budgets import Budget
-from commbench.stats.intervals import Values, median, quantiles
+from commbench.stats.intervals import NORMAL, Values, median, quantiles
 
 #: Variance of a median over that of a mean of the same normal values.
 MEDIAN_FACTOR = math.pi / 2
 #: The interquartile range of a normal distribution, in standard deviations.
-_QUARTILES = 2 * NormalDist().inv_cdf(0.75)
+_QUARTILES = 2 * NORMAL.inv_cdf(0.75)
 #: Fewest visits and fewest repetitions of each that a plan asks for.
 FEWEST_VISITS, FEWEST_REPETITIONS = 4, 3
 #: Share of a case's time slice that planned visits may take.
 VISITING_SHARE = 0.7
-_NORMAL_975 = NormalDist().inv_cdf(0.975)
+_NORMAL_975 = NORMAL.inv_cdf(0.975)
 
 
 @dataclass(frozen=True, kw_only=True)

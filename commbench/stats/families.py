@@ -101,8 +101,8 @@ class _LaunchRatio:
         by_pairs = self.paired and 2 / 2 ** len(self.a) <= smallest
         return rank_test(self.a, self.b, paired=by_pairs)
 
-    def intervals(self, levels: Sequence[float], seed: int) -> list[Interval]:
-        return ratio_intervals(self.a, self.b, levels, seed=seed, paired=self.paired)
+    def intervals(self, levels: Sequence[float]) -> list[Interval]:
+        return ratio_intervals(self.a, self.b, levels, paired=self.paired)
 
     def margin_errors(self, level: float) -> float:
         return margin_errors_of(level)
@@ -124,7 +124,6 @@ def compare_family(
     q: float = 0.05,
     paired: bool = False,
     looks: int = 1,
-    seed: int = 0,
 ) -> list[Comparison]:
     """Compare many cases at once, each given as (launch medians of A, launch medians of B), in the
     order given.
@@ -148,7 +147,6 @@ def compare_family(
         looks: how often the comparison may be made while launches are added; each look has an equal
             share of ``q`` and of the 5 % of the verdict ``same`` (Bonferroni), so that all looks
             together err as seldom as one.
-        seed: of the bootstrap.
     """
     q, level = q / looks, 1 - 0.05 / looks
     comparisons = []
@@ -169,7 +167,7 @@ def compare_family(
     for place, case in testable.items():
         # What decides this case; for one not selected, what would if it were selected too.
         alpha = q * (len(selected) + (place not in selected)) / m
-        plain, adjusted = case.intervals((level, 1 - alpha), seed)
+        plain, adjusted = case.intervals((level, 1 - alpha))
         verdict, interval = _judge(plain, adjusted if place in selected else None, margin)
         further = None
         if verdict is Verdict.INCONCLUSIVE:

@@ -42,6 +42,10 @@ class Interval:
         """
         return replace(self, low=min(self.low, estimate), high=max(self.high, estimate))
 
+    def logs(self, estimate: float) -> tuple[float, float]:
+        """Return how far the ends lie below and above an estimate, in natural logarithms."""
+        return math.log(estimate / self.low), math.log(self.high / estimate)
+
 
 @lru_cache(maxsize=4096)
 def _median_ranks(n: int, level: float) -> tuple[int, int] | None:
@@ -151,8 +155,10 @@ def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
             chosen &= ordered[0] > 0
             logs = np.log(ordered[:n, chosen])
             half_width = STUDENT_T_975[n] * logs.std(axis=0, ddof=1) / math.sqrt(n)
-            low[chosen] = np.exp(logs.mean(axis=0) - half_width)
-            high[chosen] = np.exp(logs.mean(axis=0) + half_width)
+            estimates, means = np.median(ordered[:n, chosen], axis=0), logs.mean(axis=0)
+            low[chosen] = np.minimum(np.exp(means - half_width), estimates)
+            ends = np.exp(np.minimum(means + half_width, LARGEST_LOG))
+            high[chosen] = np.maximum(ends, estimates)
         elif ranks := _median_ranks(n, DEFAULT_LEVEL):
             low[chosen] = ordered[ranks[0] - 1, chosen]
             high[chosen] = ordered[ranks[1] - 1, chosen]

@@ -34,8 +34,6 @@ MOST_LAUNCHES = 40
 _TOO_NEAR = 0.004
 _RESAMPLES = 10_000
 
-DecisionForecast = Literal["settles", "near", "noisy"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
@@ -43,7 +41,7 @@ class Effort:
     as observed.
     """
 
-    forecast: DecisionForecast
+    forecast: Literal["settles", "near", "noisy"]
     """``settles``: the further launches decide; ``near``: the ratio is too near the margin for
     any practical number; ``noisy``: launches or runs differ too much, so that more than
     `MOST_LAUNCHES` are needed."""
@@ -165,7 +163,7 @@ def resampled_medians(values: Floats, resamples: int, seed: tuple[int, int]) -> 
 
 
 def ratio_intervals(
-    a: Floats, b: Floats, levels: Sequence[float], *, seed: int, paired: bool
+    a: Floats, b: Floats, levels: Sequence[float], *, paired: bool, seed: int = 0
 ) -> list[Interval]:
     """Return the bootstrap percentile interval of median(b) / median(a) at each level.
 

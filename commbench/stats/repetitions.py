@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commbench.stats.intervals import Values, median_interval
+from commbench.stats.intervals import Floats, Values, median_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,23 +58,26 @@ def warmup_count(times: Values, window: int = 20) -> int | None:
     if len(times) < 1 + 2 * window:
         return None
     spans = np.lib.stride_tricks.sliding_window_view(np.asarray(times, dtype=float)[1:], 2 * window)
-    before, after = spans[:, :window], spans[:, window:]
     lower, upper = np.percentile(spans[:, 1:], (25, 75), axis=1)
     steady = spans[:, 0] <= upper + 1.5 * (upper - lower)
+    before, after = spans[:, :window], spans[:, window:]
     mean_before, mean_after = before.mean(axis=1), after.mean(axis=1)
     steady &= (mean_before <= 1.1 * mean_after) & (mean_before >= 0.5 * mean_after)
-    lower_before, middle_before, upper_before = np.percentile(before, (25, 50, 75), axis=1)
-    lower_after, middle_after, upper_after = np.percentile(after, (25, 50, 75), axis=1)
-    steady &= np.abs(lower_before - lower_after) <= 0.05 * lower_after
-    steady &= np.abs(upper_before - upper_after) <= 0.05 * upper_after
-    # median absolute deviations
-    deviation_before = np.median(np.abs(before - middle_before[:, None]), axis=1)
-    deviation_after = np.median(np.abs(after - middle_after[:, None]), axis=1)
-    allowed = np.maximum(0.1 * deviation_after, 0.01 * middle_after)
+    quartiles_before, deviation_before = _spread_of(before)
+    quartiles_after, deviation_after = _spread_of(after)
+    shifts = np.abs(quartiles_before - quartiles_after)
+    steady &= (shifts <= 0.05 * quartiles_after)[[0, 2]].all(axis=0)
+    allowed = np.maximum(0.1 * deviation_after, 0.01 * quartiles_after[1])
     steady &= np.abs(deviation_before - deviation_after) <= allowed
     if not steady.any():
         return None
     return int(np.argmax(steady)) + 1
+
+
+def _spread_of(windows: Floats) -> tuple[Floats, Floats]:
+    """Return the quartiles of each window, (3, windows), and its median absolute deviation."""
+    quartiles = np.percentile(windows, (25, 50, 75), axis=1)
+    return quartiles, np.median(np.abs(windows - quartiles[1][:, None]), axis=1)
 
 
 def is_steady(times: Values) -> bool:

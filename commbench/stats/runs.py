@@ -91,7 +91,7 @@ class RunRatio:
             return float(self.ratio == 1)
         return student_p(math.log(self.ratio) / self.error, len(self.runs) - 1)
 
-    def intervals(self, levels: Sequence[float], _seed: int = 0) -> list[Interval]:
+    def intervals(self, levels: Sequence[float]) -> list[Interval]:
         """Return the ratio's interval at each level."""
         intervals = []
         for level in levels:

@@ -1,8 +1,9 @@
 """Tests of the comparison of environments, on records built by hand."""
 
 import random
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import make_case, make_launches
@@ -34,20 +35,14 @@ def compared(**factors: float) -> EnvComparison:
 
     Each environment's time is a factor of the first's.
     """
-    of_env = {"A=1": 1.0, "A=1 (again)": factors.get("control", 1.0), "A=2": factors["other"]}
-    by_env = {
-        env: {
-            case: {launch: time * factor * even for launch, even in enumerate(EVEN)}
-            for case, time in TIMES.items()
-        }
-        for env, factor in of_env.items()
-    }
+    by_env: dict[str, Any] = {}
+    for env, factor in zip(ENVS, (1.0, factors.get("control", 1.0), factors["other"]), strict=True):
+        by_env[env] = {}
+        for case, time in (("small", 3.0), ("large", 400.0)):
+            by_env[env][case] = {launch: time * factor * even for launch, even in enumerate(EVEN)}
     comparison = compare_env(by_env, ENVS)
     assert comparison is not None
     return comparison
-
-
-TIMES: Mapping[str, float] = {"small": 3.0, "large": 400.0}
 
 
 def test_a_faster_environment_is_the_best() -> None:
@@ -85,16 +80,14 @@ def test_equal_environments_are_seldom_told_apart() -> None:
     chance, tables = random.Random(1), 200
     withheld = judged = 0
     for _ in range(tables):
-        by_env = {
-            env: {"small": {launch: chance.lognormvariate(0, 0.1) for launch in range(6)}}
-            for env in ENVS
-        }
+        by_env: dict[str, Any] = {}
+        for env in ENVS:
+            by_env[env] = {"small": {n: chance.lognormvariate(0, 0.1) for n in range(6)}}
         comparison = compare_env(by_env, ENVS)
         assert comparison is not None
+        verdicts = {str(ratio.comparison.verdict) for ratio in comparison.ratios}
         withheld += not comparison.is_sound
-        judged += any(
-            str(ratio.comparison.verdict) in {"faster", "slower"} for ratio in comparison.ratios
-        )
+        judged += not verdicts.isdisjoint({"faster", "slower"})
     assert withheld <= 0.07 * tables
     assert judged <= 0.05 * tables
 
@@ -119,15 +112,12 @@ def test_one_launch_gives_no_verdict() -> None:
 
 def collectives() -> list[Record]:
     """Return six launches of three sizes under each environment, the last one twice as slow."""
-    return [
-        record
-        for env in ENVS
-        for size in (1024, 2048, 4096)
-        for record in make_launches(
-            [size * factor * (2 if env == "A=2" else 1) for factor in EVEN],
-            make_case(message_bytes=size, env=env),
-        )
-    ]
+    records = []
+    for env, factor in zip(ENVS, (1, 1, 2), strict=True):
+        for size in (1024, 2048, 4096):
+            case = make_case(message_bytes=size, env=env)
+            records += make_launches([size * factor * even for even in EVEN], case)
+    return records
 
 
 def test_rows_of_environments_are_apart() -> None:
@@ -141,13 +131,10 @@ def test_rows_of_environments_are_apart() -> None:
 
 def test_an_environment_is_no_state_of_the_machine() -> None:
     """Tell states apart within one environment only: another transport has other probes."""
-    records = [
-        record
-        for env, probe_us in (("A=1", 1.0), ("A=2", 3.0))
-        for record in make_launches(
-            [10.0] * 12, make_case(env=env), visit_lengths=[20, 20], probes_us=[probe_us] * 4
-        )
-    ]
+    records = []
+    for env, probe_us in (("A=1", 1.0), ("A=2", 3.0)):
+        visits = {"visit_lengths": [20, 20], "probes_us": [probe_us] * 4}
+        records += make_launches([10.0] * 12, make_case(env=env), **visits)
     assert {} == find_states(records)
 
 
@@ -160,27 +147,23 @@ def test_predictions_are_for_the_first_environment(tmp_path: Path) -> None:
     assert plain is under_first_env(plain)
 
 
-def fresh(**steps_ms: float) -> list[TrainingRecord]:
-    """Return six confirmation launches of the baseline and of 5 MiB buckets, a fifth faster, under each
-    environment.
+def fresh(*steps_ms: float) -> list[TrainingRecord]:
+    """Return six confirmation launches of the baseline and of 5 MiB buckets, a fifth faster, under
+    each environment.
     """
-    names = dict(zip(("first", "again", "other"), ENVS, strict=True))
-    return [
-        record
-        for name, step_ms in steps_ms.items()
-        for case, factor in ((BASE, 1.0), (FIVE, 0.8))
-        for record in make_training_launches(
-            [step_ms * factor * even for even in EVEN],
-            confirmed(type(case)(**{**vars(case), "env": names[name]})),
-        )
-    ]
+    records = []
+    for env, step_ms in zip(ENVS, steps_ms, strict=True):
+        for case, factor in ((BASE, 1.0), (FIVE, 0.8)):
+            steps = [step_ms * factor * even for even in EVEN]
+            records += make_training_launches(steps, confirmed(replace(case, env=env)))
+    return records
 
 
 def test_a_recommendation_is_of_the_faster_environment() -> None:
     """Decide for the environment that confirmation launches show to be faster, and set its variable in the
     snippet.
     """
-    recommendation = decide(fresh(first=20.0, again=20.0, other=10.0), env=ENVS)
+    recommendation = decide(fresh(20.0, 20.0, 10.0), env=ENVS)
     assert "A=2" == recommendation.env
     assert ("change", "5") == (recommendation.verdict, recommendation.best.bucket_cap_mb)
     assert 'os.environ["A"] = "2"' in recommendation.snippet
@@ -190,12 +173,9 @@ def test_a_recommendation_is_of_the_faster_environment() -> None:
 
 def test_an_environment_of_the_sweep_alone_is_not_recommended() -> None:
     """Wait for confirmation launches before an environment is chosen."""
-    records = [
-        type(record)(
-            **{**vars(record), "case": type(record.case)(**{**vars(record.case), "phase": "sweep"})}
-        )
-        for record in fresh(first=20.0, again=20.0, other=10.0)
-    ]
+    records = []
+    for record in fresh(20.0, 20.0, 10.0):
+        records.append(replace(record, case=replace(record.case, phase="sweep")))
     recommendation = decide(records, env=ENVS)
     assert "A=1" == recommendation.env
     comparison = compare_training_envs(records, {"env": ENVS})

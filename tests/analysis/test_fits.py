@@ -35,26 +35,3 @@ def test_jumps_are_found_through_noise(launches: int) -> None:
     """Find two segments in at least 80 of 100 draws if the second has twice the latency."""
     draws = [fitted(two, COARSE, launches=launches, seed=seed) for seed in range(100)]
     assert sum(len(segments) > 1 for segments in draws) >= 80
-
-
-@pytest.mark.parametrize("launches", [2, 3, 4, 6, 10])
-def test_noise_is_found(launches: int) -> None:
-    """Estimate the standard error of medians over launches within 25 %."""
-    drawn = [
-        np.array(launches_of(one, POWERS, noise=0.05, launches=launches, seed=seed))
-        for seed in range(40)
-    ]
-    true = np.std([np.log(np.median(table, axis=1)) for table in drawn], axis=0).mean()
-    assert float(np.mean([noise_of(table).error for table in drawn])) == pytest.approx(
-        true, rel=0.25
-    )
-
-
-def test_slow_launches_are_no_noise() -> None:
-    """Report no noise if launches differ by one factor at all sizes, and little for one noisy
-    size.
-    """
-    table = one(np.array(POWERS, dtype=float))[:, None] * np.array([0.8, 1.0, 1.3, 1.5])
-    assert 0.0 == pytest.approx(noise_of(table).error, abs=1e-9)
-    table[3] *= [1, 9, 0.2, 3]
-    assert noise_of(table).error < 0.01

@@ -33,15 +33,13 @@ def times_of(row: CollectiveForecast) -> tuple[float, float, float]:
     return row.time_us_low or 0.0, row.time_us or 0.0, row.time_us_high or 0.0
 
 
-@pytest.mark.parametrize(
-    ("family", "ranks"), [(REDUCE, 2), (GATHER, 3), (REDUCE, 64), (GATHER, 1024)]
-)
-def test_rings_on_more_ranks_are_met(family: Family, ranks: int) -> None:
+def test_rings_on_more_ranks_are_met() -> None:
     """Predict what a ring takes on other numbers of ranks."""
     network = forecast_network((4,))
-    for size in (2**16, 2**20, 3 * 2**20, 2**24):
-        time_us = network.time_us(family, size, Place(world_size=ranks))
-        assert time_us == pytest.approx(ring_us(family.operation, ranks, size), rel=CLOSE)
+    for family, ranks in ((REDUCE, 2), (GATHER, 3), (REDUCE, 64), (GATHER, 1024)):
+        for size in (2**16, 3 * 2**20, 2**24):
+            time_us = network.time_us(family, size, Place(world_size=ranks))
+            assert time_us == pytest.approx(ring_us(family.operation, ranks, size), rel=CLOSE)
 
 
 def test_measured_places_keep_their_times() -> None:

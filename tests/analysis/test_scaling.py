@@ -10,13 +10,11 @@ from builders import KIB, make_case, make_info, make_record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commbench.analysis.runs import growths
-from commbench.analysis.scaling import all_rank_rows, law_of
+from commbench.analysis.scaling import all_rank_rows, growths, law_of
 from commbench.collectives.patterns import rank_list
 from commbench.engine.records import GroupTimes, Record, Row
 from commbench.results import Run
 from commbench.results.info import RunInfo
-from commbench.results.summary import keyed_rows
 
 RANKS = (2, 4, 8, 16)
 INFO = make_info(world_size=16)
@@ -148,6 +146,5 @@ def test_two_numbers_of_ranks_make_no_law() -> None:
 
 def test_ordinary_runs_are_no_study() -> None:
     """Return no growth for a run in which all ranks always took part."""
-    records = [make_record(), make_record(launch=1)]
-    assert [] == growths(as_run(records, make_info()))
-    assert 1 == len(all_rank_rows(records, keyed_rows(records, make_info())))
+    run = as_run([make_record(), make_record(launch=1)], make_info())
+    assert ([], 1) == (growths(run), len(all_rank_rows(run)))

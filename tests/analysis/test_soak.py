@@ -3,29 +3,35 @@ noise.
 """
 
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 from effort import repetitions, slack
 from soaks import BEGUN_S, at_s, even, soak_info, soak_records, waiting_for
 
-from commbench.analysis.soak import Soak, soak_of
-from commbench.analysis.soak.events import late_places
+from commbench.analysis.soak import Soak, soak_results
 from commbench.engine.records import Interruption, Record, Stall
+from commbench.results import Run
 
 SIMULATIONS = repetitions(100)
 
 
+def as_run(records: list[Record], **info: Any) -> Run:
+    """Return a run held in memory."""
+    return Run(path=Path("soak"), info={**soak_info(), **info}, records=tuple(records))
+
+
 def result_of(records: list[Record], **info: Any) -> Soak:
     """Return the results of a soak."""
-    soak = soak_of(records, soak_info(**info))
+    soak = soak_results(as_run(records, **info))
     assert soak
     return soak
 
 
 def test_a_run_without_points_is_no_soak() -> None:
     """Return nothing for another run."""
-    assert soak_of([], soak_info()) is None
+    assert soak_results(as_run([])) is None
 
 
 def test_the_time_line_has_a_line_for_each_visit() -> None:
@@ -93,6 +99,8 @@ PLANTED_S = at_s(7, 3) + 1.5
 
 
 SYSTEM = ("system", "", "")
+#: All arrive in time, and the operation itself takes one rank long.
+OWN_TIME = Interruption(at_s=PLANTED_S, lasted_s=0.4, rank_s=[0.0, 0.0, 0.4, 0.0], arrival_s=[])
 
 
 @pytest.mark.parametrize(
@@ -102,6 +110,8 @@ SYSTEM = ("system", "", "")
         (even(PLANTED_S, 10.0), [], SYSTEM, 10.0),
         (waiting_for([2], PLANTED_S, 0.4), [], ("rank", "2", "n1"), 0.4),
         (waiting_for([2, 3], PLANTED_S, 0.4), [], ("host", "2-3", "n1"), 0.4),
+        (waiting_for([0, 1, 2], PLANTED_S, 0.4), [], SYSTEM, 0.4),  # no minority
+        (OWN_TIME, [], ("rank", "2", "n1"), 0.4),
         (even(PLANTED_S, 10.0), [(3, 0.1, 10.1)], ("rank", "3", "n1"), 10.2),
         (even(PLANTED_S, 30.0), [(0, 0.0, 0.7)], SYSTEM, 30.0),  # a short stall
         (None, [(0, 0.0, 5.0)], ("rank", "0", "n0"), 5.0),
@@ -128,29 +138,6 @@ def test_what_is_planted_is_named(
     assert "2026-11-25T04:07:37.500Z" == event.time
 
 
-@pytest.mark.parametrize(
-    ("arrival_s", "rank_s", "places"),
-    [
-        ([0.0, 0.9, 0.0, 0.0], [1.0, 0.1, 1.0, 1.0], [1]),
-        ([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], []),
-        ([0.9, 0.9, 0.9, 0.9], [0.1, 0.1, 0.1, 0.1], []),
-        ([0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [2]),
-        ([], [0.0, 1.0, 0.0, 0.0], [1]),
-        ([0.0, 0.9], [1.0, 0.1], [1]),
-        ([0.9, 0.9], [0.1, 0.1], []),
-    ],
-)
-def test_late_ranks_are_a_minority(
-    arrival_s: list[float], rank_s: list[float], places: list[int]
-) -> None:
-    """Name ranks that arrive late, else ranks whose own time is long, and never more than half of
-    them.
-    """
-    assert places == late_places(
-        Interruption(at_s=0.0, lasted_s=1.0, rank_s=rank_s, arrival_s=arrival_s)
-    )
-
-
 def failed_launch(launch: int, begun_s: float, seconds: float, status: str) -> dict[str, Any]:
     """Return the entry of a launch that ended badly, of which rank 2 is the cause."""
     return {
@@ -171,8 +158,6 @@ def test_a_failed_launch_is_an_event_until_the_next_result() -> None:
     records = soak_records(launches=5, visits=2)
     records = [record for record in records if record.launch in {0, 1, 4}]
     launches = [failed_launch(1, 63.0, 97.0, "hung"), failed_launch(2, 160.0, 20.0, "failed")]
-    soak = soak_of(records, {**soak_info(), "launches": launches})
-    assert soak
-    (event,) = soak.events
+    (event,) = result_of(records, launches=launches).events
     assert ("hung", "rank", "2", "n1") == (event.kind, event.scope, event.ranks, event.host)
     assert (1, 123.0, 129.0) == (event.launch, event.elapsed_s, event.duration_s)

@@ -14,7 +14,7 @@ from pages import make_run
 from training_builders import make_training_case, make_training_launches
 
 from commbench.analysis.expectations import Outcome, judge, parse_expectation
-from commbench.analysis.runs import straggler_findings
+from commbench.analysis.stragglers import straggler_findings
 from commbench.interop.exports.measures import MEASURES, Sample, samples_of
 from commbench.interop.exports.openmetrics import render_openmetrics, write_openmetrics
 

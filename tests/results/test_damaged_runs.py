@@ -19,7 +19,7 @@ from kept import RESULTS, sample_lines
 
 from commbench.analysis.comparison import compare
 from commbench.analysis.prediction.network import network_model
-from commbench.analysis.runs import straggler_findings
+from commbench.analysis.stragglers import straggler_findings
 from commbench.cli.presentation import print_run, print_unfinished
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError

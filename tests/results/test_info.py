@@ -8,7 +8,7 @@ from laws import sweep
 from matrices import make_hosts, make_matrix, touching
 
 from commbench.analysis.prediction.network import network_model
-from commbench.analysis.runs import straggler_findings
+from commbench.analysis.stragglers import straggler_findings
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Record
 from commbench.report.figures.matrix import matrix_figures

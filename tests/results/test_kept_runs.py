@@ -18,7 +18,7 @@ from commands import Command
 from kept import KEPT, RESULTS, load_kept
 
 from commbench.analysis.prediction.network import network_model
-from commbench.analysis.runs import straggler_findings
+from commbench.analysis.stragglers import straggler_findings
 from commbench.cli.presentation import print_answer
 from commbench.cli.terminal import make_console
 from commbench.ddp.plan.cases import SWEEP

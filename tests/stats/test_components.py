@@ -19,7 +19,6 @@ from commbench.stats.components import (
 )
 
 LAUNCHES, VISITS = 6, 8
-NOISES = ("normal", "skewed", "exponential")
 
 
 def draw(noise: str, random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
@@ -41,8 +40,15 @@ def launch_values(
     return np.exp(0.1 * np.median(logs, axis=1))
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize(("launch", "visit"), [(0.0, 1.0), (0.35, 1.0), (1.0, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("noise", "launch", "visit"),
+    [
+        ("skewed", 0.0, 1.0),
+        ("normal", 0.35, 1.0),
+        ("exponential", 1.0, 1.0),
+        ("skewed", 1.0, 0.0),
+    ],
+)
 def test_the_interval_over_launches_covers(noise: str, launch: float, visit: float) -> None:
     """Cover the median launch in 92 to 98 % of runs, whichever component dominates."""
     random = np.random.default_rng(5)

@@ -98,20 +98,7 @@ def test_equal_times_have_no_spread() -> None:
     assert pytest.approx((1.5, 1.5)) == (interval.low, interval.high)
 
 
-def test_what_launches_explain_is_no_spread_of_runs() -> None:
-    """Estimate the variance between runs, and almost none if there is none."""
-    generator = np.random.default_rng(3)
-
-    def typical(between: float) -> float:
-        cases = [equal_case(generator, 8, between=between, within=0.02) for _ in range(60)]
-        return float(np.median([RunRatio(runs=runs, b=b).state_spread for *runs, b in cases]))
-
-    assert typical(0.0) < 0.005
-    assert 0.04 < typical(0.05) < 0.06
-
-
-@pytest.mark.parametrize("between", [0.0, 0.01, 0.05])
-@pytest.mark.parametrize("count", [2, 3, 5, 10])
+@pytest.mark.parametrize(("count", "between"), [(2, 0.01), (3, 0.05), (5, 0.0), (10, 0.01)])
 def test_intervals_cover(count: int, between: float) -> None:
     """Miss the truth in at most 5 % of cases (7 of few) from two baselines on."""
     generator = np.random.default_rng((count, round(1e4 * between)))
@@ -124,8 +111,7 @@ def share_with_a_difference(families: Sequence[Sequence[Sequence[Floats]]]) -> f
     return float(np.mean([count_different(compared(family)) > 0 for family in families]))
 
 
-@pytest.mark.parametrize("between", [0.0, 0.04])
-@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.parametrize(("count", "between"), [(3, 0.04), (5, 0.0)])
 def test_equal_runs_are_rarely_called_different(count: int, between: float) -> None:
     """Judge any of 40 equal cases different in at most 5 % of comparisons."""
     generator = np.random.default_rng((count, round(1e4 * between), 1))
@@ -136,29 +122,23 @@ def test_equal_runs_are_rarely_called_different(count: int, between: float) -> N
     assert share_with_a_difference(families) <= 0.05 + slack(0.05, 60)
 
 
-@pytest.mark.parametrize("count", [3, 5])
-def test_equal_runs_of_two_modes_are_rarely_called_different(count: int) -> None:
-    """Judge few equal cases different if launches are in two modes 40 % apart."""
-    generator = np.random.default_rng((count, 2))
-    shape = (repetitions(20), CASES, count + 1, LAUNCHES)
-    modes = np.where(generator.random(shape) < 0.4, 1.4, 1.0)
-    families = modes * np.exp(0.005 * generator.standard_normal(shape))
-    assert share_with_a_difference(families.tolist()) <= 1 / len(families)
-
-
-def test_a_state_common_to_all_cases_is_rarely_called_different() -> None:
-    """Judge few equal cases different if a run is slower as a whole."""
+def test_equal_runs_of_odd_states_are_rarely_called_different() -> None:
+    """Judge few equal cases different if launches are in two modes 40 % apart, or if a run is
+    slower as a whole.
+    """
     generator = np.random.default_rng(4)
-    count = repetitions(60)
-    states = 0.04 * generator.standard_normal((count, 1, 6, 1))
-    families = np.exp(states + 0.01 * generator.standard_normal((count, CASES, 6, LAUNCHES)))
-    assert share_with_a_difference(families.tolist()) <= 0.05 + slack(0.05, 60)
+    shape = (repetitions(60), CASES, 6, LAUNCHES)
+    noise = 0.01 * generator.standard_normal(shape)
+    modes = (generator.random(shape) < 0.4) * math.log(1.4)
+    states = 0.04 * generator.standard_normal((shape[0], 1, 6, 1))
+    for families in (np.exp(noise / 2 + modes), np.exp(noise + states)):
+        assert share_with_a_difference(families.tolist()) <= 0.05 + slack(0.05, 60)
 
 
 def test_runs_of_unlike_size_are_compared() -> None:
     """Judge at most 5 % (7 of few) of equal cases wrongly if runs have one launch each."""
     generator = np.random.default_rng(8)
-    for counts in ([1, 1, 6], [1, 1, 1, 1, 1, 6], [10, 1, 10, 3, 10], [10, 10, 10, 10, 2]):
+    for counts in ([1, 1, 6], [10, 1, 10, 3, 10], [10, 10, 10, 10, 2]):
         cases = [
             make_runs(generator, counts, between=0.02, within=0.02) for _ in range(repetitions(300))
         ]
@@ -179,7 +159,7 @@ def test_a_slowdown_is_found_against_five_steady_baselines() -> None:
     assert wrong <= 0.05 * 40 * 7
 
 
-@pytest.mark.parametrize("count", [3, 5, 10])
+@pytest.mark.parametrize("count", [3, 10])
 def test_detectable_is_found_four_times_in_five(count: int) -> None:
     """Detect a slowdown of the stated detectable size in 60 to 95 % of comparisons."""
     generator = np.random.default_rng((count, 9))

@@ -15,8 +15,7 @@ def test_an_exact_trend_is_found() -> None:
     assert interval.low <= factor <= interval.high
 
 
-@pytest.mark.parametrize("count", [6, 12, 40])
-@pytest.mark.parametrize("change", [0.0, 0.1])
+@pytest.mark.parametrize(("count", "change"), [(6, 0.0), (12, 0.1), (40, 0.1)])
 def test_the_interval_holds_the_trend(count: int, change: float) -> None:
     """Cover the true change in at least 93 % of samples."""
     draw = np.random.default_rng(count)

@@ -4,12 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from commbench.analysis.comparison.sides import Measured
 from commbench.findings import Finding
 from commbench.results.info import RunInfo
-from commbench.schema import JsonMapping
 from commbench.system.environment import (
     CARRIER,
     CHOSEN,
@@ -77,8 +75,7 @@ def differences(
     """Return the conditions in which run B and the baselines differ, or the baselines among each
     other.
 
-    Those that make a comparison unsound come first. A condition that a run does not state makes no
-    difference.
+    A condition that a run does not state makes no difference.
 
     Args:
         baselines: contents of ``run.json`` of each.
@@ -102,7 +99,7 @@ def differences(
         if name in settings:
             reason = _setting(name, carriers)
         unequal.append(Difference(name=name, text=text, reason=reason, is_among_baselines=among))
-    return sorted(unequal, key=lambda difference: not difference.reason)
+    return unequal
 
 
 def _texts(infos: Sequence[RunInfo]) -> Mapping[str, Sequence[str | None]]:
@@ -148,12 +145,8 @@ def _environment(info: RunInfo) -> Environment:
 
     Empty for an imported run, which states no host.
     """
-    entries: JsonMapping = info.get("environment") or {}
-    environment = {}
-    for name in Environment.__annotations__:
-        if entries.get(name) is not None:
-            environment[name] = entries[name]
-    return cast("Environment", environment) if environment.get("hosts") else {}
+    environment = info.get("environment") or {}
+    return environment if environment.get("hosts") else {}
 
 
 def _setting(name: str, carriers: Collection[str]) -> str:
@@ -190,29 +183,24 @@ def differing_cases(
         pairs: for each case, the rows of the baselines and of B.
         force: whether to compare cases that were timed differently.
     """
-    counts: Counter[tuple[str, str]] = Counter()
-    for before, row_b in pairs:
-        for name in conditions_from("row"):
+    differences = []
+    for name in conditions_from("row"):
+        counts: Counter[str] = Counter()
+        for before, row_b in pairs:
             if is_unlike(before, row_b, name):
                 texts = dict.fromkeys(row.condition(name) for row in before)
-                counts[name, f"{', '.join(texts)} vs {row_b.condition(name)}"] += 1
-    totals: Counter[str] = Counter()
-    for (name, _), count in counts.items():
-        totals[name] += count
-    differences = []
-    for (name, text), count in counts.items():
+                counts[f"{', '.join(texts)} vs {row_b.condition(name)}"] += 1
         # a probe always chooses the batch; if another way of timing differs in all cases, the runs
         # were requested differently
-        is_of_cases = name in _CHOSEN
-        if name in _TIMED and not force and totals[name] < len(pairs):
-            is_of_cases = True
-        difference = Difference(
-            name=name,
-            text=f"{text} (in {count} of {len(pairs)} cases)",
-            reason=CONDITIONS[name].why,
-            is_of_cases=is_of_cases,
-        )
-        differences.append(difference)
+        is_timing = name in _TIMED and not force and counts.total() < len(pairs)
+        for text, count in counts.items():
+            difference = Difference(
+                name=name,
+                text=f"{text} (in {count} of {len(pairs)} cases)",
+                reason=CONDITIONS[name].why,
+                is_of_cases=is_timing or name in _CHOSEN,
+            )
+            differences.append(difference)
     return differences
 
 

@@ -14,7 +14,7 @@ from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Record, Row
 from commbench.results import Run
 from commbench.results.states import FAST, SLOW, level_us, probed_name
-from commbench.results.summary import RowKey, keyed_records, launch_medians
+from commbench.results.summary import RowKey, keyed_records, launch_values
 from commbench.results.trained import trained
 
 AnyCase = Case | TrainingCase
@@ -31,8 +31,6 @@ class Measured:
     """One row of a run with its launch medians."""
 
     case: AnyCase
-    group: str = ""
-    """The group, if the case's pattern makes groups."""
     row: Row | TrainingRow
     medians_us: Sequence[float]
     """Of each valid launch."""
@@ -71,51 +69,41 @@ def measured(run: Run, slow: Collection[str] = ()) -> dict[RowKey, Measured]:
 
 def _collectives(records: Sequence[Record], rows: Mapping[RowKey, Row]) -> dict[RowKey, Measured]:
     by_key, cases = keyed_records(records), {record.case.key: record.case for record in records}
-    return {
-        key: Measured(
+    measured_rows = {}
+    for key, row in rows.items():
+        means = [record.stated.time for record in by_key[key] if record.stated]
+        measured_rows[key] = Measured(
             case=cases[key[0]],
-            group=key[1],
             row=row,
-            medians_us=launch_medians(by_key[key]),
-            time_means=next(
-                (record.stated.time for record in by_key[key] if record.stated), OWN_TIME
-            ),
+            medians_us=list(launch_values(by_key[key]).values()),
+            time_means=means[0] if means else OWN_TIME,
         )
-        for key, row in rows.items()
-    }
+    return measured_rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class LikeStates:
-    """The states of the machine in which runs are compared."""
-
-    slow: Sequence[Collection[str]]
-    """Of each run, the backends to compare in the slow state."""
-    unlike: Mapping[str, str]
-    """By backend without a state that all runs met, the probe's times of the better states."""
-
-
-def like_states(runs: Sequence[Run]) -> LikeStates:
+def like_states(runs: Sequence[Run]) -> tuple[list[set[str]], dict[str, str]]:
     """Match the states of the machine of several runs by the probe's times, the last run's fast
     state first.
+
+    Return the backends of each run to compare in the slow state; and the probe's times of the
+    better states, by backend without a state that all runs met.
     """
     slow: list[set[str]] = [set() for _ in runs]
-    unlike = {}
+    unlike: dict[str, str] = {}
     for backend in dict.fromkeys(backend for run in runs for backend in run.divided.states):
         levels = [_levels(run, backend) for run in runs]
         if not all(levels):
             continue  # an older run without a probe
-        matches = (
-            [_nearest(of_run, level_us) for of_run in levels] for level_us in levels[-1].values()
-        )
-        matching = next((states for states in matches if None not in states), None)
-        if matching is None:
+        for probe_us in levels[-1].values():
+            states = [_nearest(of_run, probe_us) for of_run in levels]
+            if None not in states:
+                for backends, state in zip(slow, states, strict=True):
+                    if state == SLOW:
+                        backends.add(backend)
+                break
+        else:
             unlike[backend] = " vs ".join(f"{min(of_run.values()):.2g} us" for of_run in levels)
-            continue
-        for backends, state in zip(slow, matching, strict=True):
-            if state == SLOW:
-                backends.add(backend)
-    return LikeStates(slow=slow, unlike=unlike)
+    return slow, unlike
 
 
 def _levels(run: Run, backend: str) -> dict[str, float]:
@@ -161,14 +149,14 @@ def in_like_groups(sides: Sequence[Rows]) -> list[dict[RowKey, Measured]]:
         for key in side:
             if key[1] and key not in groups.setdefault(key[0], []):
                 groups[key[0]].append(key)
-    return [
-        {
-            row_key: row
-            for key, row in side.items()
-            for row_key in ([key] if key[1] else groups.get(key[0], [key]))
-        }
-        for side in sides
-    ]
+    grouped = []
+    for side in sides:
+        rows: dict[RowKey, Measured] = {}
+        for key, row in side.items():
+            keys = [key] if key[1] else groups.get(key[0], [key])
+            rows |= dict.fromkeys(keys, row)
+        grouped.append(rows)
+    return grouped
 
 
 @dataclass(frozen=True, kw_only=True)

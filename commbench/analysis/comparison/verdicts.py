@@ -32,7 +32,6 @@ from commbench.results.summary import RowKey
 from commbench.stats import MARGIN, Comparison, Verdict
 from commbench.words import Estimate
 
-FALSE_DISCOVERY_RATE = 0.05
 #: With fewer baselines the variance between runs is poorly known (see `commbench.stats.runs`).
 ENOUGH_BASELINES = 5
 
@@ -57,23 +56,24 @@ class ComparedCase:
         """B's time over A's, with the interval that decided."""
         return Estimate(self.comparison.ratio, *self.comparison.bounds)
 
+    @property
+    def least(self) -> float:
+        """The lower end of the interval of a slower case; 0 for another one."""
+        interval = self.comparison.interval
+        if interval is None or self.comparison.verdict is not Verdict.SLOWER:
+            return 0.0
+        return interval.low
+
     def is_beyond(self, threshold: float) -> bool:
         """Return whether it is slower, with the interval wholly beyond ``threshold``."""
-        interval = self.comparison.interval
-        return (
-            self.comparison.verdict is Verdict.SLOWER
-            and interval is not None
-            and interval.low > 1 + threshold
-        )
+        return self.least > 1 + threshold
 
     @property
-    def severity(self) -> tuple[bool, float]:
+    def severity(self) -> tuple[float, float]:
         """Sort key: slower cases by the lower end of their interval, then the others by their
         ratio.
         """
-        interval = self.comparison.interval
-        is_slower = self.comparison.verdict is Verdict.SLOWER
-        return is_slower, interval.low if is_slower and interval else self.comparison.ratio
+        return self.least, self.comparison.ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +149,8 @@ def compare(
     *,
     force: bool = False,
     margin: float = MARGIN,
-    q: float = FALSE_DISCOVERY_RATE,
+    q: float = 0.05,
     looks: int = 1,
-    seed: int = 0,
 ) -> ComparisonTable:
     """Compare run B with run A, or with several baselines.
 
@@ -168,7 +167,6 @@ def compare(
         q: false discovery rate of the verdicts ``faster`` and ``slower``.
         looks: how often the runs may be compared while launches are added; see
             `commbench.stats.compare_family`.
-        seed: of the bootstrap.
 
     Raises:
         InputError: a directory holds no run, conditions differ, or the margin is not in [0, 1).
@@ -176,38 +174,42 @@ def compare(
     given = [a] if isinstance(a, Run | str | Path) else list(a)
     if not given:
         raise InputError("There is no run to compare with: give at least one baseline.")
-    runs = []
-    for run in (*given, b):
-        runs.append(run if isinstance(run, Run) else load_run(run))
+    runs = [run if isinstance(run, Run) else load_run(run) for run in (*given, b)]
     *baselines, run_b = runs
     _check_distinct(runs)
-    states = like_states(runs)
+    slow_states, unlike_states = like_states(runs)
     *sides, side_b = in_like_groups(
-        [measured(run, slow) for run, slow in zip(runs, states.slow, strict=True)]
+        [measured(run, slow) for run, slow in zip(runs, slow_states, strict=True)]
     )
     side_a = pooled(sides)
-    well: list[RowKey] = []
+    pairs: dict[RowKey, tuple[Pooled, Measured]] = {}
     not_compared: list[RowKey] = []
     for key, row_b in side_b.items():
         if key in side_a and side_a[key].timed and row_b.is_timed:
-            well.append(key)
+            pairs[key] = side_a[key], row_b
         elif key in side_a:
             not_compared.append(key)
-    pairs = [(side_a[key], side_b[key]) for key in well]
-    unlike = _differences(baselines, run_b, pairs, force=force)
-    for backend, text in states.unlike.items():
+    unlike = _differences(baselines, run_b, list(pairs.values()), force=force)
+    for backend, text in unlike_states.items():
         name = f"state of the machine, by the probe over {backend}"
         unlike.append(Difference(name=name, text=text))
     if not force:
-        among_baselines = [difference for difference in unlike if difference.is_among_baselines]
-        _refuse_unsound(among_baselines, "The baselines")
-        _refuse_unsound(unlike, "A and B")
-    comparisons = _verdicts(pairs, margin=margin, q=q, looks=looks, seed=seed, force=force)
-    lost: list[RowKey] = []
+        _refuse_unsound(unlike)
     if _was_cut_short(run_b, baselines):
         lost = [key for key in side_a if key not in side_b and side_a[key].timed]
+        not_compared += lost
+    comparisons = stats.compare_family(
+        [(of_a.launches_us, of_b.medians_us) for of_a, of_b in pairs.values()],
+        runs=[[len(member.medians_us) for member in of_a.timed] for of_a, _ in pairs.values()],
+        margin=margin,
+        q=q,
+        looks=looks,
+    )
     cases = []
-    for key, (of_a, of_b), comparison in zip(well, pairs, comparisons, strict=True):
+    for (key, (of_a, of_b)), compared in zip(pairs.items(), comparisons, strict=True):
+        comparison = compared
+        if not is_timed_alike(of_a.timed, of_b, force=force):
+            comparison = replace(compared, verdict=Verdict.INCONCLUSIVE, further=None)
         case = ComparedCase(
             case=of_b.case,
             group=key[1],
@@ -223,11 +225,11 @@ def compare(
         is_complete=is_complete(run_b.info),
         margin=margin,
         cases=tuple(cases),
-        broken=_broken(side_a, side_b, not_compared + lost),
-        only_in_a=_cases_beside(side_a, {*side_b, *lost}),
+        broken=_broken(side_a, side_b, not_compared),
+        only_in_a=_cases_beside(side_a, {*side_b, *not_compared}),
         only_in_b=_cases_beside(side_b, {*side_a}),
         differences=tuple(unlike),
-        has_too_few_launches=_too_few([side_a[key] for key in well], comparisons, q),
+        has_too_few_launches=_too_few(cases, q),
     )
 
 
@@ -244,54 +246,17 @@ def _check_distinct(runs: Sequence[Run]) -> None:
     """
     if len(runs) == 2:  # noqa: PLR2004 - one baseline, which may be compared with itself
         return
-    by_measurements: dict[tuple[object, ...], Run] = {}
+    by_measurements: dict[str, Run] = {}
     for run in runs:
-        measurements = _measurements(run)
-        if measurements and by_measurements.setdefault(measurements, run) is not run:
-            other = by_measurements[measurements]
+        # two runs share no launch; imported ones state none
+        files = sorted(output["sha256"] for output in run.info.get("imported") or ())
+        measurements = files or run.info.get("launches")
+        other = by_measurements.setdefault(str(measurements), run)
+        if measurements and other is not run:
             raise InputError(
                 f"{other.path} and {run.path} hold the same measurements and count as one run; name"
                 " only one of them."
             )
-
-
-def _measurements(run: Run) -> tuple[object, ...]:
-    """Return a key that identifies a run's measurements; empty if there are none."""
-    if run.info.get("imported"):  # imported times may be equal by chance
-        return tuple(sorted(str(output["sha256"]) for output in run.info["imported"]))
-    hashes = []
-    for record in run.records:
-        if len(record.times_us):
-            hashes.append(hash((record.case.key, record.launch, *record.times_us)))
-    for trained in run.training_records:
-        if len(trained.step_ms):
-            hashes.append(hash((trained.case.key, trained.launch, *trained.step_ms)))
-    return tuple(hashes)
-
-
-def _verdicts(
-    pairs: Sequence[tuple[Pooled, Measured]],
-    *,
-    margin: float,
-    q: float,
-    looks: int,
-    seed: int,
-    force: bool,
-) -> list[Comparison]:
-    """Return the verdicts; none for cases that were timed differently."""
-    comparisons = stats.compare_family(
-        [(a.launches_us, b.medians_us) for a, b in pairs],
-        runs=[[len(member.medians_us) for member in a.timed] for a, _ in pairs],
-        margin=margin,
-        q=q,
-        looks=looks,
-        seed=seed,
-    )
-    for place, (a, b) in enumerate(pairs):
-        if not is_timed_alike(a.timed, b, force=force):
-            undecided = replace(comparisons[place], verdict=Verdict.INCONCLUSIVE, further=None)
-            comparisons[place] = undecided
-    return comparisons
 
 
 def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:
@@ -332,21 +297,22 @@ def _differences(
     )
 
 
-def _refuse_unsound(differences: Sequence[Difference], subject: str) -> None:
-    unsound = tuple(each.finding for each in differences if each.is_unsound)
-    if not unsound:
-        return
-    numbers = {"differences": unsound}
-    raise InputError(str(Finding("compare_refused", subject, numbers)))
+def _refuse_unsound(differences: Sequence[Difference]) -> None:
+    unsound = [each for each in differences if each.is_unsound]
+    among_baselines = [each for each in unsound if each.is_among_baselines]
+    for subject, refused in (("The baselines", among_baselines), ("A and B", unsound)):
+        if refused:
+            numbers = {"differences": tuple(each.finding for each in refused)}
+            raise InputError(str(Finding("compare_refused", subject, numbers)))
 
 
-def _too_few(sides: Sequence[Pooled], comparisons: Sequence[Comparison], q: float) -> bool:
+def _too_few(cases: Sequence[ComparedCase], q: float) -> bool:
     """Return whether the typical case has too few launches for any verdict.
 
     Always False with several baselines.
     """
-    if not comparisons or median([len(side.timed) for side in sides]) > 1:
+    if not cases or median([case.baselines for case in cases]) > 1:
         return False
-    launches_a = round(median([each.launches_a for each in comparisons]))
-    launches_b = round(median([each.launches_b for each in comparisons]))
-    return stats.family_hint(len(comparisons), launches_a, launches_b, q)
+    launches_a = round(median([case.comparison.launches_a for case in cases]))
+    launches_b = round(median([case.comparison.launches_b for case in cases]))
+    return stats.family_hint(len(cases), launches_a, launches_b, q)

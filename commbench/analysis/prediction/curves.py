@@ -65,10 +65,10 @@ class Curve:
         interval = launch_interval(of_launches)
         if interval is None:
             return None
-        interval = interval.including(time_us)
         beyond = self.half_width_beyond_sizes(message_bytes)
-        low = math.hypot(math.log(interval.low / time_us), beyond)
-        high = math.hypot(math.log(interval.high / time_us), beyond)
+        low, high = (
+            math.hypot(width, beyond) for width in interval.including(time_us).logs(time_us)
+        )
         return replace(interval, low=time_us * math.exp(-low), high=time_us * math.exp(high))
 
     def half_width_beyond_sizes(self, message_bytes: float) -> float:
@@ -118,19 +118,10 @@ class Curve:
 
     def to_json(self) -> JsonObject:
         """Return lists and numbers."""
-        segments = []
-        for segment, intervals in zip(self.segments, self.parameter_intervals, strict=True):
-            alpha, beta = map(_ends, intervals)
-            columns = dataclasses.asdict(segment)
-            segments.append(columns | {"alpha_us_ci": alpha, "beta_us_per_byte_ci": beta})
-        return {
-            "sizes": list(self.sizes),
-            "times_us": list(self.times_us),
-            "segments": segments,
-            "residuals": list(self.residuals),
-            "held_out_error": self.held_out_error,
-            "launches_us": [list(launches) for launches in self.launches_us],
-        }
+        columns = dataclasses.asdict(self)
+        for segment, intervals in zip(columns["segments"], self.parameter_intervals, strict=True):
+            segment["alpha_us_ci"], segment["beta_us_per_byte_ci"] = map(_ends, intervals)
+        return columns
 
 
 def _ends(interval: Interval | None) -> list[float] | None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,13 +21,12 @@ LEAST_SIZES = 3
 _HALF_WIDTH = 1.96 / 0.6745
 
 
-@dataclass(frozen=True, kw_only=True)
-class Noise:
+class Noise(NamedTuple):
     """Random error of measured times."""
 
-    error: float = 0.0
+    error: float
     """Relative standard error of a time."""
-    degrees: int = 0
+    degrees: int
     """Degrees of freedom of the estimate; 0: unknown."""
 
 
@@ -66,24 +66,15 @@ def fit_line(sizes: Floats, times_us: Floats) -> tuple[float, float]:
     decide alpha.
 
     Args:
-        sizes: bytes, shape (points,).
+        sizes: bytes, shape (points,), two or more.
         times_us: above 0, shape (points,).
     """
-    weights = 1 / times_us
-    scaled = sizes * weights
-    aa, ab, bb = float(weights @ weights), float(weights @ scaled), float(scaled @ scaled)
-    a, b = float(weights.sum()), float(scaled.sum())
-    determinant = aa * bb - ab * ab
-    if determinant <= 1e-12 * aa * bb:  # a single size
-        return a / aa, 0.0
-    alpha, beta = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
-    # with two unknowns, if the unconstrained optimum is not allowed, the constrained one lies on
-    # the border
-    if alpha < 0:
-        return 0.0, b / bb
-    if beta < 0:
-        return a / aa, 0.0
-    return alpha, beta
+    from scipy.optimize import nnls  # slow to import, and most commands fit nothing
+
+    largest = sizes.max()
+    columns = np.array([1 / times_us, sizes / largest / times_us]).T
+    (alpha, beta), _ = nnls(columns, np.ones(len(sizes)))
+    return float(alpha), float(beta / largest)
 
 
 def fit_segments(sizes: Floats, times_us: Floats, noise: Noise) -> list[Segment]:
@@ -107,17 +98,18 @@ def fit_segments(sizes: Floats, times_us: Floats, noise: Noise) -> list[Segment]
         return float(np.sum(((alpha + beta * sizes[i:j]) / times_us[i:j] - 1) ** 2))
 
     count = len(sizes)
-    least, best = math.inf, [(0, count)]
+    least = math.inf
+    best: tuple[int, ...] = (0, count)
+    inner_places = range(LEAST_SIZES, count - LEAST_SIZES + 1)
     for number in range(1, MOST_SEGMENTS + 1):
-        inner_places = range(LEAST_SIZES, count - LEAST_SIZES + 1)
         for inner in itertools.combinations(inner_places, number - 1):
-            stretches = list(itertools.pairwise((0, *inner, count)))
-            if number == 1 or min(j - i for i, j in stretches) >= LEAST_SIZES:
-                squares = sum(itertools.starmap(squares_of, stretches))
+            ends = (0, *inner, count)
+            if number == 1 or min(np.diff(ends)) >= LEAST_SIZES:
+                squares = sum(itertools.starmap(squares_of, itertools.pairwise(ends)))
                 criterion = _criterion(squares, number, count, noise)
                 if criterion < least:
-                    least, best = criterion, stretches
-    return [Segment.fit(sizes[i:j], times_us[i:j]) for i, j in best]
+                    least, best = criterion, ends
+    return [Segment.fit(sizes[i:j], times_us[i:j]) for i, j in itertools.pairwise(best)]
 
 
 def _criterion(squares: float, segments: int, count: int, noise: Noise) -> float:
@@ -154,7 +146,7 @@ def noise_of(launches_us: Floats) -> Noise:
     sizes, launches = launches_us.shape
     degrees = launches - 1
     if degrees < 1:
-        return Noise()
+        return Noise(0.0, 0)
     logs = np.log(launches_us)
     deviations = logs - np.median(logs, axis=1, keepdims=True)
     if sizes > 1:
@@ -163,4 +155,4 @@ def noise_of(launches_us: Floats) -> Noise:
     variance = float(np.median(variances)) / (1 - 2 / (9 * degrees)) ** 3 / launches
     if degrees > 1:
         variance *= math.pi / 2
-    return Noise(error=math.sqrt(variance), degrees=degrees * sizes)
+    return Noise(math.sqrt(variance), degrees * sizes)

@@ -159,9 +159,7 @@ def collective_forecast(
     time_us, curve = nearest.time_us(size, place), nearest.curve
     low = high = curve.half_width_beyond_sizes(size)
     if interval := curve.interval_us(size):
-        measured_us = curve.time_us(size)
-        low = math.log(measured_us / interval.low)
-        high = math.log(interval.high / measured_us)
+        low, high = interval.logs(curve.time_us(size))
     columns |= {"level": DEFAULT_LEVEL, "held_out_error": curve.held_out_error}
     columns["held_out_over"] = "over the message sizes of these runs"
     if not nearest.is_at(place):
@@ -170,8 +168,7 @@ def collective_forecast(
         is_bound = nearest.link.is_within_host != place.is_within_host
         if is_bound or family.backend not in network.own_errors:
             columns["level"] = None
-        of_law = log_half_width(error, max(1.0, nearest.place.doublings(place)))
-        low, high = math.hypot(low, of_law), math.hypot(high, of_law)
+        low, high = _widened(low, high, error, nearest.place.doublings(place))
     factor = OPERATIONS[family.operation].busbw_factor(place.world_size)
     return CollectiveForecast(
         **columns,
@@ -180,6 +177,12 @@ def collective_forecast(
         time_us_high=time_us * math.exp(high),
         busbw_GBps=factor * algbw_GBps(size, time_us),
     )
+
+
+def _widened(low: float, high: float, error: float, doublings: float) -> tuple[float, float]:
+    """Return the widths of an interval, in logarithms, with the law's error over a distance."""
+    of_law = log_half_width(error, max(1.0, doublings))
+    return math.hypot(low, of_law), math.hypot(high, of_law)
 
 
 def step_forecasts(
@@ -199,7 +202,12 @@ def step_forecasts(
 def _step(
     trained: TrainedWorkload, network: ForecastNetwork, hook: str, place: Place
 ) -> StepForecast:
-    columns = trained.identity_columns | _named(place) | {"hook": hook}
+    case = trained.records[0].case
+    names = ("workload", "backend", "batch_per_rank", "precision")
+    columns = _named(place) | {name: getattr(case, name) for name in names}
+    columns |= {"hook": hook, "trained_on": f"{case.world_size} ranks"}
+    if trained.run:
+        columns["trained_on"] += f" in {trained.run}"
     try:
         replay = trained.replay(network, hook, place)
     except InputError as error:
@@ -207,13 +215,11 @@ def _step(
     step_ms, local_ms = replay.step_ms, trained.local_step_ms
     low = high = 0.0
     if replay.interval:
-        low = math.log(step_ms / replay.interval.low)
-        high = math.log(replay.interval.high / step_ms)
+        low, high = replay.interval.logs(step_ms)
         columns["level"] = DEFAULT_LEVEL
     doublings = trained.place.doublings(place)
     if doublings or place.is_within_host != trained.place.is_within_host:
-        of_law = log_half_width(KEPT_STEP_ERROR, max(1.0, doublings))
-        low, high = math.hypot(low, of_law), math.hypot(high, of_law)
+        low, high = _widened(low, high, KEPT_STEP_ERROR, doublings)
         columns["level"] = None
         columns |= {"held_out_error": KEPT_STEP_ERROR, "held_out_over": OVER_KEPT_RUNS}
     return StepForecast(

@@ -49,9 +49,6 @@ class Family(NamedTuple):
     backend: str
     dtype: str
 
-    def __str__(self) -> str:
-        return f"{self.backend} {self.operation} of {self.dtype}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -127,12 +124,11 @@ class MeasuredCurve:
         return self.world_size == place.world_size and self.link_at(place) == self.link
 
     def _law_us(self, message_bytes: float, ranks: int, link: Link) -> float:
-        alpha_us, rest_us_per_byte, link_us_per_byte = self._costs
+        alpha_us, per_byte_us, link_us_per_byte = self._costs
         if link is not self.link:
             link_us_per_byte = link.us_per_byte
-        crossing_bytes = _crossings(self.operation, ranks) * message_bytes
-        per_byte_us = rest_us_per_byte + link_us_per_byte
-        return start_ups(self.operation, ranks) * alpha_us + crossing_bytes * per_byte_us
+        crossings, starts = _crossings(self.operation, ranks), start_ups(self.operation, ranks)
+        return starts * alpha_us + crossings * message_bytes * (per_byte_us + link_us_per_byte)
 
     @cached_property
     def _costs(self) -> tuple[float, float, float]:

@@ -90,7 +90,7 @@ def link_of(info: RunInfo, transport: str) -> Link:
     if emulated := environment.get("emulated"):
         slow = (emulated.get("slow") or {}).values()
         texts = [emulated.get("rate"), *slow, emulated.get("uplink")]
-        rates = list(filter(None, (parse_link_rate(str(text)) for text in texts if text)))
+        rates = list(filter(None, (parse_link_rate(str(text)) for text in texts)))
         source = "emulated" if rates else "emulated without a rate"
         if len(set(rates)) > 1:
             source = "the slowest, emulated"
@@ -102,11 +102,11 @@ def link_of(info: RunInfo, transport: str) -> Link:
         )
     if info.get("nodes") == 1:
         return WITHIN_HOST
-    speeds = [interface.get("speed_Mbps") or 0 for interface in crossed]
-    if not min(speeds, default=0):
+    slowest_Mbps = min((each.get("speed_Mbps") or 0 for each in crossed), default=0)  # noqa: N806 - a unit
+    if not slowest_Mbps:
         return Link()
     payload = _payload(mtu, _WIRE)
-    return Link(rate_bps=1e6 * min(speeds), payload=payload, source=f"slowest {transport}")
+    return Link(rate_bps=1e6 * slowest_Mbps, payload=payload, source=f"slowest {transport}")
 
 
 def limit_of(row: Row, info: RunInfo) -> Link | None:

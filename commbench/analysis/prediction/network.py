@@ -18,7 +18,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
 from commbench.results import Run, once_per_run
 from commbench.results.info import network_records
-from commbench.results.summary import latest, launch_medians
+from commbench.results.summary import latest, launch_values
 from commbench.schema import JsonObject
 
 MODEL_SCHEMA = 2
@@ -79,27 +79,24 @@ class NetworkModel:
         operations (their start-up is hidden), operations that move no data, and times below the
         clock's resolution.
         """
-        tables: dict[CurveKey, dict[_Variant, _Table]] = {}
+        tables: dict[tuple[CurveKey, _Variant], _Table] = {}
         for record in latest(records).values():
-            medians = launch_medians([record])
-            if medians and medians[0] > 0 and _is_fittable(record.case):
-                variants = tables.setdefault(_key(record), {})
-                table = variants.setdefault(_variant(record.case), {})
-                table.setdefault(record.case.message_bytes, {})[record.launch] = medians[0]
+            time_us = launch_values([record]).get(record.launch, 0.0)
+            if time_us > 0 and _is_fittable(record.case):
+                table = tables.setdefault((_key(record), _variant(record.case)), {})
+                table.setdefault(record.case.message_bytes, {})[record.launch] = time_us
         curves: dict[CurveKey, Curve] = {}
         notes: dict[CurveKey, str] = {}
-        for key in sorted(tables):
-            of_key = tables[key]
-            large = [variant for variant, table in of_key.items() if len(table) >= LEAST_SIZES]
-            if large:
-                words, _ = nearest = min(large)
-                sizes = sorted(of_key[nearest])
+        for key, variant in sorted(tables):  # the nearest variant first
+            table = tables[key, variant]
+            sizes = sorted(table)
+            if key not in curves and len(sizes) >= LEAST_SIZES:
                 if len(sizes) > MOST_SIZES:
                     places = np.linspace(0, len(sizes) - 1, MOST_SIZES).tolist()
                     sizes = [sizes[round(place)] for place in places]
-                curves[key] = fit_curve({size: of_key[nearest][size] for size in sizes})
-                if any(words):
-                    notes[key] = ", ".join(filter(None, words))
+                curves[key] = fit_curve({size: table[size] for size in sizes})
+                if note := ", ".join(filter(None, variant[0])):
+                    notes[key] = note
         return cls(curves=curves, variants=notes)
 
     def to_json(self) -> JsonObject:

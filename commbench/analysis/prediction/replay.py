@@ -6,7 +6,6 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from commbench import stats
 from commbench.analysis.prediction.law import Family, ForecastNetwork, Place
@@ -43,21 +42,6 @@ class TrainedWorkload:
     """The network of the training."""
     run: str = ""
     """Name of the run with the records."""
-
-    @property
-    def identity_columns(self) -> dict[str, Any]:
-        """The columns that identify the workload."""
-        case = self.records[0].case
-        trained_on = f"{case.world_size} ranks"
-        if self.run:
-            trained_on = f"{trained_on} in {self.run}"
-        return {
-            "workload": case.workload,
-            "backend": case.backend,
-            "batch_per_rank": case.batch_per_rank,
-            "precision": case.precision,
-            "trained_on": trained_on,
-        }
 
     @property
     def settings(self) -> dict[TrainingCase, list[TrainingRecord]]:

@@ -5,17 +5,24 @@ failures, and drift.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from commbench.analysis.soak.drift import find_drifts
+import numpy as np
+
 from commbench.analysis.soak.events import find_events
 from commbench.analysis.soak.rows import DRIFTS, DriftRow, EventRow, TimelineRow
 from commbench.engine.records import Record
+from commbench.engine.visits import launch_value
 from commbench.findings import Finding
+from commbench.results import Run, once_per_run
 from commbench.results.info import RunInfo, host_by_rank
+from commbench.results.tables import rows_by
+from commbench.stats import MARGIN, Interval, trend
 from commbench.units import utc_text
 
+#: The fewest launches that show a trend.
+LEAST_LAUNCHES = 6
 #: The most events that are named in words.
 MOST_NAMED = 10
 
@@ -67,9 +74,11 @@ class Soak:
         )
 
 
-def soak_of(records: Iterable[Record], info: RunInfo) -> Soak | None:
-    """Return the results of a soak from its records and ``run.json``; None if the run is none."""
-    soaked = [record for record in records if record.points]
+@once_per_run
+def soak_results(run: Run) -> Soak | None:
+    """Return the time line, events and drift of a soak; None for another run."""
+    info = run.info
+    soaked = [record for record in run.records if record.points]
     if not soaked:
         return None
     points = [(record, point) for record in soaked for point in record.points]
@@ -92,5 +101,45 @@ def soak_of(records: Iterable[Record], info: RunInfo) -> Soak | None:
         )
         for record, point in points
     ]
-    events, drifts = find_events(points, info), find_drifts(soaked, info)
+    events, drifts = find_events(points, info), _drifts(soaked, info)
     return Soak(timeline=timeline, events=events, drifts=drifts)
+
+
+def _drifts(records: Sequence[Record], info: RunInfo) -> list[DriftRow]:
+    """Return the trend of each case's launches.
+
+    Intervals hold for all cases together (Bonferroni).
+    """
+    ordered = sorted(records, key=lambda record: record.points[0].at_s)
+    by_case = rows_by(ordered, lambda record: record.case)
+    rows = []
+    for case, of_case in by_case.items():
+        row = DriftRow(
+            run_id=str(info.get("run_id", "")),
+            case=str(case),
+            launches=len(of_case),
+            verdict="inconclusive",
+        )
+        if len(of_case) >= LEAST_LAUNCHES:
+            times_s = [float(np.mean([point.at_s for point in each.points])) for each in of_case]
+            values = [launch_value(record) for record in of_case]
+            factor, interval = trend(times_s, values, alpha=0.05 / len(by_case))
+            row = replace(
+                row,
+                change_percent=100 * (factor - 1),
+                change_percent_ci_low=100 * (interval.low - 1),
+                change_percent_ci_high=100 * (interval.high - 1),
+                verdict=_verdict(interval),
+            )
+        rows.append(row)
+    return rows
+
+
+def _verdict(interval: Interval) -> str:
+    if interval.low > 1 + MARGIN:
+        return "slower"
+    if interval.high < 1 - MARGIN:
+        return "faster"
+    if interval.low >= 1 - MARGIN and interval.high <= 1 + MARGIN:
+        return "same"
+    return "inconclusive"

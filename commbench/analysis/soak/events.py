@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 
 import numpy as np
 
@@ -97,11 +98,10 @@ def find_events(points: Points, info: RunInfo) -> list[EventRow]:
         if not groups or part.begun_s > max(each.ended_s for each in groups[-1]) + TOGETHER_S:
             groups.append([])
         groups[-1].append(part)
-    rows = [_spike(group, info) for group in groups]
-    rows += _failures([point for _, point in points], info)
-    rows.sort(key=lambda row: row.elapsed_s or 0.0)
     begun_s = points[0][1].at_s
-    return [replace(row, elapsed_s=round((row.elapsed_s or 0.0) - begun_s, 3)) for row in rows]
+    rows = [_spike(group, info, begun_s) for group in groups]
+    rows += _failures([point for _, point in points], info)
+    return sorted(rows, key=attrgetter("elapsed_s"))
 
 
 def _parts(points: Points, info: RunInfo) -> Iterator[_Part]:
@@ -149,7 +149,7 @@ def late_places(interruption: Interruption) -> list[int]:
     return []
 
 
-def _spike(parts: Sequence[_Part], info: RunInfo) -> EventRow:
+def _spike(parts: Sequence[_Part], info: RunInfo, soak_begun_s: float) -> EventRow:
     """Return the event that parts are of: stalls name its ranks, else its longest interruption
     does.
     """
@@ -173,7 +173,7 @@ def _spike(parts: Sequence[_Part], info: RunInfo) -> EventRow:
         kind="spike",
         scope=scope,
         time=utc_text(begun_s),
-        elapsed_s=begun_s,
+        elapsed_s=round(begun_s - soak_begun_s, 3),
         duration_s=round(ended_s - begun_s, 3),
         ranks=rank_list(sorted(ranks)) if ranks else "",
         host=host,
@@ -214,7 +214,7 @@ def _failure(entry: Launch, points: Sequence[Point], info: RunInfo) -> EventRow:
         kind=entry.get("status", ""),
         scope=scope,
         time=utc_text(last_s),
-        elapsed_s=last_s,
+        elapsed_s=round(last_s - points[0].at_s, 3),
         duration_s=round(next_s - last_s, 3),
         ranks="" if rank is None else str(rank),
         host=host,

@@ -4,32 +4,25 @@ by how much.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from commbench.analysis.stragglers.cases import tables_of_peers
 from commbench.analysis.stragglers.judging import ALPHA, Family, Search, judge
 from commbench.analysis.stragglers.matrix import judge_matrix
-from commbench.engine.records import Record
 from commbench.findings import Finding
-from commbench.results.info import RunInfo, network_records, shares_gpu
-from commbench.results.pairs import Matrix
+from commbench.results import Run, once_per_run
+from commbench.results.info import network_records, shares_gpu
 
 
-def find_stragglers(matrices: Sequence[Matrix], records: Iterable[Record], info: RunInfo) -> Search:
+@once_per_run
+def straggler_findings(run: Run) -> Search:
     """Find slow hosts, ranks and links in the matrices and the other records of a run.
 
     If nothing is slow, the probability of any false alarm is at most `ALPHA`, divided evenly over
     the matrices and the other comparisons. Ranks that share a GPU are not judged, because a rank
     that waits for its turn is no straggler.
-
-    Args:
-        matrices: from `commbench.results.pairs.matrices`.
-        records: of ``samples.jsonl``.
-        info: contents of ``run.json``; ``ranks`` names each rank's host, ``ranks_per_gpu`` says
-            whether they share GPUs.
     """
-    matrices = [matrix for matrix in matrices if not shares_gpu(matrix.case.backend, info)]
-    tables = tables_of_peers(network_records(records, info), info)
+    info = run.info
+    matrices = [matrix for matrix in run.matrices if not shares_gpu(matrix.case.backend, info)]
+    tables = tables_of_peers(network_records(run.records, info), info)
     level = ALPHA / max(1, len(matrices) + len(tables))
     families: list[Family] = []
     remarks: list[Finding] = []

@@ -9,6 +9,7 @@ operation is enough.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
@@ -49,7 +50,7 @@ def tables_of_peers(records: Iterable[Record], info: RunInfo) -> list[tuple[Peer
     A unit is judged by the operation in which it deviates least. Empty if nothing can be compared:
     fewer than three units, oversubscribed cores, or fewer operations than `FEWEST_OPERATIONS`.
     """
-    found: dict[Peers, dict[Case, dict[int, Floats | None]]] = {}
+    found: dict[Peers, dict[Case, dict[int, Floats]]] = {}
     for record in records:
         if record.status == "ok" and "oversubscribed" not in record.flags:
             for peers, values in _values(record, info):
@@ -65,8 +66,8 @@ def tables_of_peers(records: Iterable[Record], info: RunInfo) -> list[tuple[Peer
     return tables
 
 
-def _values(record: Record, info: RunInfo) -> Iterator[tuple[Peers, Floats | None]]:
-    """Yield the peers of a record with the logarithm of each unit's value; None if one has none."""
+def _values(record: Record, info: RunInfo) -> Iterator[tuple[Peers, Floats]]:
+    """Yield the peers of a record with the logarithm of each unit's value, NaN without one."""
     case, times_us = record.case, np.asarray(record.rank_median_us)
     hosts = hosts_of(info, len(times_us))
     is_plain = case.pattern == "flat" and case.world_size is None
@@ -74,22 +75,24 @@ def _values(record: Record, info: RunInfo) -> Iterator[tuple[Peers, Floats | Non
         names = [f"rank {rank}" for rank in range(len(hosts))]
         if len(set(hosts)) > 1:
             names = [f"{name} on {host}" for name, host in zip(names, hosts, strict=True)]
-        late = None
+        late = np.full(len(names), np.nan)
         if len(record.rank_arrival_us) == len(times_us):  # with a common clock
             late = np.log1p(np.asarray(record.rank_arrival_us) / launch_value(record))
         yield Peers("rank", "slow_late", case.backend, tuple(names)), late
-        times = np.log(times_us) if (times_us > 0).all() else None
+        times = np.log(np.where(times_us > 0, times_us, np.nan))
         yield Peers("rank", "slow_operations", case.backend, tuple(names)), times
     if len(record.groups) >= FEWEST:
-        # groups of a pair operation differ from those of other numbers of ranks
         names = [_group_name(group.group, info) for group in record.groups]
-        peers = Peers("group", "slow_operations", f"{case.backend} {case.pattern}", tuple(names))
-        sizes = {group.group_size for group in record.groups}
-        if len(sizes) > 1 or not all(len(group.times_us) for group in record.groups):
-            yield peers, None
-            return
-        of_groups = [replace(record, times_us=group.times_us) for group in record.groups]
-        yield peers, np.log(list(map(launch_value, of_groups)))
+        times = np.full(len(names), np.nan)
+        # groups of a pair operation differ from those of other numbers of ranks
+        if len({group.group_size for group in record.groups}) == 1:
+            for place, group in enumerate(record.groups):
+                if len(group.times_us):
+                    times[place] = math.log(launch_value(replace(record, times_us=group.times_us)))
+        yield (
+            Peers("group", "slow_operations", f"{case.backend} {case.pattern}", tuple(names)),
+            times,
+        )
 
 
 def _group_name(group: str, info: RunInfo) -> str:
@@ -102,9 +105,7 @@ def _group_name(group: str, info: RunInfo) -> str:
     return f"ranks {group} on {on.pop()}"
 
 
-def _by_operation(
-    by_case: Mapping[Case, Mapping[int, Floats | None]],
-) -> dict[str, Floats]:
+def _by_operation(by_case: Mapping[Case, Mapping[int, Floats]]) -> dict[str, Floats]:
     """Return each operation's table: the median over cases of each unit's deviation from the median
     unit, (launches, units).
 
@@ -114,10 +115,8 @@ def _by_operation(
     launches = sorted(set.intersection(*map(set, by_case.values())))
     tables: dict[str, list[Floats]] = {}
     for case, by_launch in by_case.items():
-        values = [by_launch[launch] for launch in launches]
-        timed = [value for value in values if value is not None]
-        if launches and len(timed) == len(launches):
-            table = np.array(timed)
+        table = np.array([by_launch[launch] for launch in launches])
+        if launches and np.isfinite(table).all():
             centred = table - np.median(table, axis=1, keepdims=True)
             tables.setdefault(case.operation, []).append(centred)
     return {operation: np.median(of_cases, axis=0) for operation, of_cases in tables.items()}

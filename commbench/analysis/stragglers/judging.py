@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from commbench.findings import Finding, Value
 from commbench.results.tables import rows_by
 from commbench.schema import JsonObject
 from commbench.stats import Floats
+from commbench.stats.intervals import NORMAL
 from commbench.words import Estimate
 
 Indices = NDArray[np.intp]
@@ -29,13 +29,10 @@ ALPHA = 0.01
 FEWEST = 3
 #: The smallest relevant ratio.
 RELEVANT = 1.1
-#: Up to this many peers the exact distribution of a rank sum is used; beyond, its limit.
-EXACT_PEERS = 1000
 #: Intended power at the detectable difference. Simulations give 88 to 100 %, because stragglers
 #: also change the peers' spread.
 POWER = 0.98
 
-_NORMAL = NormalDist()
 # Correction factors that make the median absolute deviation of 2 to 9 normal values unbiased: Croux
 # and Rousseeuw, Time-efficient algorithms for two highly robust estimators of scale (1992).
 _DEVIATION_FACTORS = {
@@ -89,7 +86,7 @@ def judge(values: Floats, *, alpha: float, is_minority: bool = True) -> Judgemen
     medians = np.median(relative, axis=0)
     effects[complete], launches[:, complete] = medians, relative
     level = alpha / len(complete)
-    reach = _NORMAL.inv_cdf(1 - level)
+    reach = NORMAL.inv_cdf(1 - level)
     limit = max(math.log(RELEVANT), reach * max(_spread(medians[peers]), error))
     is_beyond = medians > limit
     sums, ranks = _rank_sums(relative, is_beyond & (relative.min(axis=0) > limit / 2))
@@ -174,24 +171,16 @@ def rank_sum_p(total: int, ranks: int, launches: int) -> float:
     """Return the probability that ``launches`` ranks, each uniform on 1 to ``ranks``, sum to at
     most ``total``.
 
-    Exact up to `EXACT_PEERS` ranks. Beyond, it is the distribution of a sum of continuous uniform
-    variables, which is an upper bound (Irwin and Hall, Biometrika 19, 1927).
+    It counts the ways to throw ``launches`` dice with so many sides, by inclusion and exclusion.
     """
     if 2 * total >= launches * (ranks + 1):
         return 1.0
-    if ranks > EXACT_PEERS:
-        x = total / ranks
-        terms = (
-            (-1) ** k * math.comb(launches, k) * (x - k) ** launches
-            for k in range(math.floor(x) + 1)
-        )
-        return min(1.0, math.fsum(terms) / math.factorial(launches))
-    ways = np.ones(1)
-    for _ in range(launches):
-        ways = np.convolve(
-            ways, np.ones(ranks) / ranks
-        )  # entry i: the probability of the sum i + launches
-    return float(ways[: max(0, total - launches + 1)].sum())
+    ways = 0
+    for beyond in range(launches + 1):  # so many ranks are above the largest
+        most = max(0, total - ranks * beyond)
+        sign = (-1) ** beyond
+        ways += sign * math.comb(launches, beyond) * math.comb(most, launches)
+    return float(ways / ranks**launches)
 
 
 def _detectable(relative: Floats, limit: float, error: float, level: float) -> float:
@@ -203,15 +192,15 @@ def _detectable(relative: Floats, limit: float, error: float, level: float) -> f
     launches, units = relative.shape
     if launches < launches_needed(units - 1, level):
         return math.inf
-    reach = _NORMAL.inv_cdf(POWER)
+    reach = NORMAL.inv_cdf(POWER)
     scatter = error * math.sqrt(launches)
     lowest = (level * math.factorial(launches)) ** (
         1 / launches
     ) / launches  # sufficient mean rank, as a share
     if lowest > 1 / units:
-        above = _NORMAL.inv_cdf(1 - min(lowest, 0.5) / 2) + reach / 2
+        above = NORMAL.inv_cdf(1 - min(lowest, 0.5) / 2) + reach / 2
     else:
-        above = _NORMAL.inv_cdf(1 - 0.5 / units) + 1.25 * _NORMAL.inv_cdf(POWER ** (1 / launches))
+        above = NORMAL.inv_cdf(1 - 0.5 / units) + 1.25 * NORMAL.inv_cdf(POWER ** (1 / launches))
     return math.exp(max(limit + reach * error, scatter * above))
 
 

@@ -11,10 +11,11 @@ found as well.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +35,10 @@ from commbench.findings import Finding, Value
 from commbench.results.pairs import Matrix
 from commbench.stats import Floats
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 Integers = NDArray[np.int64]
-Booleans = NDArray[np.bool_]
 
 #: Quantile over a unit's partners that is its score: with a quarter of them it must be fast.
 GOOD_SHARE = 0.25
@@ -47,76 +50,46 @@ SHOWN = 4
 _TWO = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Links:
-    """Log times between units, (launches, links), and the units that each link joins."""
+def _log_links(matrix: Matrix) -> DataFrame:
+    """Return the logarithms of times as a table of links.
 
-    source: Integers
-    target: Integers
-    values: Floats
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, mask: Booleans) -> Links:
-        """Return the chosen links."""
-        return Links(
-            source=self.source[mask], target=self.target[mask], values=self.values[:, mask]
-        )
-
-    def without(self, units: Collection[int]) -> Links:
-        """Return the links between all other units."""
-        return self[~np.isin(self.source, list(units)) & ~np.isin(self.target, list(units))]
-
-    def gathered(self, set_of_unit: Integers) -> Links:
-        """Return the links between sets of units, each the median of its links."""
-        sets = int(set_of_unit.max()) + 1
-        code = set_of_unit[self.source] * sets + set_of_unit[self.target]
-        codes, number = np.unique(code, return_inverse=True)
-        values = grouped_quantile(self.values, number, len(codes), 0.5)
-        return Links(source=codes // sets, target=codes % sets, values=values)
-
-    def scores(self, units: int) -> tuple[Floats, Floats]:
-        """Return each unit's scores as sender and receiver, (launches, units): the lower quartile
-        over partners.
-        """
-        return (
-            grouped_quantile(self.values, self.source, units, GOOD_SHARE),
-            grouped_quantile(self.values, self.target, units, GOOD_SHARE),
-        )
-
-    @cached_property
-    def is_symmetric(self) -> bool:
-        """Whether both directions of each pair have the same times, because they were measured as
-        one.
-        """
-        forth = np.lexsort((self.target, self.source))
-        back = np.lexsort((self.source, self.target))
-        return len(self) > 0 and all(
-            np.array_equal(one[..., forth], other[..., back], equal_nan=True)
-            for one, other in (
-                (self.source, self.target),
-                (self.target, self.source),
-                (self.values, self.values),
-            )
-        )
-
-
-def grouped_quantile(values: Floats, group: Integers, groups: int, share: float) -> Floats:
-    """Return the quantile of each group of columns in each launch, (launches, groups).
-
-    It is an observed value, the lower of two candidates; NaN if a group has no values.
+    It has a line for each pair, by source and target, and a column for each launch; NaN for wrong
+    data and where there is no time.
     """
-    quantiles = np.full((len(values), groups), np.nan)
-    for line, result in zip(values, quantiles, strict=True):
-        is_valid = np.isfinite(line)
-        valid_values, member = line[is_valid], group[is_valid]
-        counts = np.bincount(member, minlength=groups)
-        ordered = valid_values[np.lexsort((valid_values, member))]
-        first = np.cumsum(counts) - counts
-        position = first + np.maximum(np.ceil(share * counts).astype(np.int64) - 1, 0)
-        result[counts > 0] = ordered[position[counts > 0]]
-    return quantiles
+    import pandas as pd
+
+    valid_us = np.where(matrix.is_sound & (matrix.times_us > 0), matrix.times_us, np.nan)
+    return pd.DataFrame(np.log(valid_us).T, index=[matrix.source, matrix.target])
+
+
+def _ends_of(links: DataFrame) -> tuple[Integers, Integers]:
+    """Return the source and the target of each link."""
+    source, target = map(links.index.get_level_values, (0, 1))
+    return source.to_numpy(), target.to_numpy()
+
+
+def _gathered(links: DataFrame, set_of_unit: Integers) -> DataFrame:
+    """Return the links between sets of units, each the median of its links."""
+    source, target = _ends_of(links)
+    sets = [set_of_unit[source], set_of_unit[target]]
+    return links.groupby(sets).quantile(0.5, interpolation="lower")
+
+
+def _without(
+    links: DataFrame, senders: Sequence[int], receivers: Sequence[int] | None = None
+) -> DataFrame:
+    """Return the links from and to other units; by default, ``receivers`` are the senders."""
+    if receivers is None:
+        receivers = senders
+    source, target = _ends_of(links)
+    return links[~np.isin(source, senders) & ~np.isin(target, receivers)]
+
+
+def _is_symmetric(links: DataFrame) -> bool:
+    """Return whether both directions of each pair have the same times, because they were measured
+    as one.
+    """
+    return len(links) > 0 and links.equals(links.swaplevel().sort_index())
 
 
 def numbered_hosts(hosts: Sequence[str]) -> tuple[list[str], Integers]:
@@ -141,59 +114,46 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
     rank_names = [f"rank {rank}" for rank in range(len(host))]
     if len(names) > 1:
         rank_names = [f"rank {rank} on {name}" for rank, name in enumerate(matrix.hosts)]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values = np.log(np.where(matrix.is_sound & (matrix.times_us > 0), matrix.times_us, np.nan))
-    links = Links(source=matrix.source, target=matrix.target, values=values)
+    links = _log_links(matrix)
     between, within = links[matrix.is_inter], links[~matrix.is_inter]
-    between_hosts = between.gathered(host)
+    between_hosts = _gathered(between, host)
     ranks_of_host = np.bincount(host)
     hosts_with_pairs = int((ranks_of_host > 1).sum())
-    most_ranks = int(ranks_of_host.max(initial=0))
 
-    weights = {
-        "hosts": 55 * (len(names) >= FEWEST),
-        "ranks": 2 * (len(names) > 1 and hosts_with_pairs > 0 and len(host) >= FEWEST),
-        "links": 7 * (len(names) >= FEWEST),
-        "hosts within": 8 * (hosts_with_pairs >= FEWEST),
-        "ranks within": 2 * (most_ranks >= FEWEST),
-        "links within": 2 * (most_ranks >= FEWEST),
-    }
-    total = sum(weights.values())
-    alphas = {level: alpha * weight / total for level, weight in weights.items() if weight}
+    has_hosts = len(names) >= FEWEST
+    has_ranks_apart = len(names) > 1 and hosts_with_pairs > 0 and len(host) >= FEWEST
+    has_pairs = hosts_with_pairs >= FEWEST
+    has_ranks_within = int(ranks_of_host.max(initial=0)) >= FEWEST
+    weights = 62 * has_hosts + 2 * has_ranks_apart + 8 * has_pairs + 4 * has_ranks_within
+    share = alpha / max(1, weights)
     families = []
     ways: dict[int, str] = {}
-    if "hosts" in alphas:
-        family, ways = _scored("host", names, between_hosts, matrix.name, alphas["hosts"])
+    if has_hosts:
+        family, ways = _scored("host", names, between_hosts, matrix.name, 55 * share)
         families.append(family)
-    if "ranks" in alphas:
-        others = between.without(np.flatnonzero(np.isin(host, list(ways))).tolist())
-        family, _ = _scored("rank", rank_names, others, matrix.name, alphas["ranks"])
-        families.append(family)
-    if "links" in alphas:
+    if has_ranks_apart:
+        others = _without(between, np.flatnonzero(np.isin(host, list(ways))).tolist())
+        families.append(_scored("rank", rank_names, others, matrix.name, 2 * share)[0])
+    if has_hosts:
         senders = [unit for unit, way in ways.items() if way != "slow_receives"]
         receivers = [unit for unit, way in ways.items() if way != "slow_sends"]
-        is_explained = np.isin(between_hosts.source, senders)
-        is_explained |= np.isin(between_hosts.target, receivers)
-        others = between_hosts[~is_explained]
-        family, others = _single(names, others, matrix.name, alphas["links"])
-        families.append(
-            merge_uplink(family, others.source, others.target, names, leave_out=set(ways))
-        )
+        others = _without(between_hosts, senders, receivers)
+        family, others = _single(names, others, matrix.name, 7 * share)
+        families.append(_merge_uplink(family, others, names, leave_out=list(ways)))
     slow_hosts: list[int] = []
-    if "hosts within" in alphas:
-        own = grouped_quantile(within.values, host[within.source], len(names), 0.5)
-        family = _judged("host", names, own, matrix.name, alphas["hosts within"])
+    if has_pairs:
+        own = _gathered(within, host).droplevel(1).reindex(range(len(names)))
+        family = _judged("host", names, own.to_numpy().T, matrix.name, 8 * share)
         slow_hosts = family.judgement.slow
         pairs = [[(names[unit], names[unit])] for unit in slow_hosts]
         families.append(family.with_slow(["slow_within"] * len(pairs), pairs))
-    if "ranks within" in alphas:
-        is_small = np.isin(host, np.flatnonzero(ranks_of_host < FEWEST))
-        left_out = is_small | np.isin(host, slow_hosts)
-        within = within.without(np.flatnonzero(left_out).tolist())
-        family, ways = _scored("rank", rank_names, within, matrix.name, alphas["ranks within"])
+    if has_ranks_within:
+        left_out = [*slow_hosts, *np.flatnonzero(ranks_of_host < FEWEST)]
+        within = _without(within, np.flatnonzero(np.isin(host, left_out)).tolist())
+        family, ways = _scored("rank", rank_names, within, matrix.name, 2 * share)
         families.append(family)
-        others = within.without(ways)
-        families.append(_single(rank_names, others, matrix.name, alphas["links within"])[0])
+        others = _without(within, list(ways))
+        families.append(_single(rank_names, others, matrix.name, 2 * share)[0])
     return Search(families=families, remarks=_remarks(names, len(host), between_hosts))
 
 
@@ -203,10 +163,17 @@ def _judged(kind: str, names: Sequence[str], values: Floats, measured: str, alph
 
 
 def _scored(
-    kind: str, names: Sequence[str], links: Links, measured: str, alpha: float
+    kind: str, names: Sequence[str], links: DataFrame, measured: str, alpha: float
 ) -> tuple[Family, dict[int, str]]:
-    """Judge units by their links; return the family and the code of each slow unit's direction."""
-    sends, receives = links.scores(len(names))
+    """Judge units by their links; return the family and the code of each slow unit's direction.
+
+    A unit's scores as sender and as receiver are the lower quartile over its partners.
+    """
+    scores = []
+    for end in (0, 1):
+        by_unit = links.groupby(level=end).quantile(GOOD_SHARE, interpolation="lower")
+        scores.append(by_unit.reindex(range(len(names))).to_numpy().T)
+    sends, receives = scores
     family = _judged(kind, names, np.fmax(sends, receives), measured, alpha)
     ways: dict[int, str] = {}
     ends = []
@@ -239,34 +206,28 @@ def _way(unit: int, sends: Floats, receives: Floats, judgement: Judgement) -> st
 
 
 def _single(
-    names: Sequence[str], links: Links, measured: str, alpha: float
-) -> tuple[Family, Links]:
+    names: Sequence[str], links: DataFrame, measured: str, alpha: float
+) -> tuple[Family, DataFrame]:
     """Judge links one by one; return the family and the judged links.
 
     Symmetric links count once.
     """
-    arrow = "->"
-    if links.is_symmetric:
+    arrow, is_symmetric = "->", _is_symmetric(links)
+    if is_symmetric:
         arrow = "-"
-        links = links[links.source < links.target]
-    ends = []
-    for source, target in zip(links.source.tolist(), links.target.tolist(), strict=True):
-        ends.append((names[source], names[target]))
+        source, target = _ends_of(links)
+        links = links[source < target]
+    ends = [(names[source], names[target]) for source, target in links.index]
     link_names = [f"{source} {arrow} {target}" for source, target in ends]
-    family = _judged("link", link_names, links.values, measured, alpha)
+    family = _judged("link", link_names, links.to_numpy().T, measured, alpha)
     slow_ends = [[ends[link]] for link in family.judgement.slow]
-    if arrow == "-":
+    if is_symmetric:
         slow_ends = [[forth, forth[::-1]] for (forth,) in slow_ends]
     return family.with_slow(["slow_link"] * len(slow_ends), slow_ends), links
 
 
-def merge_uplink(
-    family: Family,
-    source: Integers,
-    target: Integers,
-    names: Sequence[str],
-    *,
-    leave_out: Collection[int],
+def _merge_uplink(
+    family: Family, links: DataFrame, names: Sequence[str], *, leave_out: Sequence[int]
 ) -> Family:
     """Return the family with one straggler in place of the slow links between parts of the hosts.
 
@@ -275,9 +236,8 @@ def merge_uplink(
     slow, then the racks' uplinks or the switch between them is slow.
 
     Args:
-        family: of links, judged.
-        source: host at which each link of the family begins.
-        target: host at which it ends.
+        family: the links, judged.
+        links: between hosts, as in the family.
         names: of all hosts.
         leave_out: slow hosts, whose links are not in the family.
     """
@@ -286,19 +246,21 @@ def merge_uplink(
         return family
     from scipy.sparse.csgraph import connected_components
 
+    source, target = _ends_of(links)
     linked = np.zeros((len(names), len(names)), dtype=bool)
     linked[source, target] = linked[target, source] = True
-    linked[source[slow], target[slow]] = linked[target[slow], source[slow]] = False
+    source, target = source[slow], target[slow]
+    linked[source, target] = linked[target, source] = False
     _, part_of_host = connected_components(linked)
     parts: dict[int, list[str]] = {}
     for host, name in enumerate(names):
         if host not in leave_out:
             parts.setdefault(int(part_of_host[host]), []).append(name)
-    is_between = part_of_host[source[slow]] != part_of_host[target[slow]]
+    is_between = part_of_host[source] != part_of_host[target]
     if min(len(parts), *map(len, parts.values())) < _TWO or is_between.mean() < MOST:
         return family
-    merged = [family.stragglers[place] for place in np.flatnonzero(is_between).tolist()]
-    others = [family.stragglers[place] for place in np.flatnonzero(~is_between).tolist()]
+    merged = list(itertools.compress(family.stragglers, is_between))
+    others = list(itertools.compress(family.stragglers, ~is_between))
     in_launches = np.median(family.judgement.launches[:, np.array(slow)[is_between]], axis=1)
     numbers: dict[str, Value] = {"measured": family.measured, "links": len(merged)}
     uplink = Straggler(
@@ -320,18 +282,16 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[: SHOWN - 1])}, ... ({len(names)} hosts)"
 
 
-def _remarks(names: Sequence[str], ranks: int, links: Links) -> list[Finding]:
+def _remarks(names: Sequence[str], ranks: int, links: DataFrame) -> list[Finding]:
     """Return the question that so few hosts or ranks leave open: which of two is slow."""
     if len(names) != _TWO:
         return [Finding("slow_two_ranks")] if ranks == _TWO else []
-    if len(links) == _TWO and not links.is_symmetric:  # else one could not be timed
-        difference = links.values[:, 0] - links.values[:, 1]
-        difference = difference[np.isfinite(difference)]
-        signs = set(np.sign(difference).tolist())
-        if len(signs) == 1 and abs(np.median(difference)) >= math.log(RELEVANT):
-            factor = math.exp(abs(np.median(difference)))
-            first, second = names
-            if signs == {-1.0}:
-                first, second = second, first
-            return [Finding("slow_way_back", f"{first} to {second}", {"factor": factor})]
+    if len(links) == _TWO and not _is_symmetric(links):  # else one could not be timed
+        difference = (links.iloc[0] - links.iloc[1]).dropna()
+        median = difference.median()
+        is_one_way = (difference > 0).all() or (difference < 0).all()
+        if is_one_way and abs(median) >= math.log(RELEVANT):
+            first, second = names if median > 0 else reversed(names)
+            numbers = {"factor": math.exp(abs(median))}
+            return [Finding("slow_way_back", f"{first} to {second}", numbers)]
     return [Finding("slow_two_hosts")]

@@ -10,8 +10,8 @@ from operator import attrgetter
 from typing import Any, get_args
 
 from commbench.analysis.expectations import Answer, Outcome
-from commbench.analysis.runs import soak_results, straggler_findings
-from commbench.analysis.soak import Soak
+from commbench.analysis.soak import Soak, soak_results
+from commbench.analysis.stragglers import straggler_findings
 from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import split_flags

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from operator import attrgetter
 
-from commbench.analysis.runs import soak_results
+from commbench.analysis.soak import soak_results
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
 from commbench.report.figures.charts import MICROSECONDS, Chart, Panel, Series, Shade
 from commbench.report.figures.drawing import BAD, SERIES, slug
