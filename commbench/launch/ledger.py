@@ -222,7 +222,7 @@ class LaunchLedger:
     @property
     def has_everything(self) -> bool:
         """Whether the ranks have measured all cases, or have reported every visit of each."""
-        reported = [self._shares[planned.case.key] for planned in self.plan.cases]
+        reported = [self._shares[case.key] for case in self.plan.cases]
         return self.is_complete is True or min(reported) > 1 - ROUNDING
 
     def on(self, event: Event) -> None:
@@ -239,7 +239,7 @@ class LaunchLedger:
                     self._ledger.begin_session(facts, trains=self.plan.training is not None)
                     self.startup_s = startup_s
                 case CaseStarted(index=index):
-                    self._begin(self.plan.cases[index].case)
+                    self._begin(self.plan.cases[index])
                 case CaseFinished():
                     self._finish(event)
                 case CasesEnded(is_complete=is_complete):
@@ -292,8 +292,8 @@ class LaunchLedger:
         self.enter(ending)
         has_failed = ending.is_broken and not (self.has_begun or ending.is_host_lost)
         if has_failed and self.launch.is_trial:
-            for planned in self.plan.cases:
-                self._fail(ending, planned.case)
+            for case in self.plan.cases:
+                self._fail(ending, case)
         if ending.is_broken:
             self._ledger.display.on(RankOutput(lines=ending.output))
         if ending.failed_rank and ending.failed_rank["others"]:
@@ -340,8 +340,7 @@ class LaunchLedger:
             entry["culprit"] = ending.failed_rank
         self._ledger.add_launch(entry)
         if ending.status == "ok":
-            cases = [planned.case for planned in self.plan.cases]
-            self.launch.times.learn(entry, self.launch.request.slices(cases))
+            self.launch.times.learn(entry, self.launch.request.slices(self.plan.cases))
         self._ledger.display.on(LaunchFinished(seconds=seconds))
 
 

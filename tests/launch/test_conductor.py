@@ -28,8 +28,8 @@ NOISE = (
 )
 #: Later launches keep the settings of the first.
 CHECK = """
-assert plan.launch == 0 or all(p.fixed.warmups == 7 for p in plan.cases)
-assert plan.launch == 1 or not any(p.fixed for p in plan.cases)
+assert plan.launch == 0 or all(plan.fixed[c.key].warmups == 7 for c in plan.cases)
+assert plan.launch == 1 or not plan.fixed
 """
 
 
@@ -78,9 +78,7 @@ def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
 
 def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
     """Continue with new ranks after a hang."""
-    hang = (
-        f"session()\nfor i, p in enumerate(plan.cases):\n    if p.case.key == {CASES[0].key!r}:\n"
-    )
+    hang = f"session()\nfor i, c in enumerate(plan.cases):\n    if c.key == {CASES[0].key!r}:\n"
     hang += "        begin(i); beat(0, 1); time.sleep(600)\n    measured(i)\nend(is_complete=True)"
     code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=0.5))
     assert 3 == code

@@ -62,7 +62,7 @@ class World:
 
     def measure(self, launch: Launch, count: int | None = None) -> bool:
         """Measure the first cases of a launch; return whether there was one."""
-        cases = [planned.case for planned in launch.plan.cases][:count]
+        cases = launch.plan.cases[:count]
         for case in cases:
             if launch.request.training:
                 self.records.add(TrainingRecord(case=case, launch=launch.plan.launch))
@@ -93,15 +93,15 @@ def fails_at(*bad: object) -> Ranks:
     """Return ranks that measure cases in order and fail at the first of some."""
 
     def ranks(world: World, launch: Launch) -> Ending:
-        for index, planned in enumerate(launch.plan.cases):
-            if planned.case in bad:
+        for index, case in enumerate(launch.plan.cases):
+            if case in bad:
                 has_result = world.measure(launch, index)
                 return Ending(
                     status="failed",
                     cause=Finding.stated("boom"),
                     has_begun=True,
                     has_result=has_result,
-                    lost={} if launch.request.soak_s else {planned.case.key: "boom"},
+                    lost={} if launch.request.soak_s else {case.key: "boom"},
                 )
         return whole(world, launch)
 
@@ -174,7 +174,7 @@ def test_an_environment_that_does_not_start_is_left_out() -> None:
         if launch.plan.env != "A=2":
             return whole(world, launch)
         assert launch.is_trial
-        lost = {planned.case.key: "no slots" for planned in launch.plan.cases}
+        lost = {case.key: "no slots" for case in launch.plan.cases}
         return dataclasses.replace(no_start(world, launch), lost=lost)
 
     world = World(make_request(cases))
