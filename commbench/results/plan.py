@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from commbench.collectives.cases import Case, shuffled
-from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.terms import Terms
 from commbench.engine.matrix import time_slices
 from commbench.engine.records import FixedSettings
 from commbench.engine.sampling import settings_after

@@ -29,7 +29,7 @@ from commbench.cli.request import (
 )
 from commbench.collectives.backends import USUAL_BACKENDS
 from commbench.collectives.suites import Suite
-from commbench.ddp.plan.cases import Terms
+from commbench.ddp.plan.terms import Terms
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED
 from commbench.results import Store
