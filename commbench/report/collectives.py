@@ -28,7 +28,6 @@ from commbench.report.columns import (
     make_tables,
     number,
     outcome,
-    status_cell,
     tabulate,
 )
 from commbench.report.formats import launches_of, with_interval
@@ -165,7 +164,7 @@ def group_sentences(run: Run) -> list[Finding]:
     """Return the slowest group of each pattern that makes groups, and their rate together."""
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
     findings = []
-    by_pattern = rows_by(grouped, lambda row: (row.operation, row.pattern))
+    by_pattern = rows_by(grouped, attrgetter("operation", "pattern"))
     for (operation, pattern), rows in by_pattern.items():
         if len(groups_in(rows)) > 1:
             columns = columns_of(rows, _unique)
@@ -236,7 +235,7 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
         interval("overlap_percent", OverlapRow, is_bounded=True),
     ]
     title = "Overlap with computing (OSU's definition)"
-    return make_tables(title, runs, lambda run: run.overlaps, columns, rest_in=files.OVERLAP)
+    return make_tables(title, runs, attrgetter("overlaps"), columns, rest_in=files.OVERLAP)
 
 
 def overhead_tables(runs: Sequence[Run]) -> list[Table]:
@@ -313,7 +312,7 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
     *declared(PairRow, "time_us"),
     interval("time_us", PairRow),
     *declared(PairRow, "time_us_p95 algbw_GBps ratio_to_typical"),
-    Column("status", lambda row: status_cell(row.status), should_vary=True),
+    Column("status", "status", should_vary=True),
     flag_column(),
 ]
 

@@ -114,11 +114,7 @@ def time_spent(run: Run) -> list[Finding]:
         return [Finding("time_live", numbers=numbers)]
     for name in ("startup_s", "measuring_s", "other_s"):
         numbers[name] = totals[name] / seconds
-    findings = [Finding("time", numbers=numbers)]
-    hung = [launch for launch in launches if launch.get("status") == "hung"]
-    if hung:
-        findings.append(Finding("time_of_hung", numbers={"launches": len(hung)}))
-    return findings
+    return [Finding("time", numbers=numbers)]
 
 
 def origins(run: Run) -> list[Finding]:
@@ -150,7 +146,7 @@ def bandwidths(run: Run) -> list[Finding]:
     operations = list(OPERATIONS)
     findings = []
     for backend, rows in rows_by(rated, _backend).items():
-        kinds = rows_by(rows, lambda row: (row.operation, row.pattern))
+        kinds = rows_by(rows, attrgetter("operation", "pattern"))
         operation, pattern = min(
             kinds,
             key=lambda kind: (

@@ -124,7 +124,7 @@ def test_ranks_that_a_person_starts_do_the_same(
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert 1 == done.stdout.count("Results: r/collectives.csv")
+        assert 1 == done.stdout.count("Results: r")
     (row,) = rows_of(folder)
     assert ([0, 1], "ok") == (read_launches(folder), row["status"])
     launches = json.loads((folder / "run.json").read_text())["launches"]
