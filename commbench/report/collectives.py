@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -10,6 +10,7 @@ from operator import attrgetter
 from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
 from commbench.analysis.scaling import Growth, order_of
 from commbench.analysis.stragglers.judging import Straggler
+from commbench.collectives.algorithms import AUTO
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import OverlapRow, Row
@@ -57,6 +58,23 @@ TIME_SLICES = (
 #: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
 _UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root", "env")
 _unique = attrgetter(*_UNIQUE)
+#: How values of a field are spoken, if not by themselves.
+_SPOKEN = {
+    "root": "root {}",
+    "world_size": "{} ranks",
+    "sync": "sync {}",
+    "loop": "{} loop",
+    "algorithm": "by {}",
+    "env": "under {}",
+}
+#: Values with other words.
+_WORDS: Mapping[tuple[str, object], str] = {
+    ("in_place", True): "in place",
+    ("in_place", False): "out of place",
+    ("world_size", None): "all ranks",
+    ("algorithm", AUTO): "own choice",
+    ("env", ""): "unchanged",
+}
 #: Columns of the method of measuring, for lines that these do not distinguish.
 _METHOD = "algorithm_requested loop sync cadence buffers"
 
@@ -118,38 +136,28 @@ def title_of(rows: Sequence[Row]) -> str:
     """
     first = rows[0]
     words = [first.operation]
-    if _is_common(rows, "dtype"):
-        words.append(str(first.dtype))
-    if _is_common(rows, "redop"):
-        words.append(str(first.redop))
-    if _is_common(rows, "in_place"):
-        words.append("in place" if first.in_place else "out of place")
-    if _is_common(rows, "root"):
-        words.append(f"root {first.root}")
-    if _is_common(rows, "pattern") and first.pattern != "flat":
+    for name in ("dtype", "redop", "in_place", "root"):
+        values = {getattr(row, name) for row in rows}
+        if len(values) == 1 and None not in values:
+            words.append(spoken(name, values.pop()))
+    if first.pattern != "flat":
         words.append(f"{first.pattern}{name_groups(rows)}")
-    return f"{', '.join(words)}{_setting(rows)}"
-
-
-def _is_common(rows: Iterable[Row], name: str) -> bool:
-    """Return whether all rows have the same value in a column, and have one."""
-    values = {getattr(row, name) for row in rows}
-    return len(values) == 1 and None not in values
-
-
-def _setting(rows: Sequence[Row]) -> str:
-    """Return the numbers of ranks, hosts and launches."""
-    first = rows[0]
     parts = []
     if first.world_size:
-        ranks = f"{first.world_size} ranks"
+        parts.append(f"{first.world_size} ranks")
         if first.nodes:
-            ranks = f"{ranks} on {counted(first.nodes, 'host')}"
-        parts.append(ranks)
-    launches = launches_of(row.launches for row in rows)
-    if launches:
-        parts.append(launches)
-    return f" ({', '.join(parts)})" if parts else ""
+            parts[0] += f" on {counted(first.nodes, 'host')}"
+    parts.append(launches_of(row.launches for row in rows))
+    where = ", ".join(filter(None, parts))
+    title = ", ".join(words)
+    return f"{title} ({where})" if where else title
+
+
+def spoken(name: str, value: object) -> str:
+    """Return the value of a field of a case, as it is spoken where cases are told apart."""
+    if (name, value) in _WORDS:
+        return _WORDS[name, value]
+    return _SPOKEN.get(name, "{}").format(value)
 
 
 def collective_sentences(run: Run) -> list[Finding]:

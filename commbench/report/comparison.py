@@ -29,6 +29,8 @@ from commbench.report.page.writing import render
 from commbench.results.tables import rows_csv
 from commbench.words import thousandths
 
+_MORE = "further launches of each run that would settle it"
+
 
 def case_columns(table: ComparisonTable) -> tuple[Column[ComparedCase], ...]:
     """Return the columns of a comparison, for the terminal and the page."""
@@ -40,7 +42,7 @@ def case_columns(table: ComparisonTable) -> tuple[Column[ComparedCase], ...]:
         Column("B / A [CI]", "estimate", text_of=thousandths),
         Column("verdict", "comparison.verdict"),
         Column("detectable", "comparison.detectable", text_of=_slowdown, is_number=True),
-        Column("more", _launches, is_number=True),
+        Column("more", _launches, is_number=True, about=_MORE),
     )
 
 

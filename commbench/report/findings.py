@@ -48,9 +48,10 @@ def unfinished(run: Run) -> list[Finding]:
     why = run.info.get("reason") or status
     if why == "running":
         why = "it is running, or was killed"
-    code = "run_cut" if status == "cut" else "run_unfinished"
+    state = "cut" if status == "cut" else "unfinished"
+    code = f"run_{state}"
     if is_live(run.info):
-        code += "_live"
+        code = f"run_{state}_live"
     numbers = {"why": why.rstrip("."), "path": str(run.path)}
     return [Finding(code, numbers=numbers, level="warning")]
 
@@ -347,7 +348,10 @@ def kinds_of(run: Run) -> list[Kind]:
     collectives: list[Row] = []
     matrices: list[Row] = []
     for row in run.rows:
-        (matrices if row.pattern == MATRIX else collectives).append(row)
+        if row.pattern == MATRIX:
+            matrices.append(row)
+        else:
+            collectives.append(row)
     training = []
     for trained in run.training_rows:
         if not has_flag(trained.flags, "same_layout"):  # its stand-in has the same flags

@@ -62,7 +62,7 @@ def _each_with_each(matrix: Matrix, heat: Heat) -> Table:
     headings = names
     if (len(names) + 1) * (max(map(len, names)) + PADDING) > WIDTH:
         headings = [str(number) for number in range(1, len(names) + 1)]
-    slow = set()
+    slow: set[tuple[int, int]] = set()
     for sources, targets in heat.slow:
         slow.update(itertools.product(sources, targets))
     lines: list[list[str | Cell]] = []

@@ -10,7 +10,7 @@ from rich.text import Text
 from commbench.findings import Finding, Value
 from commbench.report.columns import Table, plain_table
 from commbench.system.topology import Topology, cpu_list, nodes_of
-from commbench.units import counted, format_size
+from commbench.units import counted, format_link_rate, format_size
 
 
 def render_topology(
@@ -158,7 +158,7 @@ def _ports(topology: Topology) -> list[tuple[str, int | None]]:
 def _speed(megabits: float | None) -> str:
     if megabits is None:
         return "unknown"
-    return f"{megabits / 1e3:g} Gbit/s" if megabits >= 1e3 else f"{megabits:g} Mbit/s"  # noqa: PLR2004 - kilo
+    return format_link_rate(1e6 * megabits)
 
 
 def _count(number: int | None, name: str) -> str:

@@ -163,20 +163,17 @@ _COLUMNS: Sequence[Column[TrainingRow]] = (
 def training_title(rows: Sequence[TrainingRow]) -> str:
     """Return the title of rows that were trained together: workload, hosts, ranks and launches."""
     first = rows[0]
-    hosts = f" on {counted(first.nodes, 'host')}" if first.nodes else ""
-    parts = [
-        first.backend,
-        f"{counted(first.world_size or 0, 'rank')}{hosts}",
-        f"batch {first.batch_per_rank} a rank",
-    ]
-    parts += [first.env] if first.env else []
-    dense = next((row.dense_MB_per_step for row in rows if row.dense_MB_per_step), None)
-    parts += [f"dense all-reduce {three_digits(dense)} MB a step"] if dense else []
-    parts += filter(None, [launches_of(row.launches for row in rows)])
+    ranks = counted(first.world_size or 0, "rank")
+    if first.nodes:
+        ranks = f"{ranks} on {counted(first.nodes, 'host')}"
+    parts = [first.backend, ranks, f"batch {first.batch_per_rank} a rank", first.env]
+    dense = [row.dense_MB_per_step for row in rows if row.dense_MB_per_step]
+    if dense:
+        parts.append(f"dense all-reduce {three_digits(dense[0])} MB a step")
+    parts.append(launches_of(row.launches for row in rows))
+    title = f"{first.workload} ({', '.join(filter(None, parts))})"
     metrics = sorted({row.metric_name for row in rows if row.metric_name})
-    return f"{first.workload} ({', '.join(parts)})" + (
-        f"; metric {', '.join(metrics)}" if metrics else ""
-    )
+    return "; metric ".join([title, *metrics])
 
 
 def without_ddp(rows: Sequence[TrainingRow]) -> list[Finding]:

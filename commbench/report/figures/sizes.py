@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from commbench.analysis.prediction.links import limit_of
-from commbench.collectives.algorithms import AUTO
 from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
 from commbench.findings import Finding
+from commbench.report.collectives import spoken
 from commbench.report.figures.charts import MICROSECONDS, Chart, Limit, Panel, Series, estimate
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import prefixes
@@ -22,29 +22,21 @@ from commbench.results.info import measures_interconnect
 from commbench.results.tables import rows_by
 from commbench.words import Estimate
 
-#: Fields of `Case` that distinguish series, and how their values are spoken.
-_SPOKEN = {
-    "backend": "{}",
-    "pattern": "{}",
-    "dtype": "{}",
-    "redop": "{}",
-    "in_place": "{}",
-    "root": "root {}",
-    "world_size": "{} ranks",
-    "buffers": "{}",
-    "sync": "sync {}",
-    "loop": "{} loop",
-    "algorithm": "by {}",
-    "env": "under {}",
-}
-#: Values with other words.
-_WORDS: Mapping[tuple[str, object], str] = {
-    ("in_place", True): "in place",
-    ("in_place", False): "out of place",
-    ("world_size", None): "all ranks",
-    ("algorithm", AUTO): "own choice",
-    ("env", ""): "unchanged",
-}
+#: Fields of `Case` that distinguish series.
+_FIELDS = (
+    "backend",
+    "pattern",
+    "dtype",
+    "redop",
+    "in_place",
+    "root",
+    "world_size",
+    "buffers",
+    "sync",
+    "loop",
+    "algorithm",
+    "env",
+)
 _READING = (
     "Bands are 95 % intervals over launches; crosses have no result. Lower times"
     " and higher bandwidths are better."
@@ -159,17 +151,15 @@ def _panel(quantity: str, measured: Sequence[_Measured]) -> Panel:
 def _by_series(measured: Sequence[_Measured]) -> dict[str, list[_Measured]]:
     """Return cases by the name of their series: what differs, or else the backend."""
     differing = []
-    for field in _SPOKEN:
-        if len({getattr(one.case, field) for one in measured}) > 1:
-            differing.append(field)
+    for name in _FIELDS:
+        if len({getattr(one.case, name) for one in measured}) > 1:
+            differing.append(name)
     series: dict[str, list[_Measured]] = {}
     for one in measured:
         words = []
-        for field in differing or ["backend"]:
-            value = getattr(one.case, field)
-            if (field, value) in _WORDS:
-                words.append(_WORDS[field, value])
-            elif value is not None:
-                words.append(_SPOKEN[field].format(value))
+        for name in differing or ["backend"]:
+            value = getattr(one.case, name)
+            if value is not None or name == "world_size":
+                words.append(spoken(name, value))
         series.setdefault(one.prefix + " ".join(words), []).append(one)
     return series
