@@ -136,7 +136,7 @@ def session(selection=None, **changes):
         **({"fast_selection": selection} if selection else {})}))
 def begin(index):
     writer.on(CaseStarted(index=index))
-    return plan.cases[index].case
+    return plan.cases[index]
 def measured(index, share=1.0, **changes):
     made = {"times_us": [1.0, 2.0, 3.0], "warmups": 7, **changes}
     writer.on(CaseFinished(record=Record(case=begin(index), launch=plan.launch, **made), share=share))

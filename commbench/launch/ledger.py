@@ -121,8 +121,8 @@ class Ledger:
             self._enter(launch, ending)
             has_failed = ending.is_broken and not (launch.has_begun or ending.is_host_lost)
             if has_failed and launch.is_trial:
-                for planned in launch.plan.cases:
-                    self._fail(launch, ending, planned.case)
+                for case in launch.plan.cases:
+                    self._fail(launch, ending, case)
             if ending.is_broken:
                 self.display.on(RankOutput(lines=ending.output))
             if ending.failed_rank and ending.failed_rank["others"]:
@@ -185,7 +185,7 @@ class Ledger:
                 case SessionStarted():
                     self._begin_session(launch, event)
                 case CaseStarted(index=index):
-                    self._begin_case(launch, launch.plan.cases[index].case)
+                    self._begin_case(launch, launch.plan.cases[index])
                 case CaseFinished():
                     launch.note(event)
                     self._add(event)
@@ -274,8 +274,7 @@ class Ledger:
         self._has_all_rows = False
         self.store.update(launches=[*self.store.info.get("launches", []), entry])
         if ending.status == "ok":
-            cases = [planned.case for planned in launch.plan.cases]
-            launch.times.learn(entry, launch.request.slices(cases))
+            launch.times.learn(entry, launch.request.slices(launch.plan.cases))
         self.display.on(LaunchFinished(seconds=seconds))
 
 

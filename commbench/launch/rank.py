@@ -111,7 +111,7 @@ class RankWork:
         if plan.training:
             from commbench.ddp.devices import open_device
 
-            device = open_device(plan.cases[0].case.backend, control)  # of all cases
+            device = open_device(plan.cases[0].backend, control)  # of all cases
             if device.ranks_per_gpu:
                 carriers[TORCH_NCCL] = device
         varied = variables_of(plan.env)
@@ -148,7 +148,7 @@ class RankWork:
 
         Training needs Gloo, over NCCL for everything but the gradients.
         """
-        names = {planned.case.backend for planned in self.plan.cases}
+        names = {case.backend for case in self.plan.cases}
         if self.plan.training:
             names = {"gloo"}
         for name in sorted(names - self.opened.keys()):
@@ -171,7 +171,7 @@ class RankWork:
             meter=meter,
         )
         progress.take_stalls()  # from loading libraries off a slow disk
-        settings = [planned.fixed for planned in self.plan.cases]
+        settings = [self.plan.fixed.get(case.key) for case in self.plan.cases]
         rounds = rounds_of_launch(settings, budget)
         more_rounds = rounds // 4  # for visits that are repeated
         runs: dict[int, CaseRun] = {}
@@ -180,7 +180,7 @@ class RankWork:
             if round_number:
                 order = shuffled(range(len(settings)), self.plan.launch, round_number)
             for index in order:
-                case = self.plan.cases[index].case
+                case = self.plan.cases[index]
                 assert isinstance(case, Case)  # noqa: S101 - what is trained comes with terms
                 run = runs.get(index)
                 if run and not is_due(run.visits_made, run.settings.visits, round_number, rounds):
@@ -207,8 +207,7 @@ class RankWork:
     @property
     def trained(self) -> list[TrainingCase]:
         """The cases that are trained."""
-        cases = [planned.case for planned in self.plan.cases]
-        return [case for case in cases if isinstance(case, TrainingCase)]
+        return [case for case in self.plan.cases if isinstance(case, TrainingCase)]
 
     def _train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:
         """Train configurations in turns, in the order that ``terms`` fix.

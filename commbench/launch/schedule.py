@@ -242,7 +242,7 @@ class Launch:
     @property
     def has_everything(self) -> bool:
         """Whether the ranks have measured all cases, or have reported every visit of each."""
-        reported = [self.shares[planned.case.key] for planned in self.plan.cases]
+        reported = [self.shares[case.key] for case in self.plan.cases]
         return self.is_complete is True or min(reported) > 1 - ROUNDING
 
     def note(self, finished: CaseFinished) -> None:

@@ -242,7 +242,7 @@ class Supervisor:
             case CaseStarted(index=index):
                 # Gloo's threads sleep while they wait: their CPU time does not show which rank is
                 # idle.
-                self._watchdog.case(now, polls=self._plan.cases[index].case.backend in MPI_BACKENDS)
+                self._watchdog.case(now, polls=self._plan.cases[index].backend in MPI_BACKENDS)
 
 
 def _complete(code: str, clue: Clue) -> Ending:

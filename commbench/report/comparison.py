@@ -123,10 +123,10 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
     columns.insert(
         4, Column("less \N{LEFTWARDS ARROW} B \N{RIGHTWARDS ARROW} more", drawn, about=about)
     )
-    first, *others = map(str, answer(table))
+    first, *others = answer(table)
     details = [as_text(others), as_text(beyond(table, threshold))]
     tone: Tone = "bad" if table.regressions_beyond(threshold) else ""
-    entries = [Entry("B relative to A", [first], details, tone=tone, is_lead=True)]
+    entries = [Entry("B relative to A", [str(first)], details, tone=tone, is_lead=True)]
     entries += [Entry("A", [name]) for name in table.names_a]
     entries.append(Entry("B", [table.name_b]))
     cases = Section("cases", "Cases", [str(finding) for finding in closing(table)])

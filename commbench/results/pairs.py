@@ -194,7 +194,7 @@ def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
     for launch, record in enumerate(records):
         pairs = pd.DataFrame(vars(record.pairs), dtype=float)
         launches.append(pairs.assign(launch=launch).set_index(["source", "target", "launch"]))
-    by_pair = pd.concat(launches).unstack("launch")  # noqa: PD010 - nothing to aggregate
+    by_pair: Any = pd.concat(launches).unstack("launch")  # noqa: PD010 - nothing to aggregate
     ends = np.array(by_pair.index.to_list(), dtype=np.int64)
     ranks = max(1 + int(ends.max()), *(record.group_size for record in records))
     return Matrix(

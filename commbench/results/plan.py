@@ -127,25 +127,16 @@ def single_stage(request: RunRequest) -> list[Stage]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedCase:
-    """A case, and the settings that an earlier launch has fixed.
-
-    None in a case's first launch, and for training.
-    """
-
-    case: AnyCase
-    fixed: FixedSettings | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
     """The plan of one launch, as rank 0 receives and broadcasts it."""
 
     launch: int
     budget: Budget
-    cases: Sequence[PlannedCase]
+    cases: Sequence[AnyCase]
     """Collectives in the order of measuring; training cases in the order of the request, the
     baseline first."""
+    fixed: Mapping[str, FixedSettings] = field(default_factory=dict)
+    """By case key, the settings that an earlier launch has fixed."""
     env: str = ""
     """The environment variables of the ranks, see `commbench.system.env`; all cases have the
     same."""
@@ -164,17 +155,12 @@ class LaunchPlan:
         """Return the plan of `to_json`; the same version wrote it, so any error is a bug."""
         data: JsonObject = json.loads(text)
         case_class = TrainingCase if data["training"] else Case
-        cases = [
-            PlannedCase(
-                case=case_class(**planned["case"]),
-                fixed=FixedSettings(**planned["fixed"]) if planned["fixed"] else None,
-            )
-            for planned in data["cases"]
-        ]
-        training = read_as(Terms, data["training"]) if data["training"] else None
-        return cls(
-            **{**data, "budget": Budget(**data["budget"]), "cases": cases, "training": training}
-        )
+        data["budget"] = Budget(**data["budget"])
+        data["cases"] = [case_class(**case) for case in data["cases"]]
+        data["fixed"] = {key: FixedSettings(**each) for key, each in data["fixed"].items()}
+        if data["training"]:
+            data["training"] = read_as(Terms, data["training"])
+        return cls(**data)
 
 
 def missing_cases(
@@ -287,7 +273,8 @@ def plan_launch(
     return LaunchPlan(
         launch=launch,
         budget=dataclasses.replace(request.budget, slice_s=slice_s, longest_s=longest_s),
-        cases=[PlannedCase(case=case, fixed=fixed.get(case.key)) for case in missing],
+        cases=missing,
+        fixed={case.key: fixed[case.key] for case in missing if case.key in fixed},
         env=request.cases[0].env,
         case_timeout_s=request.case_timeout_s,
         deadline_s=deadline_s,

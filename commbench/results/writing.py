@@ -233,9 +233,7 @@ class Store:
             return
         for name in (SAMPLES, RUN, LOCK):
             (self.path / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # one holds something else
-            for directory in self._made:
-                directory.rmdir()
+        _remove(self._made)
 
     def _check_place(self) -> None:
         """Check that the directory was not removed or replaced, as writing into a removed file
@@ -287,7 +285,7 @@ class Store:
 
 def _remove(made: Sequence[Path]) -> None:
     """Take away directories that were made for a run which could not begin, the innermost first."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # one holds something else
         for name in SCAFFOLD | {SAMPLES, RUN} if made else ():
             (made[0] / name).unlink(missing_ok=True)
         for directory in made:

@@ -163,7 +163,7 @@ def test_nccl_is_measured_unasked_where_each_rank_has_a_gpu(
     suite = Suite(name="s", sweeps=[Sweep()])
     usable, sentences = usable_suite(suite, at(ranks_here), is_named=False)
     assert (reason == "" and gpus > 0) == ("torch-nccl" in usable.backends)
-    assert (reason == "") == (not sentences)
+    assert gpus > 0 or not sentences
     assert reason in " ".join(sentences)
     alone = suite_of(["torch-nccl"])
     assert (alone, []) == usable_suite(alone, at(ranks_here), is_named=True)

@@ -28,6 +28,12 @@ HARM = "COMMBENCH_TEST_HARM"
 FEW = "--steps 5 --launches 1 --confirm-launches 1 --seed 1"
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return the directory of a run, which is not made yet."""
+    return tmp_path / "r"
+
+
 def words_of(workload: str, options: str) -> list[str]:
     """Return the words of ``commbench train`` with few steps, into the directory ``r``."""
     line = f"train --backend gloo --workload {WORKLOADS}:{workload} {FEW} --out r {options}"
@@ -80,29 +86,29 @@ def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_leaves_nothing")
-def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
+def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path, folder: Path) -> None:
     """Measure the other configurations and exit with 3; the same command then resumes."""
     options = "--hook none,int8,fp16,bf16,topk:0.1 --bucket-cap-mb default --case-timeout 5"
     broken = train(tmp_path, "harmful", options, **{HARM: "1"})
     assert 3 == broken.returncode, broken.stdout + broken.stderr
-    rows, info = rows_of(tmp_path / "r"), info_of(tmp_path / "r")
+    rows, info = rows_of(folder), info_of(folder)
     expected = {"none": "ok", "topk": "ok", "int8": "failed", "bf16": "failed", "fp16": "hung"}
     assert expected == {hook: row["status"] for hook, row in rows.items()}
     assert "rank 1" in rows["bf16"]["reason"]
     assert "signal 9" in rows["bf16"]["reason"]
     assert "rank 1" in rows["fp16"]["reason"]
     assert "no such luck" in rows["int8"]["reason"]
-    recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
+    recommended = json.loads((folder / "recommendation.json").read_text())
     assert "topk" in {each["hook"] for each in recommended["alternatives"]}
     assert "partial" == info["status"]
 
     mended = train(tmp_path, "harmful", options)
     assert 0 == mended.returncode, mended.stdout + mended.stderr
-    assert {"ok"} == {row["status"] for row in rows_of(tmp_path / "r").values()}
-    records = load_run(tmp_path / "r").training_records
+    assert {"ok"} == {row["status"] for row in rows_of(folder).values()}
+    records = load_run(folder).training_records
     swept = [record.case.hook for record in records if record.case.phase == "sweep"]
     assert {"none", "local", "topk", "int8", "bf16", "fp16"} == set(swept)
-    assert "complete" == info_of(tmp_path / "r")["status"]
+    assert "complete" == info_of(folder)["status"]
 
 
 #: A file that only the second rank cannot import.
@@ -115,7 +121,7 @@ def hook(state, bucket): ...
 
 
 @pytest.mark.usefixtures("_leaves_nothing")
-def test_hooks_of_a_file_are_swept(tmp_path: Path) -> None:
+def test_hooks_of_a_file_are_swept(tmp_path: Path, folder: Path) -> None:
     """Measure the bytes of a hook and of a factory's hook.
 
     Give one that fails, or that one rank lacks, a reason.
@@ -126,7 +132,7 @@ def test_hooks_of_a_file_are_swept(tmp_path: Path) -> None:
     hooks = ",".join([*names, "uneven.py:hook"])
     done = train(tmp_path, "tiny", f"--hook {hooks} --bucket-cap-mb default")
     assert 3 == done.returncode, done.stdout + done.stderr
-    rows = rows_of(tmp_path / "r")
+    rows = rows_of(folder)
     plain, half, pair, raising = (rows[name] for name in names)
     uneven = rows["uneven.py:hook"]
     assert ["ok"] * 3 == [row["status"] for row in (plain, half, pair)]
@@ -136,7 +142,7 @@ def test_hooks_of_a_file_are_swept(tmp_path: Path) -> None:
     sent = [float(row["sent_MB_per_step"]) for row in (plain, half, pair)]
     assert [0.5 * sent[0]] * 2 == pytest.approx(sent[1:], rel=0.1)
     assert "traffic" not in half["flags"]
-    recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
+    recommended = json.loads((folder / "recommendation.json").read_text())
     assert {"unproven"} >= {each["withheld"] for each in recommended["altering"]}
     assert "none" == recommended["best"]["hook"]
 
@@ -146,19 +152,19 @@ def test_hooks_of_a_file_are_swept(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_leaves_nothing")
 def test_ranks_that_a_person_starts_write_everything_and_add_launches(
-    tmp_path: Path, mpirun: MpirunLauncher
+    tmp_path: Path, folder: Path, mpirun: MpirunLauncher
 ) -> None:
     """Write all tables with each mpirun, which adds one launch of each stage."""
     words = words_of("tiny", "--hook none,fp16 --bucket-cap-mb default")
     for count in (1, 2):
         done = start(mpirun.command(2, words, training=True), tmp_path, **mpirun.environment())
         assert 0 == done.returncode, done.stdout + done.stderr
-        rows = rows_of(tmp_path / "r")
+        rows = rows_of(folder)
         assert {"none", "fp16"} == rows.keys()
         assert {("ok", str(count))} == {(row["status"], row["launches"]) for row in rows.values()}
-    entries = [(entry["launch"], entry["stage"]) for entry in info_of(tmp_path / "r")["launches"]]
+    entries = [(entry["launch"], entry["stage"]) for entry in info_of(folder)["launches"]]
     assert [(0, "sweep"), (0, "confirm"), (1, "sweep"), (1, "confirm")] == entries
-    buckets = read_csv(tmp_path / "r" / "buckets.csv")
+    buckets = read_csv(folder / "buckets.csv")
     sent_mb = {}
     for hook, row in rows.items():
         sizes = [int(each["size_bytes"]) for each in buckets if each["hook"] == hook]
@@ -166,22 +172,22 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(
         assert ("true", "0", "2") == (row["ranks_agree"], row["skipped_steps"], row["world_size"])
         sent_mb[hook] = float(row["sent_MB_per_step"])
     assert {"none": 0.327, "fp16": 0.1634} == pytest.approx(sent_mb, rel=0.02)
-    recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
+    recommended = json.loads((folder / "recommendation.json").read_text())
     assert (2, f"{WORKLOADS}:tiny") == (recommended["launches"], recommended["workload"])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_leaves_nothing")
-def test_torchrun_trains_without_mpi(tmp_path: Path) -> None:
+def test_torchrun_trains_without_mpi(tmp_path: Path, folder: Path) -> None:
     """Write all tables if torchrun starts the ranks."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = words_of("tiny", "--hook none,powersgd:1 --bucket-cap-mb default")
     done = start([sys.executable, *torchrun, *words], tmp_path, OMP_NUM_THREADS="1")
     assert 0 == done.returncode, done.stdout + done.stderr
-    assert {"none", "powersgd"} == rows_of(tmp_path / "r").keys()
-    assert "torchrun" == info_of(tmp_path / "r")["launcher"]
-    assert (tmp_path / "r" / "buckets.csv").is_file()
-    assert (tmp_path / "r" / "recommendation.json").is_file()
+    assert {"none", "powersgd"} == rows_of(folder).keys()
+    assert "torchrun" == info_of(folder)["launcher"]
+    assert (folder / "buckets.csv").is_file()
+    assert (folder / "recommendation.json").is_file()
 
 
 def test_unused_parameters_are_looked_for_where_the_model_needs_it(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ NOISE = (
 )
 #: Later launches keep the settings of the first.
 CHECK = """
-assert plan.launch == 0 or all(p.fixed.warmups == 7 for p in plan.cases)
-assert plan.launch == 1 or not any(p.fixed for p in plan.cases)
+assert plan.launch == 0 or all(plan.fixed[c.key].warmups == 7 for c in plan.cases)
+assert plan.launch == 1 or not plan.fixed
 """
 
 
@@ -51,8 +51,8 @@ def test_wrong_data_is_found_at_the_end(tmp_path: Path) -> None:
 #: The first case hangs.
 HANG = f"""
 session()
-for i, p in enumerate(plan.cases):
-    if p.case.key == {CASES[0].key!r}:
+for i, c in enumerate(plan.cases):
+    if c.key == {CASES[0].key!r}:
         begin(i); beat(0, 1); time.sleep(600)
     measured(i)
 end(is_complete=True)

@@ -35,12 +35,12 @@ from commbench.launch.events import (
 from commbench.launch.heartbeat import Heart, stack_in
 from commbench.launch.protocol import split_line
 from commbench.launch.rank import RankWork
-from commbench.results.plan import LaunchPlan, PlannedCase
+from commbench.results.plan import LaunchPlan
 from commbench.stats.budgets import BUDGETS
 
 CASES = Sweep(backends=["gloo"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
 ONE_VISIT = replace(BUDGETS["quick"], visits=1)
-PLAN = LaunchPlan(launch=3, budget=ONE_VISIT, cases=[PlannedCase(case=case) for case in CASES])
+PLAN = LaunchPlan(launch=3, budget=ONE_VISIT, cases=CASES)
 
 
 class Launched:
@@ -138,8 +138,7 @@ def test_training_on_gpus_states_its_library(
     monkeypatch.setattr("commbench.ddp.devices.open_device", lambda *_: device)
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="nccl")
     terms = Terms(seed=7, block_s=0.1, steps=5)
-    cases = [PlannedCase(case=case)]
-    launched = Launched(replace(PLAN, cases=cases, training=terms, deadline_s=deadline_s))
+    launched = Launched(replace(PLAN, cases=[case], training=terms, deadline_s=deadline_s))
     assert ["gloo", "gloo"] == launched.opened
     facts = launched.events[0].facts
     assert {"gloo": "commbench fake", "torch-nccl": "torch NCCL 2.28.9"} == facts["libraries"]
@@ -151,7 +150,7 @@ def test_a_backend_that_cannot_be_opened_is_bad_input() -> None:
     """Raise the backend's sentence as bad input."""
     case = replace(CASES[0], backend="mpi")
     with pytest.raises(InputError, match="install it"):
-        Launched(replace(PLAN, cases=[PlannedCase(case=case)]))
+        Launched(replace(PLAN, cases=[case]))
 
 
 def test_a_heartbeat_reports_progress() -> None:

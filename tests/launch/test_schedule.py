@@ -63,7 +63,7 @@ class World:
 
     def measure(self, launch: Launch, count: int | None = None) -> None:
         """Measure the first cases of a launch."""
-        cases = [planned.case for planned in launch.plan.cases][:count]
+        cases = launch.plan.cases[:count]
         launch.has_begun, launch.has_result = True, len(cases) > 0
         for case in cases:
             if launch.request.training:
@@ -98,11 +98,11 @@ def fails_at(*bad: object) -> Ranks:
     """Return ranks that measure cases in order and fail at the first of some."""
 
     def ranks(world: World, launch: Launch) -> Ending:
-        for index, planned in enumerate(launch.plan.cases):
-            if planned.case in bad:
+        for index, case in enumerate(launch.plan.cases):
+            if case in bad:
                 world.measure(launch, index)
                 if not launch.request.soak_s:
-                    launch.lost[planned.case.key] = "boom"
+                    launch.lost[case.key] = "boom"
                 return FAILED
         return whole(world, launch)
 
@@ -173,7 +173,7 @@ def test_an_environment_that_does_not_start_is_left_out() -> None:
         if launch.plan.env != "A=2":
             return whole(world, launch)
         assert launch.is_trial
-        launch.lost = {planned.case.key: "no slots" for planned in launch.plan.cases}
+        launch.lost = {case.key: "no slots" for case in launch.plan.cases}
         return no_start(world, launch)
 
     world = World(make_request(cases))

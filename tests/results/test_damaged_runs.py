@@ -40,6 +40,12 @@ VALUES: tuple[Any, ...] = (
 )
 
 
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """Return the directory of a run, which is not made yet."""
+    return tmp_path / "mine"
+
+
 def make_run(path: Path) -> Path:
     """Write a run of one case in two launches."""
     with Store.open(path, make_info()) as store:
@@ -83,9 +89,9 @@ def is_read_or_refused(read: Callable[[], object]) -> bool:
 @pytest.mark.parametrize(
     "content", [b"", b"  \n", b'{"schema": 1, "run', b"\0\xff", b"[" * 100_000]
 )
-def test_torn_run_json_says_what_can_still_be_done(tmp_path: Path, content: bytes) -> None:
+def test_torn_run_json_says_what_can_still_be_done(mine: Path, content: bytes) -> None:
     """Name the torn file and how to recover the measurements."""
-    path = make_run(tmp_path / "mine")
+    path = make_run(mine)
     (path / "run.json").write_bytes(content)
     with pytest.raises(
         InputError,
@@ -97,9 +103,9 @@ def test_torn_run_json_says_what_can_still_be_done(tmp_path: Path, content: byte
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"schema": true}', '{"schema": 3}'])
-def test_foreign_run_json_is_refused(tmp_path: Path, content: str) -> None:
+def test_foreign_run_json_is_refused(mine: Path, content: str) -> None:
     """Refuse JSON that is not a run, or that of a newer version."""
-    path = make_run(tmp_path / "mine")
+    path = make_run(mine)
     (path / "run.json").write_text(content)
     with pytest.raises(InputError, match="schema"):
         load_run(path)
@@ -122,10 +128,10 @@ def test_foreign_run_json_is_refused(tmp_path: Path, content: str) -> None:
     ],
 )
 def test_entries_of_other_types_are_named(
-    tmp_path: Path, entry: str, value: object, place: str
+    mine: Path, entry: str, value: object, place: str
 ) -> None:
     """Name the entry of a wrong type."""
-    path = make_run(tmp_path / "mine")
+    path = make_run(mine)
     (path / "run.json").write_text(json.dumps(make_info(**{entry: value})))
     with pytest.raises(InputError, match=place):
         load_run(path)
@@ -164,10 +170,10 @@ PAIRS = {
     ],
 )
 def test_what_is_wrong_with_a_line_is_named(
-    tmp_path: Path, changes: dict[str, Any], place: str
+    mine: Path, changes: dict[str, Any], place: str
 ) -> None:
     """Name the line and the field of a wrong type, or the value that this version does not know."""
-    path = make_run(tmp_path / "mine")
+    path = make_run(mine)
     with (path / "samples.jsonl").open("a") as stream:
         stream.write(json.dumps({**make_record(launch=2).to_json(), **changes}) + "\n")
     with pytest.raises(InputError, match=f"line 3 .*{place}"):
@@ -177,9 +183,9 @@ def test_what_is_wrong_with_a_line_is_named(
 @pytest.mark.parametrize(
     "line", [b"3", b"\0" * 100, b"\xff\xfe", b'{"case": NaN}', b"[" * 100_000, b"x" * 10**7, b""]
 )
-def test_foreign_lines_are_named_and_a_torn_last_line_is_not(tmp_path: Path, line: bytes) -> None:
+def test_foreign_lines_are_named_and_a_torn_last_line_is_not(mine: Path, line: bytes) -> None:
     """Refuse a foreign line between records, but drop a torn last line."""
-    path = make_run(tmp_path / "mine")
+    path = make_run(mine)
     good = (path / "samples.jsonl").read_bytes()
     (path / "samples.jsonl").write_bytes(line + b"\n" + good)
     with pytest.raises(InputError, match=r"line 1 (is damaged|cannot be used)"):
@@ -192,9 +198,9 @@ def test_foreign_lines_are_named_and_a_torn_last_line_is_not(tmp_path: Path, lin
 
 
 @pytest.mark.parametrize("name", ["run.json", "samples.jsonl", "recommendation.json"])
-def test_directories_and_loops_in_place_of_files(tmp_path: Path, name: str) -> None:
+def test_directories_and_loops_in_place_of_files(mine: Path, name: str) -> None:
     """Refuse a directory or a link loop in place of a file."""
-    path = make_run(tmp_path / "mine")
+    path = make_run(mine)
     (path / name).unlink(missing_ok=True)
     (path / name).mkdir()
     with pytest.raises(InputError, match=name):
@@ -279,9 +285,9 @@ def original(name: str) -> Run:
 )
 @given(name=st.sampled_from(KEPT), seed=st.integers(0, 2**32))
 def test_edited_runs_are_read_or_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, seed: int
+    mine: Path, capsys: pytest.CaptureFixture[str], name: str, seed: int
 ) -> None:
     """Read a run edited at random, or refuse it in one sentence."""
-    write_changed(tmp_path / "mine", name, random.Random(seed))
-    is_read_or_refused(lambda: use(load_run(tmp_path / "mine"), original(name)))
+    write_changed(mine, name, random.Random(seed))
+    is_read_or_refused(lambda: use(load_run(mine), original(name)))
     capsys.readouterr()

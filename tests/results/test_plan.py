@@ -14,7 +14,6 @@ from commbench.ddp.plan.terms import Terms
 from commbench.engine.records import FixedSettings
 from commbench.results.plan import (
     LaunchPlan,
-    PlannedCase,
     RunRequest,
     fixed_settings,
     missing_cases,
@@ -47,12 +46,13 @@ def make_trained(
 @pytest.mark.parametrize("terms", [None, TERMS])
 def test_a_plan_comes_back_as_it_went(terms: Terms | None) -> None:
     """Read a plan back from one line of JSON."""
-    planned = [PlannedCase(case=case) for case in (TRAINED if terms else CASES)]
-    if terms is None:
-        fixed = FixedSettings(warmups=3, batch=8)
-        planned[0] = PlannedCase(case=CASES[0], fixed=fixed)
     plan = LaunchPlan(
-        launch=2, budget=BUDGETS["quick"], cases=planned, training=terms, deadline_s=7.5
+        launch=2,
+        budget=BUDGETS["quick"],
+        cases=TRAINED if terms else CASES,
+        fixed={CASES[0].key: FixedSettings(warmups=3, batch=8)},
+        training=terms,
+        deadline_s=7.5,
     )
     text = plan.to_json()
     assert plan == LaunchPlan.from_json(text)
@@ -66,9 +66,7 @@ def test_training_keeps_the_order_of_the_request() -> None:
     assert TRAINED == missing_cases(request, [make_trained(TRAINED[0], launch=1)], 1)
     assert [] == missing_cases(request, [make_trained(case, launch=1) for case in TRAINED], 1)
     assert TRAINED[:-1] == missing_cases(request, [], 1, {TRAINED[-1].key})
-    assert not any(
-        planned.fixed for planned in plan_launch(request, [make_trained(TRAINED[0])], 1).cases
-    )
+    assert not plan_launch(request, [make_trained(TRAINED[0])], 1).fixed
 
 
 def test_all_launches_make_as_many_steps_as_the_first() -> None:
@@ -181,7 +179,8 @@ def test_a_planned_launch_has_the_time_slice_and_fixed_settings() -> None:
     records = [make_record(CASES[0], launch=0, warmups=4, batch=2)]
     plan = plan_launch(request, records, 1, slice_s=0.01, deadline_s=3.0)
     fixed = FixedSettings(warmups=4, batch=2, sync="round-time", visits=1)
-    assert {CASES[0]: fixed, CASES[1]: None} == {each.case: each.fixed for each in plan.cases}
+    assert {CASES[0].key: fixed} == plan.fixed
+    assert set(request.cases) == set(plan.cases)
     assert (1, 9, 3.0) == (plan.launch, plan.case_timeout_s, plan.deadline_s)
     assert 0.01 == plan.budget.slice_s
     assert request.budget == plan_launch(request, [], 0).budget

@@ -24,6 +24,12 @@ OPERATIONS = (
 )
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return the directory of a run, which is not made yet."""
+    return tmp_path / "r"
+
+
 def run(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run ``commbench run`` in ``cwd`` and return its outcome."""
     environment = {
@@ -56,7 +62,7 @@ def libraries() -> None:
     "ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 3, 4))]
 )
 def test_every_operation_is_measured_and_verified_on_both_backends(
-    tmp_path: Path, ranks: int
+    tmp_path: Path, folder: Path, ranks: int
 ) -> None:
     """Measure all operations on MPI and Gloo; every row is ok and verified, or gives a reason.
 
@@ -66,7 +72,7 @@ def test_every_operation_is_measured_and_verified_on_both_backends(
     arguments = f"-c {operations} --sizes 8,4K -n {ranks} --oversubscribe --launches 1 --out r"
     done = run(arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = rows_of(tmp_path / "r")
+    rows = rows_of(folder)
     unsupported = {row["operation"] for row in rows if row["status"] == "unsupported"}
     assert ({"latency", "sendrecv"} if ranks == 1 else set()) == unsupported
     is_busy = len(os.sched_getaffinity(0)) < ranks
@@ -80,7 +86,7 @@ def test_every_operation_is_measured_and_verified_on_both_backends(
         assert (row["backend"] == "gloo") == bool(row["framework_us"])
         assert row["transport"]
         assert ("oversubscribed" in row["flags"]) == is_busy
-    with (tmp_path / "r" / "overlap.csv").open(encoding="utf-8") as file:
+    with (folder / "overlap.csv").open(encoding="utf-8") as file:
         overlaps = list(csv.DictReader(file))
     assert {("mpi", "iall_reduce"), ("gloo", "iall_gather")} < {
         (line["backend"], line["operation"]) for line in overlaps
@@ -88,20 +94,22 @@ def test_every_operation_is_measured_and_verified_on_both_backends(
     for line in overlaps:
         assert 0 <= float(line["overlap_percent"]) <= 100
         assert float(line["pure_us"]) > 0
-    lines = map(json.loads, (tmp_path / "r" / "samples.jsonl").read_text().splitlines())
+    lines = map(json.loads, (folder / "samples.jsonl").read_text().splitlines())
     probes = {
         (line["case"]["backend"], len(line["probes_us"]))
         for line in lines
         if line.get("status") == "ok"  # further visits state what differs
     }
     assert {("gloo", 0), ("mpi", 2 if ranks > 1 and not is_busy else 0)} == probes
-    samples = (tmp_path / "r" / "samples.jsonl").read_bytes()
+    samples = (folder / "samples.jsonl").read_bytes()
     assert run(arguments, cwd=tmp_path).returncode == 0
-    assert samples == (tmp_path / "r" / "samples.jsonl").read_bytes()
-    assert not [file for file in (tmp_path / "r").iterdir() if "hush-hush" in file.read_text()]
+    assert samples == (folder / "samples.jsonl").read_bytes()
+    assert not [file for file in (folder).iterdir() if "hush-hush" in file.read_text()]
 
 
-def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLauncher) -> None:
+def test_ranks_that_a_person_starts_do_the_same(
+    tmp_path: Path, folder: Path, mpirun: MpirunLauncher
+) -> None:
     """Add a launch with each mpirun, and print the table on rank 0 only."""
     arguments = "run -c all_reduce --sizes 8 --backend mpi --sync dissemination --out r"
     environment = {**os.environ, **mpirun.environment(), "OMPI_MCA_btl": "^ofi"}
@@ -117,9 +125,9 @@ def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLa
         )
         assert done.returncode == 0, done.stderr
         assert 1 == done.stdout.count("Results: r")
-    (row,) = rows_of(tmp_path / "r")
-    assert ([0, 1], "ok") == (read_launches(tmp_path / "r"), row["status"])
-    launches = json.loads((tmp_path / "r" / "run.json").read_text())["launches"]
+    (row,) = rows_of(folder)
+    assert ([0, 1], "ok") == (read_launches(folder), row["status"])
+    launches = json.loads((folder / "run.json").read_text())["launches"]
     assert [("collectives", 0), ("collectives", 1)] == [
         (entry["stage"], entry["launch"]) for entry in launches
     ]

@@ -27,9 +27,20 @@ from commbench.results.tables import csv_text
 from commbench.stats.budgets import BUDGETS
 
 
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """Return the directory of a run, which is not made yet."""
+    return tmp_path / "mine"
+
+
+def opened(path: Path, **info: Any) -> Store:
+    """Return a run, created or resumed."""
+    return Store.open(path, make_info(**info))
+
+
 def make_run(path: Path, records: list[Record], **info: Any) -> Path:
     """Write a closed run."""
-    with Store.open(path, make_info(**info)) as store:
+    with opened(path, **info) as store:
         for record in records:
             store.append(record)
         write_tables(store)
@@ -66,43 +77,43 @@ def test_new_run_has_its_header(tmp_path: Path) -> None:
     assert store.info == json.loads((tmp_path / "results" / "mine" / "run.json").read_text())
 
 
-def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path, mine: Path) -> None:
     """Remove a new run without records; keep a resumed one."""
     with Store.open(tmp_path / "deep" / "results" / "new", make_info()) as store:
         store.discard()
     assert [] == list(tmp_path.iterdir())
-    make_run(tmp_path / "mine", [])
-    with Store.open(tmp_path / "mine", make_info()) as store:
+    make_run(mine, [])
+    with opened(mine) as store:
         store.discard()
-    assert (tmp_path / "mine" / "run.json").exists()
+    assert (mine / "run.json").exists()
 
 
-def test_visits_of_a_launch_become_one_record(tmp_path: Path) -> None:
+def test_visits_of_a_launch_become_one_record(mine: Path) -> None:
     """Write a line per visit, and read them as one record per launch."""
     visits = [
         make_record(launch=launch, visit=visit, times_us=[float(visit)], visit_lengths=[1])
         for launch in (0, 1)
         for visit in (1, 2, 3)
     ]
-    path = make_run(tmp_path / "mine", visits)
+    path = make_run(mine, visits)
     assert 6 == len((path / "samples.jsonl").read_text().splitlines())
     records = load_run(path).records
     assert [0, 1] == [record.launch for record in records]
     assert [[1.0, 2.0, 3.0]] * 2 == [record.times_us for record in records]
     assert [3] == [row.visits for row in load_run(path).rows]
-    with Store.open(path, make_info()) as store:
+    with opened(path) as store:
         assert list(records) == store.records
         store.append(make_record(launch=1, visit=1, times_us=[7.0], visit_lengths=[1]))
     assert [7.0] == load_run(path).records[-1].times_us
 
 
-def test_a_further_visit_states_only_what_differs(tmp_path: Path) -> None:
+def test_a_further_visit_states_only_what_differs(mine: Path) -> None:
     """Write a visit whole again after a resume; refuse one whose whole line is missing."""
     visits = [
         make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)
     ]
-    path = make_run(tmp_path / "mine", visits)
-    with Store.open(path, make_info()) as store:
+    path = make_run(mine, visits)
+    with opened(path) as store:
         store.append(dataclasses.replace(visits[1], visit=3))
     samples = path / "samples.jsonl"
     whole, further, again = samples.read_text().splitlines(keepends=True)
@@ -115,15 +126,15 @@ def test_a_further_visit_states_only_what_differs(tmp_path: Path) -> None:
         load_run(path)
 
 
-def test_a_case_that_fails_after_some_visits_is_measured_again(tmp_path: Path) -> None:
+def test_a_case_that_fails_after_some_visits_is_measured_again(mine: Path) -> None:
     """Replace a launch's visits by a later failure, so that the case is repeated."""
     visits = [
         make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)
     ]
     failure = make_record(status="failed", reason="A rank died.")
-    path = make_run(tmp_path / "mine", [*visits, failure])
+    path = make_run(mine, [*visits, failure])
     request = RunRequest(cases=[failure.case], ranks=2, seed=1, budget=BUDGETS["quick"])
-    with Store.open(path, make_info()) as store:
+    with opened(path) as store:
         assert ["failed"] == [record.status for record in store.records]
         assert [failure.case] == missing_cases(request, store.records, 0)
         store.append(visits[0])
@@ -149,12 +160,12 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 
 
 def test_each_record_is_on_disk_when_append_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sync the file once per record."""
-    samples = tmp_path / "mine" / "samples.jsonl"
+    samples = mine / "samples.jsonl"
     synced: list[int] = []
-    with Store.open(tmp_path / "mine", make_info()) as store:
+    with opened(mine) as store:
         monkeypatch.setattr(os, "fsync", lambda _: synced.append(samples.stat().st_size))
         for launch in range(3):
             store.append(make_record(launch=launch))
@@ -166,7 +177,7 @@ def fill(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_half_line(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Report a full disk in one sentence, and keep earlier records."""
     real_write = os.write
 
@@ -174,7 +185,7 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
         real_write(descriptor, data[:20])
         fill()
 
-    with Store.open(tmp_path / "mine", make_info()) as store:
+    with opened(mine) as store:
         store.append(make_record())
         monkeypatch.setattr(os, "write", write_some)
         with pytest.raises(LaunchError, match=r"samples\.jsonl .*No space left on device"):
@@ -182,19 +193,19 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.undo()
         store.append(make_record(launch=2))
         assert [0, 2] == [record.launch for record in store.records]
-    assert [0, 2] == [record.launch for record in load_run(tmp_path / "mine").records]
+    assert [0, 2] == [record.launch for record in load_run(mine).records]
 
 
-def test_failed_rewrite_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_rewrite_keeps_the_old_file(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the old run.json and recommendation.json if rewriting fails."""
-    with Store.open(tmp_path / "mine", make_info()) as store:
+    with opened(mine) as store:
         store.write_recommendation(conclusion("keep"))
         monkeypatch.setattr(os, "fsync", fill)
         with pytest.raises(LaunchError, match=r"run\.json"):
             store.update(status="complete")
         with pytest.raises(LaunchError, match=r"recommendation\.json"):
             store.write_recommendation(conclusion("change"))
-    run = load_run(tmp_path / "mine")
+    run = load_run(mine)
     assert (make_info(), conclusion("keep")) == (run.info, run.recommendation)
 
 
@@ -229,20 +240,20 @@ def plain(record: AnyRecord) -> Any:
     return json.loads(encode(record.to_json()))
 
 
-def test_both_kinds_of_records_come_back_as_they_were(tmp_path: Path) -> None:
+def test_both_kinds_of_records_come_back_as_they_were(mine: Path) -> None:
     """Store both record types in one file, a line each in order, and read them back."""
     undecodable = make_record(launch=1, status="hung", reason="rank 1 \u2192 \u00e9\n \udcff.")
     arrays = make_trained(hook="fp16", losses=np.array([1.5, 2.5]))
     records = [make_record(), make_trained(), undecodable, arrays]
-    with Store.open(tmp_path / "mine", make_info()) as store:
+    with opened(mine) as store:
         for record in records:
             store.append(record)
-    with Store.open(tmp_path / "mine", make_info()) as store:
+    with opened(mine) as store:
         read = store.records
-    run = load_run(tmp_path / "mine")
+    run = load_run(mine)
     written = [plain(record) for record in records]
     assert written == [plain(record) for record in read]
-    assert 4 == len((tmp_path / "mine" / "samples.jsonl").read_text().splitlines())
+    assert 4 == len((mine / "samples.jsonl").read_text().splitlines())
     assert written[::2] == [plain(record) for record in run.records]
     assert written[1::2] == [plain(record) for record in run.training_records]
     assert (1, 2, 2) == (len(run.rows), len(run.training_rows), len(run.bucket_rows))
@@ -257,15 +268,15 @@ def test_both_kinds_of_records_come_back_as_they_were(tmp_path: Path) -> None:
     ],
 )
 def test_tables_are_written_for_what_there_is(
-    tmp_path: Path, records: list[AnyRecord], tables: set[str]
+    mine: Path, records: list[AnyRecord], tables: set[str]
 ) -> None:
     """Write only the tables of existing record types, as they are read."""
-    with Store.open(tmp_path / "mine", make_info()) as store:
+    with opened(mine) as store:
         for record in records:
             store.append(record)
         write_tables(store)
-    written = {file.name: file.read_text() for file in (tmp_path / "mine").glob("*.csv")}
-    run = load_run(tmp_path / "mine")
+    written = {file.name: file.read_text() for file in (mine).glob("*.csv")}
+    run = load_run(mine)
     expected = {
         "collectives.csv": csv_text(run.rows),
         "ddp.csv": csv_text(run.training_rows, DDP_COLUMNS),
@@ -293,20 +304,20 @@ def conclusion(verdict: Literal["change", "keep"]) -> Recommendation:
     )
 
 
-def test_a_recommendation_comes_back(tmp_path: Path) -> None:
+def test_a_recommendation_comes_back(mine: Path) -> None:
     """Write, replace and read back the recommendation; return None without one."""
-    with Store.open(tmp_path / "mine", make_info()) as store:
-        assert load_run(tmp_path / "mine").recommendation is None
+    with opened(mine) as store:
+        assert load_run(mine).recommendation is None
         kept = dataclasses.replace(conclusion("keep"), speedup=np.float64(1.5))
         store.write_recommendation(kept)
         store.write_recommendation(conclusion("change"))
-    assert conclusion("change") == load_run(tmp_path / "mine").recommendation
+    assert conclusion("change") == load_run(mine).recommendation
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])
-def test_a_foreign_recommendation_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_foreign_recommendation_is_refused(mine: Path, content: str) -> None:
     """Refuse a foreign recommendation by its file."""
-    path = make_run(tmp_path / "mine", [])
+    path = make_run(mine, [])
     (path / "recommendation.json").write_text(content)
     with pytest.raises(InputError, match="recommendation"):
         load_run(path)
@@ -315,39 +326,39 @@ def test_a_foreign_recommendation_is_refused(tmp_path: Path, content: str) -> No
 # ------------------------------------------------------------------------------------------- resume
 
 
-def test_resume_continues_where_it_ended(tmp_path: Path) -> None:
+def test_resume_continues_where_it_ended(mine: Path) -> None:
     """Read the records, also during the run; keep the first header, and append after them."""
-    make_run(tmp_path / "mine", make_launches([10.0, 11.0]))
-    with Store.open(tmp_path / "mine", make_info(argv=["other"])) as store:
+    make_run(mine, make_launches([10.0, 11.0]))
+    with opened(mine, argv=["other"]) as store:
         assert store.resumed
         assert (2, ["commbench", "run"]) == (len(store.records), store.info["argv"])
         store.append(make_record(launch=2))
-        assert [0, 1, 2] == [record.launch for record in load_run(tmp_path / "mine").records]
+        assert [0, 1, 2] == [record.launch for record in load_run(mine).records]
 
 
-def test_resume_after_a_torn_line_loses_and_duplicates_nothing(tmp_path: Path) -> None:
+def test_resume_after_a_torn_line_loses_and_duplicates_nothing(mine: Path) -> None:
     """Drop a line cut anywhere by a crash, and write the next one whole."""
-    make_run(tmp_path / "mine", make_launches([10.0, 11.0, 12.0]))
-    samples = tmp_path / "mine" / "samples.jsonl"
+    make_run(mine, make_launches([10.0, 11.0, 12.0]))
+    samples = mine / "samples.jsonl"
     whole = samples.read_bytes()
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
     for cut in (last + 1, last + 200, len(whole) - 1):
         samples.write_bytes(whole[:cut])
-        assert [0, 1] == [record.launch for record in load_run(tmp_path / "mine").records]
+        assert [0, 1] == [record.launch for record in load_run(mine).records]
         assert cut == samples.stat().st_size  # reading repairs nothing
-        with Store.open(tmp_path / "mine", make_info()) as store:
+        with opened(mine) as store:
             assert [0, 1] == [record.launch for record in store.records]
             store.append(make_record(launch=2, time_us=12.0))
         assert whole == samples.read_bytes()
 
 
-def test_crash_before_the_first_line_is_resumed(tmp_path: Path) -> None:
+def test_crash_before_the_first_line_is_resumed(mine: Path) -> None:
     """Start afresh in a directory with only our scaffold."""
-    path = tmp_path / "mine"
+    path = mine
     path.mkdir()
     (path / ".lock").touch()
     (path / ".run.json.tmp").write_text('{"sche')
-    with Store.open(path, make_info()) as store:
+    with opened(path) as store:
         assert not store.resumed
     assert make_info() == load_run(path).info
 
@@ -364,47 +375,47 @@ def test_crash_before_the_first_line_is_resumed(tmp_path: Path) -> None:
     ],
 )
 def test_another_plan_is_refused(
-    tmp_path: Path, kept: dict[str, Any], asked: dict[str, Any], words: str
+    tmp_path: Path, mine: Path, kept: dict[str, Any], asked: dict[str, Any], words: str
 ) -> None:
     """Refuse another plan, and name the differing entries with short values, without digests."""
-    make_run(tmp_path / "mine", [], plan=kept)
-    sentence = refusal(tmp_path / "mine", make_info(plan=asked))
+    make_run(mine, [], plan=kept)
+    sentence = refusal(mine, make_info(plan=asked))
     assert re.search(words, sentence.removeprefix(f"--out {tmp_path}"))
     assert "bb" not in sentence
     assert "fff" not in sentence
 
 
-def test_equal_plan_in_other_words_is_resumed(tmp_path: Path) -> None:
+def test_equal_plan_in_other_words_is_resumed(mine: Path) -> None:
     """Compare plans as JSON, in which tuples are lists."""
-    make_run(tmp_path / "mine", [], plan={"sizes": [8, 64]})
-    Store.open(tmp_path / "mine", make_info(plan={"sizes": (8, 64)})).close()
+    make_run(mine, [], plan={"sizes": [8, 64]})
+    Store.open(mine, make_info(plan={"sizes": (8, 64)})).close()
 
 
-def test_second_opener_is_refused(tmp_path: Path) -> None:
+def test_second_opener_is_refused(mine: Path) -> None:
     """Refuse a second opener until the first ends, and name the process that holds the run."""
-    with Store.open(tmp_path / "mine", make_info()) as store:
-        assert f"process {os.getpid()} " in refusal(tmp_path / "mine")
+    with opened(mine) as store:
+        assert f"process {os.getpid()} " in refusal(mine)
         with pytest.raises(InputError, match=f"process {os.getpid()} "):
-            check_out(tmp_path / "mine")
+            check_out(mine)
         store.append(make_record())
-    check_out(tmp_path / "mine")
-    Store.open(tmp_path / "mine", make_info()).close()
+    check_out(mine)
+    opened(mine).close()
 
 
 @pytest.mark.parametrize("exists", [False, True])
 def test_place_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exists: bool
+    mine: Path, monkeypatch: pytest.MonkeyPatch, *, exists: bool
 ) -> None:
     """Refuse an unwritable place before creating anything."""
     if exists:
-        (tmp_path / "mine").mkdir()
+        (mine).mkdir()
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "cannot be written" in refusal(tmp_path / "mine")
+    assert "cannot be written" in refusal(mine)
 
 
-def test_damaged_line_is_named(tmp_path: Path) -> None:
+def test_damaged_line_is_named(mine: Path) -> None:
     """Refuse a damaged line in the middle, by its number."""
-    path = make_run(tmp_path / "mine", make_launches([10.0, 11.0, 12.0]))
+    path = make_run(mine, make_launches([10.0, 11.0, 12.0]))
     samples = path / "samples.jsonl"
     lines = samples.read_text().splitlines(keepends=True)
     samples.write_text(lines[0] + lines[1][:100] + "\n" + lines[2])
@@ -416,9 +427,9 @@ def test_damaged_line_is_named(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- the tables
 
 
-def test_tables_are_made_once(tmp_path: Path) -> None:
+def test_tables_are_made_once(mine: Path) -> None:
     """Keep the rows until a record or a condition is added."""
-    with Store.open(tmp_path / "mine", make_info()) as store:
+    with opened(mine) as store:
         store.append(make_record())
         rows = write_tables(store)
         store.update(status="partial")

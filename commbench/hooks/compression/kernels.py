@@ -19,7 +19,7 @@ All kernels are in one file because numba's cache does not detect a change in an
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -315,32 +315,30 @@ def add(indices: Words, values: Floats, into: Floats) -> None:
 
 
 @partial(compiled, fastmath={"reassoc"})
-def _sum_squares(
-    gradient: Floats, residual: Floats | None, kind: type[np.floating[Any]]
-) -> np.floating[Any]:
-    """Return the sum of squares of gradient + residual, in a type of NumPy.
+def _sum_squares(gradient: Floats, residual: Floats | None) -> np.float32:
+    """Return the sum of squares of gradient + residual.
 
     The order of the additions is free, so that they are vectorised.
     """
-    total = kind(0)
+    total = np.float32(0)
     for i in range(gradient.shape[0]):
         element = gradient[i]
         if residual is not None:
             element += residual[i]
-        total += kind(element) * kind(element)
+        total += element * element
     return total
 
 
 @compiled
-def _norm(gradient: Floats, residual: Floats | None) -> np.float32:
-    """Return the norm of gradient + residual.
-
-    float32 cannot hold the square of an element above 1.8e19, so float64 then adds up.
-    """
-    squares = _sum_squares(gradient, residual, np.float32)
-    if squares < np.inf:
-        return np.sqrt(squares)
-    return np.float32(np.sqrt(_sum_squares(gradient, residual, np.float64)))
+def _large_norm(gradient: Floats, residual: Floats | None, start: int, end: int) -> np.float32:
+    """Return the norm of some elements of gradient + residual, added up in float64."""
+    total = 0.0
+    for i in range(start, end):
+        element = gradient[i]
+        if residual is not None:
+            element += residual[i]
+        total += np.float64(element) * element
+    return np.float32(np.sqrt(total))
 
 
 @compiled
@@ -353,9 +351,11 @@ def measure_chunks(gradient: Floats, residual: Floats | None, chunk: int, norms:
     for number in range(norms.shape[0]):
         start, end = number * chunk, min(number * chunk + chunk, n)
         if residual is None:
-            norms[number] = _norm(gradient[start:end], None)
+            norms[number] = np.sqrt(_sum_squares(gradient[start:end], None))
         else:
-            norms[number] = _norm(gradient[start:end], residual[start:end])
+            norms[number] = np.sqrt(_sum_squares(gradient[start:end], residual[start:end]))
+        if norms[number] == np.inf:  # float32 cannot hold the square of an element above 1.8e19
+            norms[number] = _large_norm(gradient, residual, start, end)
 
 
 @compiled
