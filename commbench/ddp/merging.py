@@ -58,7 +58,7 @@ def merge(
     )
     longest = max(blocks, key=lambda ranks: len(ranks[0].losses) or len(ranks[0].metrics))
     all_ranks = [rank for ranks in blocks for rank in ranks]
-    clocks = clocks_between(rank.clocks for rank in all_ranks if rank.clocks)
+    clocks = clocks_between([rank.clocks for rank in all_ranks if rank.clocks])
     parameters = sum(p.numel() for p in workload.model.parameters() if p.requires_grad)
     ranks_agree = dense_bytes = None
     if case.uses_ddp:

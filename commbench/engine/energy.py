@@ -135,7 +135,10 @@ class RunMeter:
 
         Idle GPUs say nothing of a host's energy.
         """
-        return ("gpu" if backend in GPU_BACKENDS else "cpu") in self.kinds
+        kind: Kind = "cpu"
+        if backend in GPU_BACKENDS:
+            kind = "gpu"
+        return kind in self.kinds
 
 
 def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.find) -> RunMeter:
@@ -146,7 +149,9 @@ def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.fi
     """
     machine = clock_domain().partition("/")[0]
     leads = gather_everywhere(control, machine).index(machine) == control.rank
-    meter = find() if leads else EnergyMeter()
+    meter = EnergyMeter()
+    if leads:
+        meter = find()
     meters = gather_everywhere(control, (socket.gethostname(), meter.kinds, meter.missing))
     kinds: list[Kind] = []
     reasons: dict[Kind, str] = {}
@@ -216,7 +221,9 @@ def _gpus(root: Path) -> dict[str, Counter] | str:
 
 def _nvml_J(nvml: Any, handle: Any) -> float | None:  # noqa: ANN401, N802 - NVML's; a unit
     """Return joules since the driver was loaded; NVML counts millijoules."""
-    if handle is None:
+    millijoules = None
+    if handle is not None:
+        millijoules = nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+    if millijoules is None:
         return None
-    millijoules = nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle)
-    return None if millijoules is None else millijoules / 1e3
+    return float(millijoules) / 1e3

@@ -29,7 +29,7 @@ from commbench.engine.control import Control
 from commbench.engine.energy import RunMeter, own_meter
 from commbench.engine.matrix import time_slices
 from commbench.engine.measure import CaseRun
-from commbench.engine.sampling import is_due, rounds_of_launch
+from commbench.engine.sampling import is_due, repeatable, rounds_of_launch
 from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock, open_clock
 from commbench.engine.timing.loops import Progress
@@ -180,10 +180,9 @@ class LaunchCases:
         progress.take_stalls()  # from loading libraries off a slow disk
         settings = [planned.fixed for planned in self.plan.cases]
         rounds = rounds_of_launch(settings, budget)
-        more_rounds = rounds // 4  # for visits that are repeated
         runs: dict[int, CaseRun] = {}
         order = list(range(len(settings)))
-        for round_number in range(rounds + more_rounds):
+        for round_number in range(rounds + repeatable(rounds)):
             if round_number:
                 order = shuffled(range(len(settings)), self.plan.launch, round_number)
             for index in order:

@@ -25,9 +25,11 @@ BACKENDS = "mpi,gloo" if importlib.util.find_spec("torch") else "mpi"
 LACKING = "this MPI library has no"
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
+)
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
-    """Return all findings on 1, 2 and 3 ranks, and on 4 with the slow tests, from one launch
+    """Return all findings on 1 and 3 ranks, and on 2 and 4 with the slow tests, from one launch
     each.
     """
     results = run_ranks(request.param, "verify_all.py", BACKENDS)

@@ -299,15 +299,13 @@ def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> Non
     watts, step_s, go_on = 50.0, 0.1, Sampler.repeat_for
     progress, extensions = Progress(), []
 
-    def noted(sampler: Sampler, seconds: float, batch: int) -> None:
-        assert (
-            "none" == sampler.timer.sync.plan.method
-        )  # waiting for a common start is no part of it
+    def noted(sampler: Sampler, seconds: float) -> None:
+        assert "none" == sampler.timer.sync.method  # waiting for a common start is no part of it
         made, begun = int(progress.counters[1]), time.monotonic()
-        go_on(sampler, seconds, batch)
-        if sampler.control.rank == 0:
+        go_on(sampler, seconds)
+        if sampler.session.control.rank == 0:
             extensions.append(
-                (time.monotonic() - begun, batch * (int(progress.counters[1]) - made))
+                (time.monotonic() - begun, sampler.batch * (int(progress.counters[1]) - made))
             )
 
     def find() -> EnergyMeter:
