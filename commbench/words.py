@@ -403,10 +403,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # A run: its state, its time, its origin.
         "energy_missing": "Energy of {subject}: {error}.",
         "imported_from": "Measured by {subject}, imported from {files}.",
-        "in_place": (
-            "In place: {operations}. OSU and IMB use a second buffer, as --in-place out does over"
-            " MPI; nccl-tests prints both."
-        ),
         "run_cut": (
             "Cut short: {why}. Everything measured is kept; the same command with --out {path} goes"
             " on from there."
@@ -425,24 +421,19 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "Unlike in {conditions}: these conditions can explain differences between the runs."
         ),
         "time": (
-            "Where {seconds:duration} went: starting ranks {starting:percent}, measuring"
-            " {measuring:percent}, preparation, verification and collecting samples"
-            " {other:percent}."
+            "Where {seconds:duration} went: starting ranks {startup_s:percent}, measuring"
+            " {measuring_s:percent}, preparation, verification and collecting samples"
+            " {other_s:percent}."
         ),
         "time_live": "Tuning took {seconds:duration} of the training, in {launches:launch}.",
         "time_of_hung": "That includes waiting for hung ranks in {launches:launch}.",
         "time_watched": "Watching took {seconds:duration} of the training, in {launches:launch}.",
         # Speed of the network, and how exactly it is known.
         "bandwidth": "{subject} {operation} {busbw:GBps} at {size:size}",
-        "bandwidth_best": "Bus bandwidth of {subject}, the best of its {count} cases.",
+        "bandwidth_best": "Bus bandwidth of {subject}, the best of {count:case}.",
         "bandwidth_of_link": (
-            "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of the link's"
-            " {link}"
-        ),
-        "bandwidth_of_links": (
             "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of {link}"
         ),
-        "bandwidth_of_one": "Bus bandwidth of {subject}, measured in one case.",
         "brief_bimodal": "{subject}: times are bimodal within a launch.",
         "brief_bimodal_launches": "{subject}: launches are bimodal.",
         "brief_harness": (
@@ -469,11 +460,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "pairs_of_hosts": "{subject}: {between} between hosts, {within} within hosts",
         "precision": (
             "Over {subject} {within} of {rows:row} have an interval within {target:level} either"
-            " way (median {median:.2g} %)."
-        ),
-        "precision_none": (
-            "Over {subject} {within} of {rows:row} have an interval within {target:level} either"
-            " way (median over 100 %)."
+            " way (median {median:digits} %)."
         ),
         "states": (
             "Over {subject} the machine ran at two speeds: the table shows the faster"

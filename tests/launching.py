@@ -127,12 +127,12 @@ from commbench.engine.records import Record
 from commbench.ddp.plan.records import TrainingRecord
 plan = LaunchPlan.from_json(sys.stdin.readline())
 writer = EventWriter(sys.stdout)
-def session(fast_selection=None, **changes):
+def session(selection=None, **changes):
     host = {"hostname": "n0", "cpu_model": "abacus", "timer_tick_s": 1e-8, **changes}
     writer.on(SessionStarted(facts={"environment": {"hosts": [host], "versions": {}, "variables": {}},
         "ranks": [{"rank": r, "host": "n0", "pid": 1, "cpus": [r]} for r in (0, 1)],
         "libraries": {}, "mpi_init_s": 0.1, "shared_clock": True, "oversubscribed": False,
-        "fast_selection": fast_selection}))
+        **({"fast_selection": selection} if selection else {})}))
 def begin(index):
     writer.on(CaseStarted(index=index))
     return plan.cases[index].case

@@ -8,7 +8,7 @@ from builders import make_info
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import Bucket, TrainingRecord, TrainingRow
 from commbench.hooks.registry import parse_hook
-from commbench.results.training_summary import training_rows
+from commbench.results.training_summary import keyed_training_rows
 
 
 def make_training_case(hook: str = "none", cap: str = "default", **changes: Any) -> TrainingCase:
@@ -92,6 +92,11 @@ def launches_of(
 ) -> list[TrainingRecord]:
     """Return six launches of steps of ``step_ms`` with little noise."""
     return make_training_launches([step_ms * factor for factor in EVEN], case, **changes)
+
+
+def training_rows(records: list[TrainingRecord], info: Any) -> list[TrainingRow]:
+    """Return the rows of ``ddp.csv`` in order."""
+    return list(keyed_training_rows(records, info).values())
 
 
 def rows_of(records: list[TrainingRecord], **info: Any) -> dict[str, TrainingRow]:

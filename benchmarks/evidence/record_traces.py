@@ -27,7 +27,7 @@ from commbench.ddp.checks import checked_step, endless, first_batch
 from commbench.ddp.models import batch_length, default_optimizer, trainable
 from commbench.ddp.plan.workload import check_all_used
 from commbench.ddp.traces import Trace, TracedParameter
-from commbench.ddp.workloads.language import Decoder, initialise
+from commbench.ddp.workloads.language import Decoder
 from commbench.ddp.workloads.sampling import classification_loss, next_token_loss
 from commbench.ddp.workloads.vision import projection, residual_stages
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
@@ -207,70 +207,17 @@ def resnet50() -> Trace:
     )
 
 
-class EncoderLayer(nn.Module):
-    """BERT's layer: separate queries, keys and values, normalised after attention and MLP."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.inputs = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
-        self.output = nn.Linear(width, width)
-        self.norm1 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-        self.norm2 = nn.LayerNorm(width)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map (batch, positions, width) to the same shape."""
-        query, key, value = [
-            layer(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in self.inputs
-        ]
-        mixed = functional.scaled_dot_product_attention(query, key, value)
-        hidden = self.norm1(hidden + self.output(mixed.transpose(1, 2).flatten(-2)))
-        return self.norm2(hidden + self.mlp(hidden))
-
-
-class Encoder(nn.Module):
-    """BERT's encoder with its pooler (Devlin et al., 2018): norms last, separate queries, keys and
-    values.
-    """
-
-    def __init__(
-        self, *, vocabulary: int, positions: int, width: int, layers: int, heads: int
-    ) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(positions, width)
-        self.segments = nn.Embedding(2, width)
-        self.norm = nn.LayerNorm(width)
-        self.layers = nn.ModuleList(EncoderLayer(width, heads) for _ in range(layers))
-        self.pooler = nn.Linear(width, width)
-        self.apply(initialise)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map token numbers (batch, positions) to pooled states (batch, width).
-
-        All tokens are of segment 0.
-        """
-        hidden = (
-            self.tokens(tokens) + self.positions.weight[: tokens.shape[1]] + self.segments.weight[0]
-        )
-        hidden = self.norm(hidden)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return torch.tanh(self.pooler(hidden[:, 0]))
-
-
 def bert_base() -> Trace:
     """BERT base, uncased, with its pooler: 109,482,240 parameters in 199 tensors."""
-    model = Encoder(vocabulary=30522, positions=512, width=768, layers=12, heads=12)
+    from transformers import BertConfig, BertModel
+
     tokens, labels = torch.randint(30522, (1, 64)), torch.randint(2, (1,))
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         # the first two of the pooled features serve as logits, so that no parameter is added
-        return functional.cross_entropy(model(batch[0])[:, :2], batch[1])
+        return functional.cross_entropy(model(batch[0]).pooler_output[:, :2], batch[1])
 
+    model = BertModel(BertConfig())
     return trace_of("bert-base", model, loss, (tokens, labels), "1 sequence of 64 tokens")
 
 

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from commbench.analysis.env import variable_findings
 from commbench.analysis.prediction.network import LEAST_SIZES
-from commbench.analysis.runs import straggler_findings
 from commbench.cli.terminal import make_console
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import check_choice
@@ -32,17 +31,14 @@ from commbench.report.collectives import (
 )
 from commbench.report.env import env_tables
 from commbench.report.findings import (
-    Kind,
-    in_place,
     model_error,
     origins,
     precision,
-    row_warnings,
+    section_warnings,
     setting,
     soak,
     stragglers,
     time_spent,
-    training_warnings,
     unfinished,
     watched,
 )
@@ -147,13 +143,13 @@ def _print_collectives(run_: Run, console: Console) -> None:
         *overhead_tables(runs),
         *env_tables(runs),
     ]
-    matrices = render_matrices(run_.matrices, straggler_findings(run_))
+    matrices = render_matrices(run_)
     if not tables and not matrices:
         console.print(str(Finding("run_empty")))
     for part in [*tables, *matrices]:
         console.print(part)
-    warnings = row_warnings([Kind(section="collectives", rows=run_.rows)], run_.info)
-    lines = list(map(str, [*group_sentences(run_), *precision(run_), *in_place(run_)]))
+    warnings = section_warnings(run_, "collectives", "pairs")
+    lines = list(map(str, [*group_sentences(run_), *precision(run_)]))
     lines += [f"! {warning.in_full}" for warning in warnings]
     lines += [each.in_full for each in [*stragglers(run_), *model_error(run_), *soak(run_)]]
     for line in lines:
@@ -167,7 +163,7 @@ def _print_training(run_: Run, console: Console) -> None:
         console.print(table)
     for finding in watched(run_):
         console.print(finding.in_full)
-    for warning in training_warnings(run_):
+    for warning in section_warnings(run_, "training"):
         console.print(f"! {warning.in_full}")
 
 

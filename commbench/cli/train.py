@@ -33,7 +33,7 @@ from commbench.results import Store
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
 from commbench.tuner.conclusion import recommend
 from commbench.tuner.learning import Permission
-from commbench.tuner.plans import TrainingPlan, TuningPlan
+from commbench.tuner.plans import TrainingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +221,7 @@ def training_ranks(backend: str) -> int | None:
     return ranks
 
 
-def join_training(task: Task, training: TrainingPlan | TuningPlan) -> Task:
+def join_training(task: Task, training: TrainingPlan) -> Task:
     """Return the task with a training sweep after its other stages, and a recommendation at the
     end.
     """

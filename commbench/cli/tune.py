@@ -41,7 +41,8 @@ from commbench.live.command import attach_to, find_program, name_of
 from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
 from commbench.results import load_run
 from commbench.stats.budgets import TRAINING_BUDGETS
-from commbench.tuner.plans import TuningPlan
+from commbench.tuner.plans import TrainingPlan, candidate_sweep
+from commbench.tuner.rules import TUNE
 
 #: The fewest steps of a block: 3 untimed steps, and 3 for a median.
 FEWEST_STEPS = 6
@@ -181,7 +182,10 @@ def tune(
         )
         probe_hooks(options.allow)
         return start(command, settings.out, options)
-    tuning_budget = find_budget(TRAINING_BUDGETS, budget)
+    fresh, schedule = trained.confirm_launches, TUNE
+    tuning_budget = find_budget(TRAINING_BUDGETS, budget, confirm_launches=fresh)
+    if fresh is not None:  # a number that the user gives is exact
+        schedule = dataclasses.replace(TUNE, looks=(1,))
     workload: str = axes["workload"]
     permission = trained.permission(hooks if "--allow" in given else [])
 
@@ -193,28 +197,30 @@ def tune(
             workload, batch, hooks, backend=trains_over
         )
         check_all_used(facts.unused)
-        tuning = TuningPlan(
-            workload=workload,
+        sweep = TrainingSweep(workload=workload, backend=trains_over, hooks=hooks, bucket_caps=caps)
+        tuning = TrainingPlan(
+            sweep=candidate_sweep(sweep, facts),
             facts=facts,
             ranks=place.ranks,
             seed=settings.draw_seed(),
             budget=tuning_budget,
-            hooks=hooks,
-            caps=caps,
-            backend=trains_over,
+            schedule=schedule,
             max_accuracy_loss=trained.max_accuracy_loss,
             permission=permission,
-            confirm_launches=trained.confirm_launches,
             steps=steps,
             threads=trained.threads,
             case_timeout_s=settings.case_timeout,
             time_limit_s=settings.time_limit,
         )
+        candidates = []
+        for case in tuning.cases:
+            if case.uses_ddp:
+                candidates.append([case.hook_name, case.bucket_cap_mb])
         identity = {
             "workload": workload,
             "batch": facts.batch_size,
             "max_accuracy_loss": tuning.max_accuracy_loss,
-            "candidates": [[case.hook_name, case.bucket_cap_mb] for case in tuning.cases],
+            "candidates": candidates,
         }
         name = short_name("tune", workload)
         task = Task(name=name, requests=(), stages=(), left_out=left_out, identity=identity)

@@ -38,14 +38,11 @@ from commbench.errors import InputError
 from commbench.findings import UnsupportedError
 from commbench.hooks import Hook, PassThrough, make_hook
 from commbench.hooks.base import Stopwatch
-from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
+from commbench.hooks.message import ring_bytes
 from commbench.hooks.registry import hook_source
 from commbench.hooks.step_clock import Mark
 from commbench.system.process import without_collector
 
-#: At least this number of first steps is not timed: DDP uses one bucket in the first, rebuilds the
-#: buckets before the second, and PowerSGD compresses from the third on.
-EARLY_STEPS = 3
 #: Steps after the timed ones in which the pass-through hook times the buckets of a configuration
 #: without hook.
 WATCHED_STEPS = 3
@@ -131,22 +128,10 @@ class BlockContext:
     is_alone: bool = True
     """Whether no other training is kept in memory meanwhile."""
 
-    @property
-    def early_steps(self) -> int:
-        """Untimed steps at the beginning."""
-        return early_steps_of(self.device, self.steps)
-
     def barrier(self) -> None:
         """Wait, without using a core, until all training ranks and their devices have arrived."""
         self.device.wait()
         dist.barrier(self.control_group)
-
-
-def early_steps_of(device: Device, steps: int) -> int:
-    """Return the untimed steps: `EARLY_STEPS`, or those in which DDP waits for the device, if at
-    most half of all.
-    """
-    return max(EARLY_STEPS, min(device.unsteady_steps, steps // 2))
 
 
 def _reset_process(context: BlockContext) -> None:
@@ -279,7 +264,7 @@ class Training:
 
     def _run_block(self, steps: int, *, is_last: bool) -> BlockSamples:
         context, case, device = self.context, self.case, self.context.device
-        early_steps = context.early_steps
+        early_steps = device.early_steps(context.steps)
         if self.made:
             early_steps = device.settling_steps
         meter = context.meter or EnergyMeter()
@@ -358,9 +343,13 @@ class Training:
         if self.made > whole:
             return
         self.losses.append(loss)
-        every = max(1, whole // EVALUATIONS)
-        if self.made % every == 0 or self.made == whole:
-            self.metrics += self._evaluate(self.made)
+        every, evaluate = max(1, whole // EVALUATIONS), self.context.workload.evaluate
+        is_due = self.made % every == 0 or self.made == whole
+        if is_due and evaluate is not None and self.case.uses_ddp:
+            # every rank computes it, so that none waits for another in the next step
+            self.metrics.append((self.made, float(evaluate(self.inner))))
+            self.inner.train()
+            self.context.barrier()
 
     # One step
 
@@ -415,19 +404,6 @@ class Training:
 
     # Measurements besides time
 
-    def _evaluate(self, steps: int) -> list[tuple[int, float]]:
-        """Return the workload's metric.
-
-        Every rank computes it, so that none waits for another in the next step.
-        """
-        evaluate = self.context.workload.evaluate
-        if evaluate is None or not self.case.uses_ddp:
-            return []
-        value = float(evaluate(self.inner))
-        self.inner.train()
-        self.context.barrier()
-        return [(steps, value)]
-
     def _sent(self) -> int | None:
         """Return the bytes that this process has sent, read while no rank sends."""
         if not self.case.uses_ddp:
@@ -450,15 +426,12 @@ class Training:
         if self.case.is_file_hook:
             return None
         trained = list(trainable(self.inner).values())
-        ranks = self.context.group.size()
+        ranks, hook = self.context.group.size(), self.hook or PassThrough()
         step_bytes = 0.0
         for indices in contents:
             shapes = [tuple(trained[i].shape) for i in indices]
             elements = sum(trained[i].numel() for i in indices)
-            if self.case.is_plain or self.hook is None:
-                step_bytes += ring_bytes(FLOAT32_BYTES * elements, ranks)
-            else:
-                step_bytes += self.hook.wire_bytes(elements, ranks, shapes=shapes)
+            step_bytes += hook.wire_bytes(elements, ranks, shapes=shapes)
         if self.case.keeps_first_buckets:
             step_bytes += ring_bytes(_USE_BYTES * len(trained), ranks)
         if self.case.broadcast_buffers:
@@ -473,7 +446,8 @@ class Training:
         self.hook = PassThrough()
         self._register(self.hook)
         self.log = StepLog(is_serial=self.context.device.is_serial)
-        for _ in range(self.context.early_steps + WATCHED_STEPS):
+        early_steps = self.context.device.early_steps(self.context.steps)
+        for _ in range(early_steps + WATCHED_STEPS):
             self._step()
         self.log.finish()
         return self.log.buckets

@@ -20,6 +20,10 @@ from commbench.hooks.step_clock import Clock, event_clock, host_clock
 from commbench.system.host import available_memory_bytes
 from commbench.system.process import peak_memory_bytes, reset_peak_memory, settled_sent_bytes
 
+#: At least this number of first steps is not timed: DDP uses one bucket in the first, rebuilds the
+#: buckets before the second, and PowerSGD compresses from the third on.
+EARLY_STEPS = 3
+
 
 class Device:
     """The CPUs of this host, over Gloo."""
@@ -37,6 +41,12 @@ class Device:
     """Steps of a new model in which DDP makes the host wait for the device."""
     settling_steps = 0
     """Untimed steps of a training that goes on after another one."""
+
+    def early_steps(self, steps: int) -> int:
+        """Return the untimed steps of a training of so many steps: `EARLY_STEPS`, or those in
+        which DDP waits for the device, if at most half of all.
+        """
+        return max(EARLY_STEPS, min(self.unsteady_steps, steps // 2))
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")

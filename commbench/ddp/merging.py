@@ -33,7 +33,6 @@ def merge(
     workload: Workload,
     *,
     meter: RunMeter | None = None,
-    block_steps: int = 0,
     **fields: Any,  # noqa: ANN401 - fields of the record
 ) -> TrainingRecord:
     """Return the record of a configuration in a launch.
@@ -43,7 +42,6 @@ def merge(
         blocks: for each block the samples of every training rank, by rank.
         workload: the workload that was trained.
         meter: the energy counters of this rank; None: energy was not measured.
-        block_steps: steps of a block before it was divided; 0: blocks were not divided.
         fields: further fields of the record.
     """
     slowest = [np.max([rank.times for rank in ranks], axis=0) for ranks in blocks]
@@ -82,7 +80,6 @@ def merge(
         case=case,
         step_ms=(1e3 * timed_steps[:, _STEP]).round(6).tolist(),
         block_lengths=[len(times) for times in timed],
-        block_steps=block_steps or len(slowest[0]),
         total_steps=sum(map(len, slowest)),
         discarded=max(early),
         parameters=parameters,
@@ -92,7 +89,7 @@ def merge(
         bucket_bytes=blocks[-1][0].bucket_bytes,
         **_bucket_times(blocks),
         sent_bytes=_mean([rank.sent_bytes for rank in all_ranks]),
-        expected_bytes=_mean([rank.expected_bytes for rank in all_ranks]),
+        expected_bytes=blocks[-1][0].expected_bytes,
         dense_bytes=dense_bytes,
         losses=np.mean([rank.losses for rank in longest], axis=0).tolist(),
         **metrics,
@@ -179,7 +176,7 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> dict[str
             STAMPS).
         sizes: bytes and number of tensors of each bucket.
     """
-    _, ranks, count, _ = stamps.shape
+    count = stamps.shape[2]
     ready, start, done, encode, decode = np.moveaxis(stamps, -1, 0)
     arrived = done - decode  # decompression follows
     duration = arrived - start
@@ -198,9 +195,7 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> dict[str
     for number, (size, tensors) in enumerate(sizes[:count]):
         medians = {name: _median_ms(of_steps[:, number]) for name, of_steps in times.items()}
         buckets.append(Bucket(size_bytes=size, parameters=tensors, **medians))
-    busy = np.empty((len(stamps), ranks))
-    for step, rank in np.ndindex(*busy.shape):
-        busy[step, rank] = _union(start[step, rank], arrived[step, rank])
+    busy = _busy(start, arrived)
     fastest = busy.min(axis=1)
     return {
         "buckets": buckets,
@@ -211,13 +206,15 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> dict[str
     }
 
 
-def _union(starts: Floats, ends: Floats) -> float:
-    """Return the length of the union of intervals."""
-    total, covered_until = 0.0, -np.inf
-    for i in np.argsort(starts):
-        total += max(0.0, ends[i] - max(starts[i], covered_until))
-        covered_until = max(covered_until, ends[i])
-    return float(total)
+def _busy(starts: Floats, ends: Floats) -> Floats:
+    """Return the length of the union of intervals along the last axis."""
+    order = np.argsort(starts)
+    starts = np.take_along_axis(starts, order, -1)
+    ends = np.maximum.accumulate(np.take_along_axis(ends, order, -1), axis=-1)
+    covered = np.roll(ends, 1, axis=-1)
+    covered[..., 0] = -np.inf
+    lengths: Floats = (ends - np.maximum(starts, covered)).clip(min=0)
+    return lengths.sum(axis=-1)
 
 
 def _median_ms(nanoseconds: Floats) -> float:

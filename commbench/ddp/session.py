@@ -19,12 +19,11 @@ import torch
 import torch.distributed as dist
 
 from commbench.backends.torch_control import TIMEOUT, join_world, unpinned
-from commbench.ddp.block import EARLY_STEPS, BlockContext, BlockSamples, Training, early_steps_of
-from commbench.ddp.devices import Device
+from commbench.ddp.block import BlockContext, BlockSamples, Training
+from commbench.ddp.devices import EARLY_STEPS, Device
 from commbench.ddp.merging import merge
 from commbench.ddp.plan.cases import (
     CONFIRM,
-    FEWEST_TIMED,
     Terms,
     TrainingCase,
     schedule,
@@ -63,135 +62,6 @@ TRAINING_COPIES = 6
 FREE_SHARE = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingRank:
-    """The resources of a training rank."""
-
-    control: Control
-    device: Device
-    progress: Progress
-    """Counts steps."""
-    meter: RunMeter = field(default_factory=RunMeter)
-    """This rank's energy counters; by default energy is not measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Duty:
-    """The callbacks of a launch that trains."""
-
-    begin: Callable[[int], None]
-    """Called with the index of the case whose block begins."""
-    finish: Callable[[TrainingRecord], None]
-    """Called with a case's record after its last block, on rank 0 only."""
-    is_out_of_time: Callable[[], bool]
-    """Whether no further block may begin."""
-    search: Search | None = None
-    """Plans the rounds of a launch that searches, on rank 0; None: all blocks are planned."""
-
-
-def train_launch(
-    cases: Sequence[TrainingCase], terms: Terms, rank: TrainingRank, duty: Duty, *, launch: int
-) -> bool:
-    """Train every configuration in its blocks, as `commbench.ddp.plan.cases.schedule` orders them.
-
-    Args:
-        cases: the baseline first; the same on every rank, as are all arguments.
-        terms: the conditions that all cases share.
-        rank: the resources of this rank.
-        duty: the callbacks for blocks and records.
-        launch: the launch's number; with the seed it determines order, weights and data.
-
-    Returns:
-        False if time ran out before the last block.
-    """
-    defaults = [case for case in cases if case.is_default]
-    session = _Session(
-        terms=terms,
-        launch=launch,
-        rank=rank,
-        hand_over=duty.finish,
-        paces=[*defaults, *cases][0],
-    )
-    with contextlib.closing(session):
-        for case in cases:  # before any case timeout starts: a user's workload may read much data
-            session.build(case)
-        session.load_file_hooks()
-        if terms.search_s is not None:
-            compile_hooks(cases, rank.device.torch_device)
-            return train_search(cases, session, duty)
-        session.divide_blocks(cases)
-        blocks = len(session.lengths) or terms.blocks
-        order = schedule(cases, terms.seed, launch, blocks, watches_drift=terms.watches_drift)
-        compile_hooks(cases, rank.device.torch_device)
-        return _train_blocks(cases, order, session, duty)
-
-
-def _train_blocks(
-    cases: Sequence[TrainingCase], order: Sequence[int], session: _Session, duty: Duty
-) -> bool:
-    """Train the blocks in that order of cases; return False if time ran out before the last one."""
-    blocks_left = Counter(order)
-    for index in order:
-        if not blocks_left[index]:
-            continue  # the case has failed
-        if duty.is_out_of_time():
-            return False
-        duty.begin(index)
-        blocks_left[index] -= 1
-        if not session.block(cases[index], last=not blocks_left[index]):
-            blocks_left[index] = 0
-    return True
-
-
-def train_search(cases: Sequence[TrainingCase], session: _Session, duty: Duty) -> bool:
-    """Train in the rounds of `Duty.search`, as rank 0 plans them.
-
-    A case has its record when no further round holds it. If time runs out, what was measured is
-    kept; but until the hooks have been compared, the first case has no record, so that the next
-    invocation searches again.
-
-    Returns:
-        False if time ran out before the end.
-    """
-    search = duty.search
-    without_record: dict[int, TrainingCase] = {}
-    room = session.prepare_search(cases)
-    while True:
-        planned: list[int] = []
-        if search is not None:
-            planned = search.plan_round(room)
-        members = session.control.broadcast(planned)
-        for index in [index for index in without_record if index not in members]:
-            session.finish(without_record.pop(index))
-        if not members:
-            return True
-        for index in members:
-            if duty.is_out_of_time():
-                has_compared = search is not None and search.has_compared
-                for open_index, case in without_record.items():
-                    session.finish(case, is_kept=open_index > 0 or has_compared)
-                return False
-            duty.begin(index)
-            if _train_searched(index, cases[index], session, search):
-                without_record[index] = cases[index]
-            else:
-                without_record.pop(index, None)
-
-
-def _train_searched(
-    index: int, case: TrainingCase, session: _Session, search: Search | None
-) -> bool:
-    """Train a block of a search, and tell the search on rank 0; return False if the case failed."""
-    started = time.monotonic()
-    is_trained = session.block(case, last=False)
-    if search is not None and is_trained:
-        session.rounds[case.key].append(search.number)
-        search.add_block(index, session.median_ms(case), time.monotonic() - started)
-    elif search is not None:
-        search.leave_out(index)
-    return is_trained
-
-
 def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None:
     """Compile the hooks of the cases for a device; this may take longer than a case timeout.
 
@@ -223,29 +93,34 @@ def fast_selection(cases: Collection[TrainingCase], device: Device) -> str | Non
 
 
 @dataclass(kw_only=True)
-class _Session:
-    """The state that the blocks of a launch share."""
+class TrainingLaunch:
+    """A launch that trains its configurations in interleaved blocks, on one rank."""
 
+    cases: Sequence[TrainingCase]
+    """The baseline first; the same on every rank."""
     terms: Terms
     """The conditions that all cases share."""
     launch: int
-    """The launch's number."""
-    rank: TrainingRank
-    """The resources of this rank."""
-    hand_over: Callable[[TrainingRecord], None]
-    """Takes each case's record, on rank 0."""
-    paces: TrainingCase
-    """The case whose steps set the length of all blocks: DDP's default, if it is trained."""
-    lengths: Sequence[int] = ()
-    """Steps of each block; empty: of a whole block. The last one is that of all later ones."""
-    is_keeping: bool = False
-    """Whether a training is kept between its blocks, instead of one for each block."""
-    rounds: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """In a search, the rounds of each case, by its key; on rank 0."""
+    """The launch's number; with the seed it determines order, weights and data."""
+    control: Control
+    device: Device
+    progress: Progress
+    """Counts steps."""
+    meter: RunMeter = field(default_factory=RunMeter)
+    """This rank's energy counters; by default energy is not measured."""
+    on_begin: Callable[[int], None]
+    """Called with the index of the case whose block begins."""
+    on_record: Callable[[TrainingRecord], None]
+    """Called with a case's record after its last block, on rank 0 only."""
+    is_out_of_time: Callable[[], bool]
+    """Whether no further block may begin."""
+    search: Search | None = None
+    """Plans the rounds of a launch that searches, on rank 0; None: all blocks are planned."""
 
     def __post_init__(self) -> None:
-        self.control = self.rank.control
-        self.device = self.rank.device
+        defaults = [case for case in self.cases if case.is_default]
+        self.paces = [*defaults, *self.cases][0]
+        """The case whose steps set the length of all blocks: DDP's default, if it is trained."""
         self.seed = self.terms.seed + self.launch
         self.threads = self.terms.threads or _fair_threads(self.control)
         if not dist.is_initialized():  # else the caller has joined the default group and leaves it
@@ -254,56 +129,143 @@ class _Session:
         gc.collect()
         gc.freeze()  # garbage collections between blocks then skip torch's own objects
         self.steps = self.terms.steps
+        """Of a whole block; None: they are not fixed yet."""
+        self.lengths: Sequence[int] = ()
+        """Steps of each block; empty: of a whole block. The last one is that of all later ones."""
+        self.is_keeping = False
+        """Whether a training is kept between its blocks, instead of one for each block."""
         self._groups: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
         """For each number of ranks the group that trains, and one over Gloo for all other
         communication; may be the same."""
         self._built: dict[tuple[str, int, int], BlockContext] = {}
         """By workload, ranks and batch: what all blocks share."""
         self._blocks: dict[str, list[list[BlockSamples]]] = {}
+        self._rounds: defaultdict[str, list[int]] = defaultdict(list)
+        """In a search, the rounds of each case, by its key; on rank 0."""
         self._kept: dict[str, Training] = {}
         self._refused_hooks: dict[str, Finding] = {}
         """Why a rank cannot load a user's own hook, by its name; the same on all ranks."""
 
-    def divide_blocks(self, cases: Sequence[TrainingCase]) -> None:
+    def train(self) -> bool:
+        """Train every configuration in its blocks; return False if time ran out before the last
+        one.
+        """
+        with contextlib.closing(self):
+            for case in self.cases:  # before any case timeout starts: a workload may read much data
+                self._build(case)
+            self._load_file_hooks()
+            if self.terms.search_s is not None:
+                compile_hooks(self.cases, self.device.torch_device)
+                return self.train_search()
+            self._divide_blocks()
+            compile_hooks(self.cases, self.device.torch_device)
+            return self._train_blocks()
+
+    def _train_blocks(self) -> bool:
+        """Train the blocks as `commbench.ddp.plan.cases.schedule` orders them."""
+        blocks = len(self.lengths) or self.terms.blocks
+        order = schedule(
+            self.cases,
+            self.terms.seed,
+            self.launch,
+            blocks,
+            watches_drift=self.terms.watches_drift,
+        )
+        blocks_left = Counter(order)
+        for index in order:
+            if not blocks_left[index]:
+                continue  # the case has failed
+            if self.is_out_of_time():
+                return False
+            self.on_begin(index)
+            blocks_left[index] -= 1
+            if not self.block(self.cases[index], last=not blocks_left[index]):
+                blocks_left[index] = 0
+        return True
+
+    def train_search(self) -> bool:
+        """Train in the rounds of ``search``, as rank 0 plans them.
+
+        A case has its record when no further round holds it. If time runs out, what was measured is
+        kept; but until the hooks have been compared, the first case has no record, so that the next
+        invocation searches again.
+
+        Returns:
+            False if time ran out before the end.
+        """
+        search = self.search
+        without_record: dict[int, TrainingCase] = {}
+        room = self.prepare_search()
+        while True:
+            planned: list[int] = []
+            if search is not None:
+                planned = search.plan_round(room)
+            members = self.control.broadcast(planned)
+            for index in [index for index in without_record if index not in members]:
+                self.finish(without_record.pop(index))
+            if not members:
+                return True
+            for index in members:
+                if self.is_out_of_time():
+                    has_compared = search is not None and search.has_compared
+                    for open_index, case in without_record.items():
+                        self.finish(case, is_kept=open_index > 0 or has_compared)
+                    return False
+                self.on_begin(index)
+                if self._train_searched(index):
+                    without_record[index] = self.cases[index]
+                else:
+                    without_record.pop(index, None)
+
+    def _train_searched(self, index: int) -> bool:
+        """Train a block of a search, and tell the search on rank 0; return False if the case
+        failed.
+        """
+        search, case, started = self.search, self.cases[index], time.monotonic()
+        is_trained = self.block(case, last=False)
+        if search is not None and is_trained:
+            self._rounds[case.key].append(search.number)
+            search.add_block(index, self.median_ms(case), time.monotonic() - started)
+        elif search is not None:
+            search.leave_out(index)
+        return is_trained
+
+    # Preparation
+
+    def _divide_blocks(self) -> None:
         """Divide the blocks into short ones if so planned and if the trainings of all cases fit
         into memory.
         """
         if not (self.terms.divides_blocks and self.steps):
             return
-        if len(cases) > self._room(cases):
+        if len(self.cases) > self._room():
             return
-        early, settling = early_steps_of(self.device, self.steps), self.device.settling_steps
-        lengths = short_blocks(
-            self.terms.blocks * self.steps,
-            early=early,
-            settling=settling,
-            fewest_timed=FEWEST_TIMED,
-        )
+        early, settling = self.device.early_steps(self.steps), self.device.settling_steps
+        lengths = short_blocks(self.terms.blocks * self.steps, early=early, settling=settling)
         if len(lengths) > self.terms.blocks:
             self.lengths, self.is_keeping = lengths, True
 
-    def prepare_search(self, cases: Sequence[TrainingCase]) -> int:
+    def prepare_search(self) -> int:
         """Fix the blocks of a search; return the most cases that a round may have.
 
         Trainings are kept between rounds if those with the buckets of the first case fit into
         memory.
         """
-        steps = self._fix_steps(self.paces)
-        room = self._room(cases)
+        cases, steps, room = self.cases, self._fix_steps(), self._room()
         first = [case for case in cases if case.bucket_cap_mb == cases[0].bucket_cap_mb]
         self.is_keeping = len(first) <= room
-        early, settling = early_steps_of(self.device, steps), self.device.settling_steps
+        early, settling = self.device.early_steps(steps), self.device.settling_steps
         if not self.is_keeping:
             room, settling = len(cases), early
         self.lengths = search_blocks(steps, early=early, settling=settling, rounds=SEARCH_ROUNDS)
         return room
 
-    def _room(self, cases: Sequence[TrainingCase]) -> int:
+    def _room(self) -> int:
         """Return how many trainings fit into the memory of every rank, the largest model's each."""
         largest = 0
-        for case in cases:
+        for case in self.cases:
             size = 0
-            for parameter in self.build(case).workload.model.parameters():
+            for parameter in self._build(case).workload.model.parameters():
                 size += parameter.numel() * parameter.element_size()
             largest = max(largest, size)
         sharing = self.device.ranks_per_gpu or len(_cpus_here(self.control))
@@ -311,7 +273,7 @@ class _Session:
         room = int(free_bytes // (sharing * TRAINING_COPIES * max(1, largest)))
         return min(gather_everywhere(self.control, room))
 
-    def load_file_hooks(self) -> None:
+    def _load_file_hooks(self) -> None:
         """Import the user's own hooks on all ranks, so that a rank without one refuses its case
         instead of hanging.
         """
@@ -330,131 +292,7 @@ class _Session:
         while self._kept:
             self._kept.popitem()[1].close()
 
-    def block(self, case: TrainingCase, *, last: bool) -> bool:
-        """Train a block; return False if the case has failed.
-
-        An error that all ranks raise fails only this case; any other ends the launch.
-        """
-        built = self.build(case)
-        steps = self._fix_steps(case)
-        blocks = self._blocks.setdefault(case.key, [])
-        deep = self.launch == 0 and last and case.phase != CONFIRM
-        length = steps
-        if self.lengths:
-            length = self.lengths[min(len(blocks), len(self.lengths) - 1)]
-        samples, refusal = self._try(case, built, steps, length, deep=deep, last=last)
-        first_refusal = next(
-            (r for r in gather_everywhere(self.control, refusal) if r is not None), None
-        )
-        gathered = self.control.gather(samples)
-        if first_refusal:
-            if case.key in self._kept:
-                self._kept.pop(case.key).close()
-            if gathered is not None:
-                record = TrainingRecord(
-                    case=case, launch=self.launch, seed=self.seed, device=self.device.name
-                )
-                self.hand_over(without_result(record, *first_refusal))
-            return False
-        if gathered is None:
-            blocks.append([])
-            return True
-        blocks.append([rank_samples for rank_samples in gathered if rank_samples is not None])
-        if last:
-            self.hand_over(self._record(case, built, blocks))
-        return True
-
-    def median_ms(self, case: TrainingCase) -> float:
-        """Return the median timed step of a case's latest block on the slowest rank; on rank 0."""
-        ranks = self._blocks[case.key][-1]
-        slowest = np.max([samples.times[:, -1] for samples in ranks], axis=0)
-        return 1e3 * float(np.median(slowest[ranks[0].early_steps :]))
-
-    def finish(self, case: TrainingCase, *, is_kept: bool = True) -> None:
-        """End the training of a case after a block, and hand over its record if it is kept."""
-        blocks = self._blocks[case.key]
-        training = self._kept.pop(case.key, None)
-        digest = None
-        if training is not None:
-            digest = training.digest()
-            training.close()
-        digests = self.control.gather(digest)
-        if digests is None or not is_kept:
-            return
-        for samples, rank_digest in zip(blocks[-1], digests, strict=False):
-            if rank_digest is not None:
-                samples.digest = rank_digest
-        self.hand_over(self._record(case, self.build(case), blocks))
-
-    def _fix_steps(self, case: TrainingCase) -> int:
-        """Return the steps of a whole block, which the first block of a launch fixes."""
-        if self.steps is None:
-            workload = self.build(case).workload
-            if workload.evaluate:  # the metric is defined after the workload's own number of steps
-                self.steps = workload.steps
-            self.steps = self.steps or self._find_steps(self.paces, self.build(self.paces))
-        return self.steps or EARLY_STEPS + FEWEST_STEPS
-
-    def _try(
-        self,
-        case: TrainingCase,
-        built: BlockContext,
-        steps: int,
-        length: int,
-        *,
-        deep: bool,
-        last: bool,
-    ) -> tuple[BlockSamples | None, tuple[Status, Finding] | None]:
-        """Return a block's samples (None on a rank that does not train), or the status and reason
-        of a refusal.
-
-        ``steps`` are those of a training, ``length`` those of this block.
-        """
-        samples: BlockSamples | None = None
-        refusal: tuple[Status, Finding] | None = None
-        if case.hook in self._refused_hooks:
-            refusal = ("failed", self._refused_hooks[case.hook])
-        elif self.control.rank < case.world_size:
-            context = dataclasses.replace(
-                built, steps=steps, deep=deep, is_alone=not self.is_keeping
-            )
-            is_kept = self.is_keeping and not last
-            training = self._kept.pop(case.key, None)
-            try:
-                training = training or Training(case, context)
-                samples = training.run_block(length, is_last=not is_kept)
-            except UnsupportedError as error:
-                refusal = ("unsupported", error.reason)
-            except InputError as error:
-                refusal = ("failed", Finding.of(error))
-            finally:
-                if training and is_kept and samples:
-                    self._kept[case.key] = training
-                elif training:
-                    training.close()
-        self.control.barrier(patient=True)  # ranks that do not train must not use a core
-        return samples, refusal
-
-    def _record(
-        self, case: TrainingCase, built: BlockContext, blocks: Sequence[Sequence[BlockSamples]]
-    ) -> TrainingRecord:
-        block_steps = 0
-        if self.lengths and self.steps:
-            block_steps = self.steps
-        return merge(
-            case,
-            blocks,
-            built.workload,
-            meter=self.rank.meter,
-            block_steps=block_steps,
-            rounds=tuple(self.rounds[case.key]),
-            launch=self.launch,
-            seed=self.seed,
-            threads_per_rank=self.threads,
-            device=self.device.name,
-        )
-
-    def build(self, case: TrainingCase) -> BlockContext:
+    def _build(self, case: TrainingCase) -> BlockContext:
         """Return what all blocks of the case's workload share, built once per launch, with rank 0's
         weights on all ranks, as under DDP.
         """
@@ -475,10 +313,10 @@ class _Session:
                 for tensor in (*workload.model.parameters(), *workload.model.buffers()):
                     dist.broadcast(tensor.detach(), 0, group=group)
             meter = None
-            if self.rank.meter.covers(case.backend):
-                meter = self.rank.meter.own
+            if self.meter.covers(case.backend):
+                meter = self.meter.own
             self._built[key] = BlockContext(
-                progress=self.rank.progress,
+                progress=self.progress,
                 group=group,
                 control_group=control_group,
                 workload=workload,
@@ -501,23 +339,131 @@ class _Session:
             self._groups[ranks] = new_groups[0], new_groups[-1]
         return self._groups[ranks]
 
-    def _find_steps(self, case: TrainingCase, built: BlockContext) -> int | None:
-        """Return the number of steps of a case that fill a block, from a short trial.
+    # Blocks
 
-        None if the trial fails.
+    def block(self, case: TrainingCase, *, last: bool) -> bool:
+        """Train a block; return False if the case has failed.
+
+        An error that all ranks raise fails only this case; any other ends the launch.
         """
+        steps = length = self._fix_steps()
+        blocks = self._blocks.setdefault(case.key, [])
+        if self.lengths:
+            length = self.lengths[min(len(blocks), len(self.lengths) - 1)]
+        deep = self.launch == 0 and last and case.phase != CONFIRM
+        samples, refusal = self._try(case, steps, length, deep=deep, last=last)
+        if refusal is not None:
+            if case.key in self._kept:
+                self._kept.pop(case.key).close()
+            record = TrainingRecord(
+                case=case, launch=self.launch, seed=self.seed, device=self.device.name
+            )
+            if self.control.rank == 0:
+                self.on_record(without_result(record, *refusal))
+            return False
+        gathered = self.control.gather(samples) or []
+        blocks.append([of_rank for of_rank in gathered if of_rank is not None])
+        if last:
+            self._hand_over(case)
+        return True
+
+    def median_ms(self, case: TrainingCase) -> float:
+        """Return the median timed step of a case's latest block on the slowest rank; on rank 0."""
+        ranks = self._blocks[case.key][-1]
+        slowest = np.max([samples.times[:, -1] for samples in ranks], axis=0)
+        return 1e3 * float(np.median(slowest[ranks[0].early_steps :]))
+
+    def finish(self, case: TrainingCase, *, is_kept: bool = True) -> None:
+        """End the training of a case after a block, and hand over its record if it is kept."""
+        training = self._kept.pop(case.key, None)
+        digest = None
+        if training is not None:
+            digest = training.digest()
+            training.close()
+        digests = self.control.gather(digest) or []
+        if not is_kept:
+            return
+        for samples, rank_digest in zip(self._blocks[case.key][-1], digests, strict=False):
+            if rank_digest is not None:
+                samples.digest = rank_digest
+        self._hand_over(case)
+
+    def _fix_steps(self) -> int:
+        """Return the steps of a whole block, which the first block of a launch fixes.
+
+        They are those of the workload if it has a metric, which is defined after them, else as many
+        as fill a block by a short trial.
+        """
+        if self.steps is not None:
+            return self.steps
+        case = self.paces
+        workload = self._build(case).workload
+        if workload.evaluate and workload.steps:
+            self.steps = workload.steps
+            return self.steps
         trial = EARLY_STEPS + TRIAL_STEPS
-        samples, refusal = self._try(case, built, trial, trial, deep=False, last=True)
-        if any(gather_everywhere(self.control, refusal)):
-            return None
+        samples, refusal = self._try(case, trial, trial, deep=False, last=True)
         rank_step_s = 0.0
         if samples is not None:
             rank_step_s = statistics.median(samples.times[samples.early_steps :, -1].tolist())
         step_s = max(gather_everywhere(self.control, rank_step_s))
         steps = FEWEST_STEPS
-        if step_s:
+        if step_s and refusal is None:
             steps = int(self.terms.block_s / step_s)
-        return EARLY_STEPS + min(MOST_STEPS, max(FEWEST_STEPS, steps))
+        self.steps = EARLY_STEPS + min(MOST_STEPS, max(FEWEST_STEPS, steps))
+        return self.steps
+
+    def _try(
+        self, case: TrainingCase, steps: int, length: int, *, deep: bool, last: bool
+    ) -> tuple[BlockSamples | None, tuple[Status, Finding] | None]:
+        """Return a block's samples (None on a rank that does not train), and the status and reason
+        if a rank has refused.
+
+        ``steps`` are those of a training, ``length`` those of this block.
+        """
+        samples: BlockSamples | None = None
+        refusal: tuple[Status, Finding] | None = None
+        if case.hook in self._refused_hooks:
+            refusal = ("failed", self._refused_hooks[case.hook])
+        elif self.control.rank < case.world_size:
+            context = dataclasses.replace(
+                self._build(case), steps=steps, deep=deep, is_alone=not self.is_keeping
+            )
+            is_kept = self.is_keeping and not last
+            training = self._kept.pop(case.key, None)
+            try:
+                training = training or Training(case, context)
+                samples = training.run_block(length, is_last=not is_kept)
+            except UnsupportedError as error:
+                refusal = ("unsupported", error.reason)
+            except InputError as error:
+                refusal = ("failed", Finding.of(error))
+            finally:
+                if training and is_kept and samples:
+                    self._kept[case.key] = training
+                elif training:
+                    training.close()
+        self.control.barrier(patient=True)  # ranks that do not train must not use a core
+        refusals = gather_everywhere(self.control, refusal)
+        return samples, next(filter(None, refusals), None)
+
+    def _hand_over(self, case: TrainingCase) -> None:
+        """Hand over the record of a case, on rank 0."""
+        if self.control.rank > 0:
+            return
+        record = merge(
+            case,
+            self._blocks[case.key],
+            self._build(case).workload,
+            meter=self.meter,
+            block_steps=self.steps,
+            rounds=tuple(self._rounds[case.key]),
+            launch=self.launch,
+            seed=self.seed,
+            threads_per_rank=self.threads,
+            device=self.device.name,
+        )
+        self.on_record(record)
 
 
 def _fair_threads(control: Control) -> int:

@@ -278,9 +278,6 @@ class CaseRun:
                 fields["points"] = (point,)
             fields |= _wall_times(begun, measuring_s)
             fields["repeating_s"] = round(sampler.repeating_s, 6)
-            if self.visits_made > 1:
-                others_s = time.perf_counter() - begun - sampler.repeating_s
-                fields["revisiting_s"] = round(others_s, 6)
         if self.visits_made > 1 and self._repeatable:
             disturbed = control.broadcast_int(fields.get("disturbed", 0))
             self.visits_made -= disturbed

@@ -277,7 +277,7 @@ class Record(Times):
     repeating_s: float = 0.0
     """Part of ``measuring_s``: wall time of timed repetitions and their synchronisation."""
     revisiting_s: float = 0.0
-    """Wall time of all visits but the first, without ``repeating_s``."""
+    """Wall time of all visits but the first, without ``repeating_s``; 0 in the line of a visit."""
 
     def to_json(self) -> JsonObject:
         """Return its object in ``samples.jsonl``: ``case`` an object, ``launch`` a number,

@@ -22,7 +22,7 @@ _LISTS = ("times_us", "rank_mean_us", "skew_us")
 _BY_RANK = ("rank_median_us", "rank_average_us", "rank_arrival_us")
 #: Fields with values for each visit, and fields that are sums over visits.
 _BY_VISIT = ("visit_lengths", "probes_us")
-_SECONDS = ("measuring_s", "other_s", "repeating_s", "revisiting_s")
+_SECONDS = ("measuring_s", "other_s", "repeating_s")
 
 
 def visit_times(record: Record) -> list[Values]:
@@ -77,6 +77,7 @@ def extended(record: Record, visit: Record) -> Record:
     flags = [flag for flag in (*record.flags, *visit.flags) if flag not in _JUDGED]
     for field in _SECONDS:
         joined[field] = round(getattr(record, field) + getattr(visit, field), 6)
+    revisiting_s = visit.measuring_s + visit.other_s - visit.repeating_s
     for field in _BY_VISIT:
         joined[field] = [*getattr(record, field), *getattr(visit, field)]
     return replace(
@@ -85,6 +86,7 @@ def extended(record: Record, visit: Record) -> Record:
         visit=0,
         points=(*record.points, *visit.points),
         late_discarded=late,
+        revisiting_s=round(record.revisiting_s + revisiting_s, 6),
         clocks=_join_clocks(record.clocks, visit.clocks),
         flags=tuple(dict.fromkeys([*flags, *raised_flags(judged)])),
     )

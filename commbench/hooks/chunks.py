@@ -14,6 +14,9 @@ from commbench.hooks.base import Stopwatch
 from commbench.hooks.feedback import is_finite, poison, put
 from commbench.hooks.message import ChunkLayout
 
+#: By it, elements are multiplied whose squares are too large.
+SCALE = 2.0**-66
+
 Memory = Mapping[str, torch.Tensor]
 """The ``residual`` and ``momentum`` of a bucket, if it has them, each of shape (elements,)."""
 
@@ -60,7 +63,10 @@ class TorchChunks:
         total, flat = self._sums()
         total.view(-1)[self._layout.elements :] = 0.0  # NaN after a step that was not finite
         torch.add(gradient, 0.0 if residual is None else residual, out=flat)
-        torch.linalg.vector_norm(total, dim=1, out=self.norms)
+        norms = torch.linalg.vector_norm(total, dim=1)
+        # float32 cannot hold the square of an element above 1.8e19.
+        scaled = torch.linalg.vector_norm(total * SCALE, dim=1) / SCALE
+        torch.where(norms.isinf(), scaled, norms, out=self.norms)
 
     def take(
         self,

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypedDict
+from typing import Protocol
 
-from commbench.engine.timing.clocks import ClockFacts
-from commbench.results.info import Energy, Rank, VariableValues
+from commbench.results.info import RunInfo, VariableValues
 from commbench.results.record_types import AnyRecord
-from commbench.system.environment import Environment
 
 #: Name of a process's main thread.
 MAIN = "MainThread"
@@ -21,34 +19,14 @@ ROUNDING = 1e-6
 # -------------------------------------------------------------------------------------- from rank 0
 
 
-class Session(TypedDict, total=False):
-    """The conditions of a launch, see `commbench.launch.facts.collect_session`."""
-
-    environment: Environment
-    ranks: Sequence[Rank]
-    libraries: Mapping[str, str]
-    ranks_per_gpu: int | None
-    nccl_settings: Mapping[str, str]
-    mpi_init_s: float | None
-    mpi_takes_gpu_memory: bool | None
-    shared_clock: bool
-    oversubscribed: bool
-    energy: Energy
-    launch_variables: Mapping[str, VariableValues]
-    """By name, the variables that `commbench.system.env` gives the ranks of the launch; absent
-    if there are none."""
-    clock: ClockFacts
-    """Facts of the ranks' clocks; absent in training."""
-    fast_selection: str | None
-    """Implementation of the selection in hook topk, in training."""
-    training: bool
-
-
 @dataclass(frozen=True, kw_only=True)
 class SessionStarted:
     """All ranks have come together."""
 
-    facts: Session
+    facts: RunInfo
+    """The conditions of the launch, see `commbench.launch.facts.collect_session`."""
+    variables: Mapping[str, VariableValues] = field(default_factory=dict)
+    """By name, the variables that `commbench.system.env` gives the ranks of the launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +44,6 @@ class CaseFinished:
     record: AnyRecord
     share: float = 1.0
     """Share of the case's time slice that this visit was given."""
-    fields: Mapping[str, str] | None = None
-    """The JSON of each field of the record, as its rank has written it."""
 
 
 @dataclass(frozen=True, kw_only=True)

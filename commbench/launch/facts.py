@@ -8,7 +8,8 @@ import platform
 import socket
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Protocol
 
 import commbench
@@ -17,7 +18,7 @@ from commbench.collectives.backends import MPI_BACKENDS, NCCL_BACKENDS
 from commbench.engine.control import Assembly, gather_everywhere
 from commbench.errors import InputError
 from commbench.findings import Finding
-from commbench.launch.events import Session
+from commbench.launch.events import SessionStarted
 from commbench.launch.launchers import EMULATED
 from commbench.results.info import RunInfo, VariableValues
 from commbench.system.clock import clock_domain
@@ -110,7 +111,7 @@ def collect_session(
     communicators: Mapping[str, Carrier],
     variables: Mapping[str, str],
     varied: Collection[str] = (),
-) -> Session | None:
+) -> SessionStarted | None:
     """Return the session of a launch on rank 0, None elsewhere; all ranks call it together.
 
     Args:
@@ -122,12 +123,8 @@ def collect_session(
         varied: names of the variables that the launch gives its ranks, see `commbench.system.env`.
 
     Returns:
-        ``environment`` (see `commbench.system.environment.Environment`), ``ranks`` (rank, host,
-        pid, cpus), ``libraries`` by backend, ``ranks_per_gpu`` (None without GPUs),
-        ``nccl_settings`` (the variables that were set for NCCL on rank 0 beyond ``variables``),
-        ``mpi_init_s`` and ``mpi_takes_gpu_memory`` (whether the library says so; None without MPI),
-        ``shared_clock``, ``oversubscribed``, and ``launch_variables`` (by name, the values of those
-        in ``varied``). ``environment`` also has ``emulated`` in an emulated cluster.
+        Entries of run.json, where ``nccl_settings`` are the variables that were set for NCCL on
+        rank 0 beyond ``variables``; and the values of the variables in ``varied``.
     """
     init_s = None
     start = getattr(control, "start", None)  # of MPI
@@ -140,18 +137,16 @@ def collect_session(
     told = control.gather((own_host(control.rank, places), init_s, values))
     if told is None:
         return None
-    session = session_of([host for host, _, _ in told], places, communicators, variables, varied)
+    facts = session_of([host for host, _, _ in told], places, communicators, variables, varied)
     inits_s = [seconds for _, seconds, _ in told if seconds is not None]
-    session["mpi_init_s"] = max(inits_s, default=None)
+    facts["mpi_init_s"] = max(inits_s, default=None)
     merged = {}
     for name in varied:
         ranks = dict.fromkeys(values[name][0] for _, _, values in told)
         nccl = dict.fromkeys(values[name][1] for _, _, values in told)
         read = [value for value in nccl if value is not None]
         merged[name] = VariableValues(ranks=list(ranks), nccl=read)
-    if merged:
-        session["launch_variables"] = merged
-    return session
+    return SessionStarted(facts=facts, variables=merged)
 
 
 def session_of(
@@ -160,8 +155,8 @@ def session_of(
     communicators: Mapping[str, Carrier],
     variables: Mapping[str, str],
     varied: Collection[str] = (),
-) -> Session:
-    """Return the session of a launch from what its ranks have told rank 0.
+) -> RunInfo:
+    """Return the conditions of a launch from what its ranks have told rank 0.
 
     The arguments are as for `collect_session`; ``hosts`` are those of `own_host`, by rank.
     """
@@ -227,47 +222,35 @@ def own_host(rank: int, places: Sequence[Place]) -> Host | None:
     return {**collect_host(), "cpus_allowed": allowed, "topology": topology}
 
 
-def header_fields(session: Session, info: RunInfo) -> RunInfo:
+def header_fields(session: RunInfo, info: RunInfo) -> RunInfo:
     """Return the entries of run.json that a session changes; ``info`` are its present entries.
 
     The environment of the first launch stays; libraries that only a later launch used are added.
     ``clock`` is the worst agreement over all launches, ``energy`` comes from the launch with the
     fewest counted devices.
     """
-    ranks = session["ranks"]
-    hosts = [rank["host"] for rank in ranks]
-    tick_us = None
-    for host in session["environment"]["hosts"]:
-        tick_s = host.get("timer_tick_s")
-        if tick_s:
-            tick_us = max(tick_s * 1e6, tick_us or 0.0)
+    hosts = [rank["host"] for rank in session["ranks"]]
+    ticks_s = [host.get("timer_tick_s") or 0.0 for host in session["environment"]["hosts"]]
     fields: RunInfo = {
+        **session,
         "environment": {**session["environment"], **info.get("environment", {})},
-        "ranks": ranks,
         "libraries": {**session["libraries"], **info.get("libraries", {})},
-        "mpi_init_s": session["mpi_init_s"],
-        "mpi_takes_gpu_memory": session.get("mpi_takes_gpu_memory"),
-        "shared_clock": session["shared_clock"],
-        "oversubscribed": session["oversubscribed"],
-        "world_size": len(ranks),
+        "world_size": len(hosts),
         "nodes": len(set(hosts)),
-        "ranks_per_node": max(hosts.count(host) for host in hosts),
+        "ranks_per_node": max(map(hosts.count, hosts)),
         "ranks_per_gpu": session.get("ranks_per_gpu") or info.get("ranks_per_gpu"),
         "nccl_settings": {**info.get("nccl_settings", {}), **session.get("nccl_settings", {})},
-        "tick_us": tick_us,
+        "tick_us": max(ticks_s) * 1e6 or None,
     }
-    clocks = [facts["clock"] for facts in (info, session) if facts.get("clock")]
-    if clocks:
-        fields["clock"] = max(clocks, key=lambda clock: clock["error_us"])
-    energies = [facts["energy"] for facts in (info, session) if facts.get("energy")]
-    if energies:
-        fields["energy"] = min(energies, key=lambda energy: len(energy["counted"]))
-    if session.get("fast_selection"):
-        fields["fast_selection"] = session["fast_selection"]
+    if "clock" in fields and "clock" in info:
+        fields["clock"] = max(info["clock"], fields["clock"], key=itemgetter("error_us"))
+    if "energy" in fields and "energy" in info:
+        both = (info["energy"], fields["energy"])
+        fields["energy"] = min(both, key=lambda energy: len(energy["counted"]))
     return fields
 
 
-def remark(session: Session) -> str:
+def remark(session: RunInfo) -> str:
     """Return a sentence about a condition that the user may not expect; empty without one."""
     if session.get("fast_selection") != "torch.topk":
         return ""
@@ -280,17 +263,16 @@ def remark(session: Session) -> str:
     )
 
 
-def changed_conditions(session: Session, info: RunInfo) -> list[str]:
+def changed_conditions(session: RunInfo, info: RunInfo, *, trains: bool = False) -> list[str]:
     """Return how the conditions of a session differ from those in run.json.
 
-    Empty if run.json has none.
-
-    In training, MPI carries nothing that is measured, so its settings are ignored.
+    Empty if run.json has none. While a session ``trains``, MPI carries nothing that is measured, so
+    its settings are ignored.
     """
     if not info.get("environment"):
         return []
     before, after = info["environment"], session["environment"]
-    if session.get("training"):
+    if trains:
         before, after = _without_mpi(before), _without_mpi(after)
     return unlike(before, after)
 
@@ -303,13 +285,13 @@ def _without_mpi(environment: Environment) -> Environment:
     return {**environment, "variables": variables}
 
 
-def refuse_other_conditions(session: Session, info: RunInfo) -> None:
+def refuse_other_conditions(session: RunInfo, info: RunInfo, *, trains: bool = False) -> None:
     """Refuse to add measurements to a run that was begun under other conditions.
 
     Raises:
         InputError: the conditions differ; the sentence names the differences.
     """
-    changes = changed_conditions(session, info)
+    changes = changed_conditions(session, info, trains=trains)
     if changes:
         raise InputError(
             f"This run was begun under other conditions ({'; '.join(changes[:3])}), and unlike"
@@ -321,14 +303,9 @@ def refuse_other_conditions(session: Session, info: RunInfo) -> None:
 _LISTED = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Software:
-    """The software of a rank."""
-
-    host: str
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions by name: all packages on the lowest rank of each host; elsewhere loaded software
-    only."""
+#: The host of a rank and its versions by name: of all packages on the lowest rank of each host,
+#: elsewhere of loaded software.
+Software = tuple[str, Mapping[str, str]]
 
 
 def refuse_unlike_software(control: Assembly) -> str:
@@ -340,8 +317,7 @@ def refuse_unlike_software(control: Assembly) -> str:
     versions = _running(control)
     if hosts.index(hosts[control.rank]) == control.rank:
         versions = {**collect_versions(), **versions}
-    software = Software(host=hosts[control.rank], versions=versions)
-    return describe_differences(gather_everywhere(control, software))
+    return describe_differences(gather_everywhere(control, (hosts[control.rank], versions)))
 
 
 def _running(control: Assembly) -> dict[str, str]:
@@ -360,15 +336,15 @@ def describe_differences(ranks: Sequence[Software]) -> str:
     """
     names: set[str] = set()
     by_host: dict[str, Mapping[str, str]] = {}
-    for software in ranks:
-        names.update(software.versions)
-        by_host.setdefault(software.host, software.versions)  # the lowest rank's
+    for host, versions in ranks:
+        names.update(versions)
+        by_host.setdefault(host, versions)  # the lowest rank's
     lines = []
     for name in sorted(names - UNTIMED_PACKAGES):
         hosts: dict[str, list[str]] = {}
-        for software in ranks:
-            versions = {**by_host[software.host], **software.versions}
-            hosts.setdefault(versions.get(name, "none"), []).append(software.host)
+        for host, versions in ranks:
+            version = versions.get(name, by_host[host].get(name, "none"))
+            hosts.setdefault(version, []).append(host)
         if len(hosts) > 1:
             lines.append(f"  {name}")
             for version, where in hosts.items():

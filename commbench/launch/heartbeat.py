@@ -15,7 +15,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -126,19 +125,6 @@ _NAME_LENGTH = 15
 HELPERS = frozenset({"heartbeat", "conductor"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """The time that a rank may make no progress, and the reaction to more."""
-
-    timeout_s: float | None = None
-    """Time without progress after which ``on_stall`` is called, once; None: any. A rank that is
-    still alive `ABANDONED_S` later ends itself."""
-    startup_timeout_s: float = STARTUP_TIMEOUT_S
-    """The least such time before the first repetition."""
-    on_stall: Callable[[], None] = lambda: None
-    """Called from the heartbeat's thread."""
-
-
 class Heart:
     """Beats every half second, and answers signals although the main thread may be stuck in a
     library.
@@ -150,8 +136,11 @@ class Heart:
     Args:
         rank: this rank's number.
         progress: written by the timed loops.
+        startup_s: the least time without progress that is too long before the first repetition, in
+            seconds.
         report: called with each heartbeat and stack.
-        patience: how long the rank may make no progress.
+        on_stall: called once after too long a time without progress; a rank that is still alive
+            `ABANDONED_S` later ends itself.
         leave_with_parent: end the rank when the process that has started it is gone.
         signals: the signals that the rank answers; None: none.
     """
@@ -161,8 +150,9 @@ class Heart:
         rank: int,
         progress: Progress,
         *,
+        startup_s: float = STARTUP_TIMEOUT_S,
         report: Callable[[Heartbeat | Stack], None] = lambda _: None,
-        patience: Patience = Patience(),
+        on_stall: Callable[[], None] = lambda: None,
         leave_with_parent: bool = False,
         signals: SignalFeed | None = None,
     ) -> None:
@@ -170,8 +160,9 @@ class Heart:
         self.host = socket.gethostname()
         self.progress = progress
         self.case = -1
-        self._patience = patience
+        self._timeout_s = self._startup_s = startup_s
         self._report = report
+        self._on_stall = on_stall
         self._signals = signals
         self._parent = os.getppid() if leave_with_parent else None
         self._position = (-1, -1)
@@ -195,24 +186,18 @@ class Heart:
         self.case = index
         self.progress.case = text
 
-    @property
-    def timeout_s(self) -> float | None:
-        """Time without progress that is too long, in seconds; a new one counts from now on."""
-        return self._patience.timeout_s
-
-    @timeout_s.setter
-    def timeout_s(self, seconds: float | None) -> None:
-        self._patience = replace(self._patience, timeout_s=seconds)
+    def limit(self, timeout_s: float) -> None:
+        """Let a time without progress be too long from now on, in seconds."""
+        self._timeout_s = timeout_s
         # the next look takes what it sees for progress, and arms the net again
         self._position = (-1, -1)
 
     @property
-    def limit_s(self) -> float | None:
-        """Return the present limit of seconds without progress; compiling counts as start-up."""
-        is_starting = self.case < 0 or not self.progress.total
-        if self.timeout_s is None or not is_starting:
-            return self.timeout_s
-        return max(self.timeout_s, self._patience.startup_timeout_s)
+    def limit_s(self) -> float:
+        """The present limit of seconds without progress; compiling counts as start-up."""
+        if self.case < 0 or not self.progress.total:
+            return max(self._timeout_s, self._startup_s)
+        return self._timeout_s
 
     def state(self) -> Heartbeat:
         """Return the next heartbeat."""
@@ -284,14 +269,14 @@ class Heart:
         position = (beat.case, beat.entered + beat.left)
         if position != self._position:
             self._position, self._moved_at, self._stalled = position, now, False
-            if limit_s is not None and not self._stopped.is_set():
+            if not self._stopped.is_set():
                 faulthandler.dump_traceback_later(
                     2 * limit_s + ABANDONED_S + LAST_RESORT_S, exit=True
                 )
-        elif limit_s is not None and now - self._moved_at > limit_s:
+        elif now - self._moved_at > limit_s:
             if not self._stalled:
                 self._stalled = True
-                self._patience.on_stall()
+                self._on_stall()
             patience_s = ABANDONED_S if beat.entered > beat.left else max(limit_s, ABANDONED_S)
             if now - self._moved_at > limit_s + patience_s and not self._stopped.is_set():
                 _leave_abandoned()

@@ -8,6 +8,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -30,7 +31,6 @@ from commbench.launch.events import (
     Listener,
     Notice,
     RankOutput,
-    Session,
     SessionStarted,
 )
 from commbench.launch.facts import (
@@ -43,7 +43,7 @@ from commbench.launch.schedule import Launch, Schedule, Stop
 from commbench.launch.tables import write_tables
 from commbench.results import Store
 from commbench.results.info import Launch as Entry
-from commbench.results.info import VariableValues
+from commbench.results.info import RunInfo, VariableValues
 from commbench.results.plan import DONE, budget_fields, launch_times, slice_seconds
 from commbench.results.record_types import AnyCase, blank_record
 from commbench.results.summary import latest
@@ -150,14 +150,14 @@ class Ledger:
 
     # ------------------------------------------------------------------------- from launches
 
-    def begin_session(self, facts: Session) -> None:
+    def begin_session(self, facts: RunInfo, *, trains: bool) -> None:
         """State the conditions of a launch; the first session of a run fixes them.
 
         Raises:
             InputError: the run was begun under other conditions.
         """
-        refuse_other_conditions(facts, self._info_before)
-        changes = changed_conditions(facts, self.store.info)
+        refuse_other_conditions(facts, self._info_before, trains=trains)
+        changes = changed_conditions(facts, self.store.info, trains=trains)
         if changes:
             numbers: dict[str, Value] = {"changes": tuple(changes[:3])}
             self._warn_once("change", str(Finding("conditions_changed", numbers=numbers)))
@@ -174,7 +174,7 @@ class Ledger:
     def add(self, finished: CaseFinished) -> None:
         """Keep a record and show it."""
         self._has_all_rows = False
-        self.store.append(finished.record, finished.fields)
+        self.store.append(finished.record)
         self.display.on(finished)
 
     def add_launch(self, entry: Entry) -> None:
@@ -190,24 +190,34 @@ class Ledger:
 
 
 class LaunchLedger:
-    """One launch in the ledger: the listener of its ranks' events."""
+    """One launch in the ledger: the listener of its ranks' events, which knows how far they are."""
 
     def __init__(self, ledger: Ledger, launch: Launch) -> None:
-        self.has_session = False
-        """Whether the ranks have come together."""
+        self.launch = launch
+        self.plan = launch.plan
+        self.ranks = launch.request.ranks
+        self.startup_s: float | None = None
+        """Seconds until all ranks had come together; None before that."""
+        self.case: AnyCase | None = None
+        """The case that has begun and not finished."""
+        self.has_begun = False
+        """Whether a case has begun."""
         self.is_complete: bool | None = None
         """Whether the ranks have measured all cases; None before they have ended."""
-        self.launch = launch
         self._ledger = ledger
-        self._remaining = replace(launch.remaining)
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._startup_s: float | None = None
-        """Seconds until all ranks had come together; None before that."""
+        self._shares: defaultdict[str, float] = defaultdict(float)
+        """By case key, the share of its time slice whose visits have been reported."""
         self._measuring_s = 0.0
         self._variables: Mapping[str, VariableValues] = {}
-        self._current: AnyCase | None = None
-        self._has_begun = self._has_result = False
+        self._has_result = False
         self._lost: dict[str, str] = {}
+
+    @property
+    def has_everything(self) -> bool:
+        """Whether the ranks have measured all cases, or have reported every visit of each."""
+        reported = [self._shares[planned.case.key] for planned in self.plan.cases]
+        return self.is_complete is True or min(reported) > 1 - ROUNDING
 
     def on(self, event: Event) -> None:
         """Enter an event.
@@ -217,13 +227,13 @@ class LaunchLedger:
         """
         with self._ledger.lock:
             match event:
-                case SessionStarted(facts=facts):
-                    self._startup_s = time.monotonic() - self.launch.begun
-                    self._variables = facts.get("launch_variables", {})
-                    self._ledger.begin_session(facts)
-                    self.has_session = True
+                case SessionStarted(facts=facts, variables=variables):
+                    startup_s = time.monotonic() - self.launch.begun
+                    self._variables = variables
+                    self._ledger.begin_session(facts, trains=self.plan.training is not None)
+                    self.startup_s = startup_s
                 case CaseStarted(index=index):
-                    self._begin(self.launch.plan.cases[index].case)
+                    self._begin(self.plan.cases[index].case)
                 case CaseFinished():
                     self._finish(event)
                 case CasesEnded(is_complete=is_complete):
@@ -232,10 +242,10 @@ class LaunchLedger:
                     self._ledger.display.on(Notice(text=str(Finding("last_case"))))
 
     def _begin(self, case: AnyCase) -> None:
-        self._has_result = self._has_begun  # the case before has come to its end
-        self._has_begun = True
-        self._current = case
-        remaining = self._remaining
+        self._has_result = self.has_begun  # the case before has come to its end
+        self.has_begun = True
+        self.case = case
+        remaining = self.launch.remaining
         eta_s = self.launch.times.eta_s(
             time.monotonic(),
             slices=remaining.slices,
@@ -253,12 +263,13 @@ class LaunchLedger:
         """
         record, share = finished.record, finished.share
         self._measuring_s += record.measuring_s
-        if self._current is not None and self._current.key == record.case.key:
-            self._current = None
+        self._shares[record.case.key] += share
+        if self.case is not None and self.case.key == record.case.key:
+            self.case = None
         if record.status in DONE:
             self._has_result = True
-            self._remaining.cases -= share
-            self._remaining.slices -= share * self.launch.request.slices([record.case])
+            self.launch.remaining.cases -= share
+            self.launch.remaining.slices -= share * self.launch.request.slices([record.case])
         self._ledger.add(finished)
         if isinstance(record, TrainingRecord) and record.status == "failed":
             self._lost[record.case.key] = in_case(record.reason, record.case)
@@ -269,20 +280,20 @@ class LaunchLedger:
             if not (self._ledger.store.records and self.launch.is_trial):
                 raise InputError(ending.reason)
             ending = Ending(status="failed", cause=Finding.stated(ending.reason.rstrip(".")))
-        if ending.is_broken and self._current is not None:
-            self._fail(ending, self._current)
-            ending = replace(ending, case=self._current)
+        if ending.is_broken and self.case is not None:
+            self._fail(ending, self.case)
+            ending = replace(ending, case=self.case)
         self.enter(ending)
-        has_failed = ending.is_broken and not (self._has_begun or ending.is_host_lost)
+        has_failed = ending.is_broken and not (self.has_begun or ending.is_host_lost)
         if has_failed and self.launch.is_trial:
-            for planned in self.launch.plan.cases:
+            for planned in self.plan.cases:
                 self._fail(ending, planned.case)
         if ending.is_broken:
             self._ledger.display.on(RankOutput(lines=ending.output))
         if ending.failed_rank and ending.failed_rank["others"]:
             self._ledger.display.on(Notice(text=waiting(ending.failed_rank)))
         return replace(
-            ending, has_begun=self._has_begun, has_result=self._has_result, lost=self._lost
+            ending, has_begun=self.has_begun, has_result=self._has_result, lost=self._lost
         )
 
     def _fail(self, ending: Ending, case: AnyCase) -> None:
@@ -300,52 +311,44 @@ class LaunchLedger:
         if ending.status == "hung":
             status = "hung"
         assert ending.cause is not None  # noqa: S101 - it is broken
-        number = self.launch.plan.launch
-        record = blank_record(case, launch=number, status=status, reason=ending.cause)
+        record = blank_record(case, launch=self.plan.launch, status=status, reason=ending.cause)
         self._ledger.add(CaseFinished(record=record))
 
     def enter(self, ending: Ending) -> None:
         """Enter how the launch ended, without a case."""
-        launch = self.launch
-        seconds = time.monotonic() - launch.begun
-        startup_s = self._startup_s
+        seconds = time.monotonic() - self.launch.begun
+        startup_s = self.startup_s
         if startup_s is None:
             startup_s = seconds
         entry: Entry = {
-            "stage": launch.request.name,
-            "launch": launch.plan.launch,
+            "stage": self.launch.request.name,
+            "launch": self.plan.launch,
             "started": self._started,
             "status": ending.status,
             "reason": ending.reason,
+            **launch_times(seconds=seconds, startup_s=startup_s, measuring_s=self._measuring_s),
         }
-        entry.update(
-            launch_times(seconds=seconds, startup_s=startup_s, measuring_s=self._measuring_s)
-        )
-        if launch.plan.env:
-            entry["env"], entry["variables"] = launch.plan.env, self._variables
+        if self.plan.env:
+            entry["env"], entry["variables"] = self.plan.env, self._variables
         if ending.failed_rank:
             entry["culprit"] = ending.failed_rank
         self._ledger.add_launch(entry)
         if ending.status == "ok":
-            slices = launch.request.slices(planned.case for planned in launch.plan.cases)
-            launch.times.learn(
-                startup_s=startup_s, seconds=seconds, measuring_s=self._measuring_s, slices=slices
-            )
+            cases = [planned.case for planned in self.plan.cases]
+            self.launch.times.learn(entry, self.launch.request.slices(cases))
         self._ledger.display.on(LaunchFinished(seconds=seconds))
 
 
-def make_launches(
-    schedule: Schedule, ledger: Ledger, run: Callable[[Launch, LaunchLedger], Ending]
-) -> int:
+def make_launches(schedule: Schedule, ledger: Ledger, run: Callable[[LaunchLedger], Ending]) -> int:
     """Make launches until the schedule stops; return the exit code.
 
     Args:
         schedule: plans them.
         ledger: keeps them.
-        run: makes a launch whose ranks' events the listener hears; returns how it ended.
+        run: makes a launch that hears its ranks' events; returns how it ended.
     """
     while isinstance(step := schedule.next(), Launch):
-        ending = run(step, ledger.begin(step))
+        ending = run(ledger.begin(step))
         schedule.ended(step, ledger.end(ending))
         ledger.write_tables()
     return ledger.close(step)

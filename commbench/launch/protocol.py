@@ -1,8 +1,7 @@
 """The protocol of events from ranks to the conductor: one line each, on rank 0's stdout or on each
 rank's stderr.
 
-A line is ``@commbench NAME {fields as JSON}``, of a record ``@commbench record SHARE {its line in
-samples.jsonl}``. Rank 0 writes measurements to a private copy of
+A line is ``@commbench NAME {fields as JSON}``. Rank 0 writes measurements to a private copy of
 stdout, so that no library can write between these lines. All ranks write short lines to stderr,
 which the launcher forwards from all hosts. Foreign and incomplete lines are passed through and
 never an error. In the other direction, rank 0's stdin carries the plan and then, if the run is to
@@ -29,7 +28,7 @@ from commbench.launch.events import (
     SessionStarted,
     Stack,
 )
-from commbench.results.files import as_plain, encode_fields, join_fields, split_fields
+from commbench.results.files import as_plain
 from commbench.results.record_types import read_record
 
 MARK = "@commbench "
@@ -54,9 +53,10 @@ _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 def format_event(event: RankEvent) -> str:
     """Return the line, with its end, that carries an event."""
+    fields = dict(vars(event))
     if isinstance(event, CaseFinished):
-        return f"{MARK}record {event.share} {join_fields(encode_fields(event.record.to_json()))}"
-    return _line(event, vars(event), is_ascii=True)
+        fields["record"] = event.record.to_json()
+    return _line(event, fields, is_ascii=True)
 
 
 def format_short(event: RankEvent) -> str:
@@ -88,18 +88,12 @@ def split_line(line: str) -> tuple[str, RankEvent | None]:
     if not mark or name not in _TYPES:
         return line, None
     try:
-        if name == "record":
-            return foreign, _read_record(body)
         fields, _ = json.JSONDecoder().raw_decode(body)  # other text may follow on the same line
+        if name == "record":
+            fields["record"] = read_record(fields["record"])
         return foreign, _TYPES[name](**fields)
     except (ValueError, TypeError, KeyError):
         return line, None
-
-
-def _read_record(body: str) -> CaseFinished:
-    share, _, text = body.partition(" ")
-    content, fields = split_fields(text)
-    return CaseFinished(record=read_record(content), share=float(share), fields=fields)
 
 
 def say(event: RankEvent) -> None:

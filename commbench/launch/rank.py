@@ -41,7 +41,6 @@ from commbench.launch.events import (
     Heartbeat,
     Listener,
     RankError,
-    SessionStarted,
     Stack,
 )
 from commbench.launch.facts import (
@@ -52,7 +51,7 @@ from commbench.launch.facts import (
     gather_places,
     refuse_unlike_software,
 )
-from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, Patience, stack_of_error
+from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stack_of_error
 from commbench.launch.identity import Identity, identify, rendezvous_variables
 from commbench.launch.protocol import FINISH, EventWriter, claim_stdout, say
 from commbench.launch.signals import SignalFeed
@@ -100,11 +99,7 @@ class RankWork:
         control = self.control
         cases = LaunchCases(rank=self, plan=plan, listener=listener)
         places = gather_places(control)  # before any library moves this rank to other CPUs
-        carriers: dict[str, Carrier] = {}
-        for name in _backends(plan):
-            if name not in self.opened:
-                self.opened[name] = open_backend(name, control)
-            carriers[name] = self.opened[name]
+        carriers = self._open(plan)
         device = None
         if plan.training:
             from commbench.ddp.devices import open_device
@@ -114,24 +109,25 @@ class RankWork:
                 carriers[TORCH_NCCL] = device
         varied = variables_of(plan.env)
         variables = {name: value for name, value in self.variables.items() if name not in varied}
-        facts = collect_session(control, places, carriers, variables, varied)
+        session = collect_session(control, places, carriers, variables, varied)
         meter = own_meter(control)
         clock = GlobalClock()
         if plan.training is None:
             clock = open_clock(control, [place.clock for place in places])
-        if listener and facts:
-            facts["energy"] = Energy(
+        if listener and session:
+            session.facts["energy"] = Energy(
                 counted=list(meter.kinds),
                 missing={str(kind): why for kind, why in meter.missing.items()},
             )
-            facts["training"] = plan.training is not None
             if device:
                 from commbench.ddp.session import fast_selection
 
-                facts["fast_selection"] = fast_selection(cases.trained, device)
+                selection = fast_selection(cases.trained, device)
+                if selection:
+                    session.facts["fast_selection"] = selection
             else:
-                facts["clock"] = clock.facts()
-            listener.on(SessionStarted(facts=facts))
+                session.facts["clock"] = clock.facts()
+            listener.on(session)
         if plan.training and device:
             is_complete = cases.train(plan.training, device, meter)
             device.close()
@@ -140,15 +136,17 @@ class RankWork:
         if listener:
             listener.on(CasesEnded(is_complete=is_complete))
 
+    def _open(self, plan: LaunchPlan) -> dict[str, Carrier]:
+        """Open the backends that a plan needs; return them by name.
 
-def _backends(plan: LaunchPlan) -> list[str]:
-    """Return the backends that a plan needs.
-
-    Training needs Gloo, over NCCL for everything but the gradients.
-    """
-    if plan.training:
-        return ["gloo"]
-    return sorted({planned.case.backend for planned in plan.cases})
+        Training needs Gloo, over NCCL for everything but the gradients.
+        """
+        names = {planned.case.backend for planned in plan.cases}
+        if plan.training:
+            names = {"gloo"}
+        for name in sorted(names - self.opened.keys()):
+            self.opened[name] = open_backend(name, self.control)
+        return {name: self.opened[name] for name in sorted(names)}
 
 
 @dataclass(kw_only=True)
@@ -221,33 +219,37 @@ class LaunchCases:
 
         Return whether all were trained.
         """
-        from commbench.ddp.session import Duty, TrainingRank, train_launch
+        from commbench.ddp.session import TrainingLaunch
 
-        cases = self.trained
-        control, progress = self.rank.control, self.rank.heart.progress
-        rank = TrainingRank(control=control, device=device, progress=progress, meter=meter)
-        search = None
+        cases, control, search = self.trained, self.rank.control, None
         if terms.search_s is not None and control.rank == 0:
             from commbench.tuner.search import Search
 
             seed = f"{terms.seed}:{self.plan.launch}"
             search = Search(cases, seconds=terms.search_s, seed=seed, withheld=terms.withheld)
-        duty = Duty(
-            begin=lambda index: self._begin(index, cases[index]),
-            finish=self._finish,
+        launch = TrainingLaunch(
+            cases=cases,
+            terms=terms,
+            launch=self.plan.launch,
+            control=control,
+            device=device,
+            progress=self.rank.heart.progress,
+            meter=meter,
+            on_begin=lambda index: self._begin(index, cases[index]),
+            on_record=self._finish,
             is_out_of_time=lambda: self.is_out_of_time(1 / terms.blocks),
             search=search,
         )
-        return train_launch(cases, terms, rank, duty, launch=self.plan.launch)
+        return launch.train()
 
     def is_out_of_time(self, slices: float = 1.0) -> bool:
         """Return whether no further case is wanted, or ``slices`` would begin too late.
 
         Rank 0 decides for all.
         """
-        budget, deadline_s = self.plan.budget, self.plan.deadline_s
+        budget = self.plan.budget
         ends_s = time.monotonic() - self.begun + slices * budget.slice_s + budget.energy_s
-        is_over = self.rank.leave_off() or (deadline_s is not None and ends_s > deadline_s)
+        is_over = self.rank.leave_off() or ends_s > self.plan.deadline_s
         return bool(self.rank.control.broadcast_int(int(is_over)))
 
     def _begin(self, index: int, case: AnyCase) -> None:
@@ -272,31 +274,25 @@ class RankProcess(ABC):
 
     Args:
         identity: this rank.
-        patience: how long it may make no progress.
-        leave_with_parent: end the rank when the process that has started it is gone.
-        also_caught: signals that `on_signal` is told of beside SIGUSR1, SIGTERM and SIGHUP.
+        startup_s: seconds for all ranks to come together.
     """
 
     code = 0
     """Exit status of a rank that has done its work."""
+    caught: Sequence[signal.Signals] = (signal.SIGUSR1, *DEADLY)
+    """Signals that `on_signal` is told of."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        patience: Patience,
-        *,
-        leave_with_parent: bool,
-        also_caught: Sequence[signal.Signals] = (),
-    ) -> None:
+    def __init__(self, identity: Identity, startup_s: float = STARTUP_TIMEOUT_S) -> None:
         self.identity = identity
         self.variables = relevant_variables(os.environ)
         self.heart = Heart(
             identity.rank,
             Progress(),
+            startup_s=startup_s,
             report=self.report,
-            patience=patience,
-            leave_with_parent=leave_with_parent,
-            signals=SignalFeed([signal.SIGUSR1, *also_caught, *DEADLY], self.on_signal),
+            on_stall=self.on_stall,
+            leave_with_parent=bool(identity.launcher),
+            signals=SignalFeed(self.caught, self.on_signal),
         )
 
     @abstractmethod
@@ -314,6 +310,9 @@ class RankProcess(ABC):
     @abstractmethod
     def refuse(self, text: str) -> None:
         """Report, on rank 0, why nothing can be measured."""
+
+    def on_stall(self) -> None:  # noqa: B027 - nothing by default
+        """React to too long a time without progress, in the heart's thread."""
 
     def on_signal(self, number: signal.Signals) -> None:  # noqa: B027 - nothing by default
         """React to a signal, in the heart's thread and before the heart does."""
@@ -397,8 +396,7 @@ class PipedRank(RankProcess):
     def __init__(self, startup_s: float) -> None:
         self._stdout = claim_stdout()
         self._is_last_case = threading.Event()
-        patience = Patience(timeout_s=startup_s, startup_timeout_s=startup_s)
-        super().__init__(identify(os.environ, "rank"), patience, leave_with_parent=True)
+        super().__init__(identify(os.environ, "rank"), startup_s)
 
     def work(self, control: Control) -> list[Communicator]:
         """Make the launch that the conductor has planned."""
@@ -406,7 +404,7 @@ class PipedRank(RankProcess):
         if control.rank == 0:
             text, listener = self._read_plan(), EventWriter(self._stdout)
         plan = LaunchPlan.from_json(control.broadcast(text))
-        self.heart.timeout_s = plan.case_timeout_s
+        self.heart.limit(plan.case_timeout_s)
         rank = RankWork(control, self.heart, self.variables, self._is_last_case.is_set)
         rank.run(plan, listener)
         return list(rank.opened.values())

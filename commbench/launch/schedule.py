@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from commbench.findings import Finding, Value
 from commbench.launch.clues import Ending
 from commbench.launch.events import Listener, Notice
@@ -26,7 +28,7 @@ from commbench.results.plan import (
     plan_launch,
     slice_seconds,
 )
-from commbench.results.record_types import AnyCase, AnyRecord
+from commbench.results.record_types import AnyRecord
 from commbench.schema import JsonMapping
 from commbench.units import utc_text
 
@@ -48,7 +50,8 @@ LEAVING_S = 1.0
 
 @dataclass(kw_only=True)
 class TimePlan:
-    """Shares the time of a run among launches and cases, and learns from finished launches.
+    """Shares the time of a run among launches and cases, and learns from finished launches: what
+    they took in the median.
 
     All times are in seconds; ``now`` comes from one steady clock. Cases are counted by their time
     slices, see `RunRequest.slices`.
@@ -58,41 +61,41 @@ class TimePlan:
     begun: float
     """When the run began."""
     startup_s: float = STARTUP_S
+    """Time until the ranks have come together."""
     per_slice_s: float | None = field(default=None, init=False)
+    """Time of a slice with all that belongs to it; None before a launch has finished."""
     other_s: float = field(init=False)
+    """Time of a slice beside measuring."""
+    _launches: list[tuple[float, float, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.other_s = OTHER_S + self.request.budget.energy_s
 
-    def learn(self, *, startup_s: float, seconds: float, measuring_s: float, slices: float) -> None:
-        """Learn from a finished launch of ``slices``: its time in all, before the session and while
-        measuring.
-        """
-        self.startup_s = startup_s
-        if slices:
-            self.per_slice_s = max(0.0, seconds - startup_s) / slices
-            self.other_s = max(0.0, seconds - startup_s - measuring_s) / slices
+    def learn(self, entry: Entry, slices: float) -> None:
+        """Learn from a finished launch of ``slices``, with its entry in run.json."""
+        startup_s = entry["startup_s"]
+        per_slice_s = (entry["seconds"] - startup_s) / slices
+        self._launches.append((startup_s, per_slice_s, entry["other_s"] / slices))
+        medians: list[float] = np.median(self._launches, axis=0).tolist()
+        self.startup_s, self.per_slice_s, self.other_s = medians
 
-    def left_s(self, now: float, *, whole: bool = False) -> float | None:
-        """Return the time left until the limit; None without a limit."""
+    def left_s(self, now: float, *, whole: bool = False) -> float:
+        """Return the time left until the limit; infinite without a limit."""
         limit_s = self.request.time_limit_s
         if whole and self.request.whole_limit_s is not None:
             limit_s = self.request.whole_limit_s
         if limit_s is None:
-            return None
+            return math.inf
         return self.begun + limit_s - LEAVING_S - now
 
-    def slice_s(self, now: float, *, slices: float, launches: int) -> float | None:
+    def slice_s(self, now: float, *, slices: float, launches: int) -> float:
         """Return the length of a time slice if ``launches`` have still to measure ``slices`` in
         all.
 
         It is (time left - launches * start-up) / slices, less what a case costs beside measuring,
-        and at most the budget's slice. None stands for the budget's slice if there is no limit.
+        and at most the budget's slice.
         """
-        left = self.left_s(now)
-        if left is None or not slices:
-            return None
-        share = (left - launches * self.startup_s) / slices - self.other_s
+        share = (self.left_s(now) - launches * self.startup_s) / slices - self.other_s
         return min(self.request.budget.slice_s, max(SHORTEST_SLICE_S, share))
 
     def fits(
@@ -103,23 +106,15 @@ class TimePlan:
         ``slice_s`` is their length if it is fixed; None: they may be as short as
         `SHORTEST_SLICE_S`.
         """
-        left = self.left_s(now, whole=whole)
-        if left is None:
-            return True
         shortest = SHORTEST_SLICE_S
         if slice_s is not None:
             shortest = slice_s
-        return left >= self.startup_s + slices * (shortest + self.other_s)
+        needed_s = self.startup_s + slices * (shortest + self.other_s)
+        return self.left_s(now, whole=whole) >= needed_s
 
-    def deadline_s(self, now: float, *, whole: bool = False) -> float | None:
-        """Return how long after its session a launch that is started now may begin cases.
-
-        None: without a limit.
-        """
-        left = self.left_s(now, whole=whole)
-        if left is None:
-            return None
-        return max(0.0, left - self.startup_s)
+    def deadline_s(self, now: float, *, whole: bool = False) -> float:
+        """Return how long after its session a launch that is started now may begin cases."""
+        return max(0.0, self.left_s(now, whole=whole) - self.startup_s)
 
     def eta_s(
         self, now: float, *, slices: float, launches: int, slice_s: float | None = None
@@ -132,11 +127,8 @@ class TimePlan:
             per_slice_s = self.request.budget.slice_s + self.other_s
             if slice_s is not None:
                 per_slice_s = slice_s + self.other_s
-        eta = launches * self.startup_s + slices * per_slice_s
-        left = self.left_s(now)
-        if left is None:
-            return eta
-        return min(eta, max(0.0, left))
+        eta_s = launches * self.startup_s + slices * per_slice_s
+        return min(eta_s, max(0.0, self.left_s(now)))
 
 
 def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
@@ -164,18 +156,6 @@ def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
         if missing_cases(request, records, launch, given_up):
             return launch
     return max(begun, default=request.first_launch - 1) + 1
-
-
-def unmeasured_cases(request: RunRequest, records: Iterable[AnyRecord]) -> list[AnyCase]:
-    """Return the cases of a stage that no launch has measured.
-
-    If the time limit ends a run with any, it is partial.
-    """
-    measured = {record.case.key for record in records if record.status in DONE}
-    needed = request.cases
-    if request.searches:
-        needed = needed[:1]
-    return [case for case in needed if case.key not in measured]
 
 
 def exceeds_aim(request: RunRequest, entries: Iterable[JsonMapping], launch: int) -> bool:
@@ -289,7 +269,6 @@ class Schedule:
         self._fail_fast = fail_fast
         self._clock = clock
         self._begun = clock() if begun is None else begun
-        self._startup_s = 0.0 if once else STARTUP_S
         self._left_out: dict[str, str] = {}
         """Failed cases by key with the reason; this invocation does not measure them again."""
         self._failures = 0
@@ -298,17 +277,14 @@ class Schedule:
         """Whether new ranks are to measure what the last launch lacks."""
         self._is_cut = False
         """Whether the time limit of the present stage is reached."""
-        self._cuts: list[RunRequest] = []
-        """Stages that a time limit has cut."""
-        self._cut_reason = ""
+        self._cuts: list[Stop] = []
+        """How stages ended that a time limit has cut."""
         self._later = ""
         """What is left to further invocations."""
         self._has_trained = False
         """Whether this invocation has made a launch on which further stages depend."""
-        self._waits = False
-        """Whether the present stage waits for another invocation."""
-        self._has_soaked = False
         self._stop: Stop | None = None
+        """How the run ends, once nothing more is to be measured."""
         self._launches = self._make_launches()
 
     def next(self) -> Launch | Stop:
@@ -326,7 +302,7 @@ class Schedule:
             self._failures = 0
         self._left_out.update(ending.lost)
         if ending.status == "interrupted":
-            number = self._interrupts.number or 0
+            number = self._interrupts.number
             self._stop = Stop(kind="interrupted", reason=ending.reason, signal=number)
         elif ending.is_broken and launch.request.soak_s:
             self._judge_soak(launch, ending)
@@ -343,66 +319,59 @@ class Schedule:
     # ------------------------------------------------------------------------------------ planning
 
     def _make_launches(self) -> Iterator[Launch]:
+        startup_s = 0.0 if self._once else STARTUP_S
         for stage in self._stages:
             request = stage(tuple(self._store.records))
             if request is None:
                 continue
             self._stage, self._is_cut = request, False
-            self._times = TimePlan(request=request, begun=self._begun, startup_s=self._startup_s)
+            self._times = TimePlan(request=request, begun=self._begun, startup_s=startup_s)
             if request.soak_s:
                 yield from self._soak(request, request.soak_s)
+                return
             for number in self._numbers(request):
+                if self._stop or self._is_cut:
+                    break
                 for part in request.by_env(number):
                     yield from self._starts(part, number)
-            if self._stop or self._waits:
+            if self._stop:
                 return
             if not self._once:
-                self._startup_s = self._times.startup_s
+                startup_s = self._times.startup_s
 
     def _numbers(self, request: RunRequest) -> Iterator[int]:
-        """Yield the launches of a stage until it ends."""
-        if self._once:
-            if self._is_due(request):
-                yield next_launch(request, self._store.records)
+        """Yield the launches of a stage in this invocation; note what is left to others."""
+        if not self._once:
+            for number in range(request.first_launch, request.budget.launches):
+                if exceeds_aim(request, self._entries, number):
+                    return
+                yield number
             return
-        if request.soak_s:
-            return
-        for number in range(request.first_launch, request.budget.launches):
-            if self._stop or self._is_cut:
-                return
-            if exceeds_aim(request, self._entries, number):
-                return
-            yield number
-
-    def _is_due(self, request: RunRequest) -> bool:
-        """Return whether this invocation makes a launch of the stage; note what others make."""
-        if not request.is_fixed_length:
-            return True
         launch, launches = next_launch(request, self._store.records), request.budget.launches
-        if launch >= launches:
-            return False
+        if request.is_fixed_length and launch >= launches:
+            return
         if request.depends and (self._later or self._has_trained):
-            self._waits = True
-            if not self._later:
-                self._later = _comes_next(request, launch)
-            return False
-        self._has_trained = self._has_trained or request.training is not None
-        if launch + 1 < launches:
+            self._later = self._later or _comes_next(request, launch)
+            self._stop = self._end()
+            return
+        if request.is_fixed_length and launch + 1 < launches:
             self._later = _comes_next(request, launch + 1)
-        return True
+        self._has_trained = self._has_trained or request.training is not None
+        yield launch
 
     def _starts(self, request: RunRequest, number: int) -> Iterator[Launch]:
         """Yield starts until a launch has measured what it lacks of ``request``, which is the part
         of the stage under one environment.
         """
-        while True:
-            missing = self._missing(request, number)
-            if not missing or self._stop or self._is_cut or self._is_interrupted():
+        times, self._goes_on = self._times, True
+        while self._goes_on and not self._stop and not self._is_cut:
+            missing = missing_cases(request, self._store.records, number, self._left_out)
+            if not missing or self._is_interrupted():
                 return
             records, now = self._store.records, self._clock()
             whole = number < request.fewest_launches
             slices, slice_s = request.slices(missing), slice_seconds(request, records)
-            if records and not self._times.fits(now, slices=slices, whole=whole, slice_s=slice_s):
+            if records and not times.fits(now, slices=slices, whole=whole, slice_s=slice_s):
                 self._cut(number)
                 return
             remaining = self._remaining(number)
@@ -410,18 +379,11 @@ class Schedule:
                 request,
                 records,
                 number,
-                slice_s=self._times.slice_s(
-                    now, slices=remaining.slices, launches=remaining.launches
-                ),
-                deadline_s=self._times.deadline_s(now, whole=whole),
+                slice_s=times.slice_s(now, slices=remaining.slices, launches=remaining.launches),
+                deadline_s=times.deadline_s(now, whole=whole),
                 left_out=self._left_out,
             )
             yield self._launch(request, plan, remaining, now)
-            if not self._goes_on:
-                return
-
-    def _missing(self, request: RunRequest, number: int) -> list[AnyCase]:
-        return missing_cases(request, self._store.records, number, self._left_out)
 
     def _remaining(self, number: int) -> Remaining:
         """Return the work of the stage; of launch ``number`` if this invocation makes no other."""
@@ -432,7 +394,7 @@ class Schedule:
         work = Remaining(cases=0, slices=0.0, launches=0, total=len(stage.cases) * len(numbers))
         for each in numbers:
             for part in stage.by_env(each):
-                missing = self._missing(part, each)
+                missing = missing_cases(part, self._store.records, each, self._left_out)
                 work.cases += len(missing)
                 work.slices += stage.slices(missing)
                 work.launches += len(missing) > 0
@@ -461,26 +423,26 @@ class Schedule:
 
     def _soak(self, request: RunRequest, soak_s: float) -> Iterator[Launch]:
         """Yield launches one after another until the time of a soak is up."""
-        self._has_soaked = True
         ends = self._clock() + soak_s
         for entry in self._entries:
             ends -= entry.get("seconds", 0.0)
+        slices = request.slices(request.cases)
+        length_s = slices * request.budget.slice_s
         while not self._stop and not self._is_interrupted():
-            now = self._clock()
-            left_s = ends - now - self._times.startup_s
+            now, startup_s = self._clock(), self._times.startup_s
+            left_s = ends - now - startup_s
             if left_s <= LEAST_SOAK_S:
+                if any(entry.get("status") in {"failed", "hung"} for entry in self._entries):
+                    self._stop = Stop(kind="faulty")
                 return
             begun = {record.launch for record in self._store.records}
             begun.update(entry["launch"] for entry in self._entries)
             number = max(begun, default=-1) + 1
-            slices = request.slices(request.cases)
-            length_s = slices * request.budget.slice_s
-            slice_s = min(request.budget.slice_s, left_s / slices)
+            slice_s = min(length_s, left_s) / slices
             plan = plan_launch(
                 request, self._store.records, number, slice_s=slice_s, deadline_s=left_s
             )
-            further = math.ceil((left_s - length_s) / (length_s + self._times.startup_s))
-            launches = 1 + max(0, further)
+            launches = 1 + max(0, math.ceil((left_s - length_s) / (length_s + startup_s)))
             remaining = Remaining(
                 cases=launches * len(request.cases),
                 slices=launches * slices,
@@ -499,11 +461,10 @@ class Schedule:
     def _is_interrupted(self) -> bool:
         """Return whether a signal has come between launches, which ends the run."""
         number = self._interrupts.number
-        if number is None:
-            return False
-        reason = Ending.interrupted(number).reason
-        self._stop = Stop(kind="interrupted", reason=reason, signal=number)
-        return True
+        if number:
+            reason = Ending.interrupted(number).reason
+            self._stop = Stop(kind="interrupted", reason=reason, signal=number)
+        return number > 0
 
     def _judge_failure(self, launch: Launch, ending: Ending) -> None:
         """End the run, or let the launch go on with new ranks."""
@@ -545,38 +506,42 @@ class Schedule:
     def _cut(self, made: int) -> None:
         """End the present stage, whose time limit is reached after ``made`` launches."""
         stage = self._stage
+        kind: Literal["cut", "lacking"] = "cut"
         self._is_cut = True
-        self._cuts.append(stage)
         numbers: dict[str, Value] = {
             "made": made,
             "launches": stage.budget.launches,
             "limit_s": stage.time_limit_s or 0.0,
         }
         findings = [Finding("time_limit", stage.name, numbers)]
-        missing = unmeasured_cases(stage, self._store.records)
+        missing = {case.key for case in stage.cases}
+        if stage.searches:
+            missing = {stage.cases[0].key}
+        for record in self._store.records:
+            if record.status in DONE:
+                missing.discard(record.case.key)
         if missing:
+            kind = "lacking"
             numbers = {"missing": len(missing), "cases": len(stage.cases)}
             findings.append(Finding("cases_unmeasured", numbers=numbers))
         reason = "; ".join(map(str, findings))
-        self._cut_reason = self._cut_reason or reason
+        self._cuts.append(Stop(kind=kind, reason=reason))
         text = str(Finding("stage_cut", numbers={"cause": reason}))
         self._display.on(Notice(text=text))
 
     def _end(self) -> Stop:
         """Return how the run ends after its last stage."""
-        if self._left_out:
-            return self._failed(self._cut_reason)
-        for stage in self._cuts:
-            if self._later or unmeasured_cases(stage, self._store.records):
-                return Stop(kind="lacking", reason=self._cut_reason)
+        reason = ""
         if self._cuts:
-            return Stop(kind="cut", reason=self._cut_reason)
+            reason = self._cuts[0].reason
+        if self._left_out:
+            return self._failed(reason)
+        if self._cuts and (self._later or any(cut.kind == "lacking" for cut in self._cuts)):
+            return Stop(kind="lacking", reason=reason)
+        if self._cuts:
+            return Stop(kind="cut", reason=reason)
         if self._later:
             return Stop(kind="later", reason=self._later)
-        if self._has_soaked:
-            for entry in self._entries:
-                if entry.get("status") in {"failed", "hung"}:
-                    return Stop(kind="faulty")
         return Stop(kind="done")
 
     def _failed(self, reason: str) -> Stop:

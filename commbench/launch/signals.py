@@ -32,8 +32,8 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.number: int | None = None
-        """The first signal that has come."""
+        self.number = 0
+        """The first signal that has come; 0: none."""
         self.now = False
         """Whether to end at once."""
         self.wake: Callable[[], None] = lambda: None
@@ -56,18 +56,18 @@ class Interrupts:
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
         """Note a signal."""
-        self.now = self.number is not None or number != signal.SIGINT
+        self.now = bool(self.number) or number != signal.SIGINT
         self.number = self.number or number
         self.wake()
 
     def must_end(self, *, has_case: bool) -> bool:
         """Return whether a signal ends the launch at once; ``has_case``: a case has begun."""
-        return self.now or (self.number is not None and not has_case)
+        return self.now or (self.number > 0 and not has_case)
 
     def pause(self, seconds: float) -> None:
         """Wait until a signal comes, or until the seconds are over."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and self.number is None:
+        while time.monotonic() < end and not self.number:
             time.sleep(LOOK_S)
 
 

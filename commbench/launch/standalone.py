@@ -29,7 +29,7 @@ from commbench.launch.events import (
     RankError,
     Stack,
 )
-from commbench.launch.heartbeat import STARTUP_TIMEOUT_S, Patience, stacks_of_threads
+from commbench.launch.heartbeat import stacks_of_threads
 from commbench.launch.identity import Identity
 from commbench.launch.ledger import (
     DONE_CODE,
@@ -40,7 +40,7 @@ from commbench.launch.ledger import (
     make_launches,
 )
 from commbench.launch.rank import RankProcess, RankWork, leave
-from commbench.launch.schedule import Launch, Schedule
+from commbench.launch.schedule import Schedule
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
 from commbench.results.plan import LaunchPlan, Stage
@@ -63,6 +63,8 @@ class OwnRank(RankProcess):
         finish: called on rank 0 after the last launch.
     """
 
+    caught = (*RankProcess.caught, signal.SIGINT)
+
     def __init__(
         self,
         stages: Sequence[Stage],
@@ -79,18 +81,11 @@ class OwnRank(RankProcess):
         self._schedule: Schedule | None = None
         self._stages = stages
         self._begun = time.monotonic()
-        super().__init__(
-            identity,
-            Patience(timeout_s=STARTUP_TIMEOUT_S, on_stall=self._end_hung_launch),
-            leave_with_parent=bool(identity.launcher),
-            also_caught=[signal.SIGINT],
-        )
+        super().__init__(identity)
 
     def work(self, control: Control) -> list[Communicator]:
         """Make the launches that rank 0 plans."""
-        rank = RankWork(
-            control, self.heart, self.variables, lambda: self.interrupts.number is not None
-        )
+        rank = RankWork(control, self.heart, self.variables, lambda: self.interrupts.number > 0)
         if control.rank == 0:
             code = self._lead(rank)
             control.broadcast(("", code))
@@ -106,10 +101,10 @@ class OwnRank(RankProcess):
     def _lead(self, rank: RankWork) -> int:
         """Make all launches, on rank 0; return the exit code of the other ranks."""
 
-        def make(launch: Launch, listener: LaunchLedger) -> Ending:
+        def make(launch: LaunchLedger) -> Ending:
             rank.control.broadcast((launch.plan.to_json(), DONE_CODE))
-            self._make(rank, launch.plan, listener)
-            if listener.is_complete:
+            self._make(rank, launch.plan, launch)
+            if launch.is_complete:
                 return Ending(status="ok")
             if self.interrupts.number:
                 return Ending.interrupted(self.interrupts.number)
@@ -136,7 +131,7 @@ class OwnRank(RankProcess):
         return DONE_CODE
 
     def _make(self, rank: RankWork, plan: LaunchPlan, listener: Listener | None) -> None:
-        self.heart.timeout_s = plan.case_timeout_s
+        self.heart.limit(plan.case_timeout_s)
         self.heart.enter(-1, "")
         rank.run(plan, listener)
 
@@ -153,7 +148,7 @@ class OwnRank(RankProcess):
         """Print why this rank ends all others, and enter it on rank 0."""
         sentence = f"{name_rank(error.rank, error.host)}: {error.text}"
         launch = self._ledger and self._ledger.launch
-        if error.is_bad_input and launch and not launch.has_session:
+        if error.is_bad_input and launch and launch.startup_s is None:
             self.refuse(sentence)
             return
         self._say(sentence)
@@ -189,11 +184,11 @@ class OwnRank(RankProcess):
             self._end(ending)
             leave(SIGNAL_CODE + number)
 
-    def _end_hung_launch(self) -> None:
+    def on_stall(self) -> None:
         """End the launch: this rank has made no progress for the case timeout."""
         if self.identity.rank:
             time.sleep(AFTER_RANK_0_S)
-        limit_s = self.heart.limit_s or 0.0
+        limit_s = self.heart.limit_s
         reason = hang_reason(limit_s, str(Finding("start_conductor")))
         case = self.heart.progress.case or "starting"
         place = describe_place(stacks_of_threads().get(MAIN, []))

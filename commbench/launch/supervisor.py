@@ -5,10 +5,9 @@ ended.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
-from collections import defaultdict, deque
+from collections import deque
 
 from commbench.collectives.backends import MPI_BACKENDS
 from commbench.findings import Finding
@@ -24,13 +23,9 @@ from commbench.launch.clues import (
     worst,
 )
 from commbench.launch.events import (
-    ROUNDING,
-    CaseFinished,
-    CasesEnded,
     CaseStarted,
     Heartbeat,
     LastCase,
-    Listener,
     RankError,
     RankEvent,
     SessionStarted,
@@ -38,13 +33,12 @@ from commbench.launch.events import (
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
 from commbench.launch.launchers import Launcher
+from commbench.launch.ledger import LaunchLedger
 from commbench.launch.messages import find_warning
 from commbench.launch.process import STACKS_S, Launched, Output
 from commbench.launch.protocol import FINISH, MARK, split_line
 from commbench.launch.signals import LOOK_S, Interrupts
 from commbench.launch.watchdog import Watchdog
-from commbench.results.plan import LaunchPlan
-from commbench.results.record_types import AnyCase
 from commbench.system.env import variables_of
 
 #: The program of a rank, without the command line.
@@ -61,39 +55,25 @@ class Supervisor:
     """One launch.
 
     Args:
-        plan: the plan that the ranks carry out.
-        ranks: their number.
-        launcher: starts them.
-        listener: receives rank 0's events.
+        launch: what the ranks carry out; receives rank 0's events.
+        launcher: starts the ranks.
         interrupts: ends the launch once it has noted a signal.
     """
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        ranks: int,
-        launcher: Launcher,
-        listener: Listener,
-        interrupts: Interrupts,
-    ) -> None:
-        self._plan = plan
-        self._ranks = ranks
+    def __init__(self, launch: LaunchLedger, launcher: Launcher, interrupts: Interrupts) -> None:
+        self._launch = launch
+        self._plan = launch.plan
         self._launcher = launcher
-        self._listener = listener
         self._interrupts = interrupts
-        self._startup_s = max(plan.case_timeout_s, STARTUP_TIMEOUT_S)
+        timeout_s = self._plan.case_timeout_s
+        self._startup_s = max(timeout_s, STARTUP_TIMEOUT_S)
         self._watchdog = Watchdog(
-            ranks, plan.case_timeout_s, now=time.monotonic(), startup_timeout=self._startup_s
+            launch.ranks, timeout_s, now=time.monotonic(), startup_timeout=self._startup_s
         )
         self._evidence = Evidence()
         self._kills_before = memory_kills()
-        self._has_begun = self._finishing = False
+        self._finishing = False
         self._doomed_at: float | None = None
-        self._shares: defaultdict[str, float] = defaultdict(float)
-        """By case key, the share of its time slice whose visits have been reported."""
-        self._all_cases_ended: bool | None = None
-        self._current: int | None = None
-        """Index of the case that has begun and not finished."""
         self._stderr: deque[str] = deque(maxlen=KEPT_LINES)
         """Output beside events."""
 
@@ -103,7 +83,9 @@ class Supervisor:
         launcher = self._launcher
         if self._plan.env:
             launcher = launcher.with_env(self._plan.env)
-        command = launcher.command(self._ranks, program, training=self._plan.training is not None)
+        command = launcher.command(
+            self._launch.ranks, program, training=self._plan.training is not None
+        )
         environment = dict(os.environ)
         for name in variables_of(self._plan.env):
             environment.pop(name, None)
@@ -124,9 +106,9 @@ class Supervisor:
         last_look = time.monotonic()
         while launched.returncode is None:
             self._handle(launched.next_output(LOOK_S))
-            if self._interrupts.number is not None and self._is_over(launched):
+            if self._interrupts.number and self._is_over(launched):
                 launched.stop(self._handle)
-                return Ending.interrupted(self._interrupts.number or signal.SIGINT)
+                return Ending.interrupted(self._interrupts.number)
             now = time.monotonic()
             if now - last_look < LOOK_S:
                 continue
@@ -143,12 +125,12 @@ class Supervisor:
 
         Otherwise tell the ranks, once, to finish their case.
         """
-        if self._interrupts.must_end(has_case=self._has_begun):
+        if self._interrupts.must_end(has_case=self._launch.has_begun):
             return True
         if not self._finishing:
             self._finishing = True
             launched.tell(FINISH)
-            self._listener.on(LastCase())
+            self._launch.on(LastCase())
         return False
 
     def _tear_down(self, launched: Launched, hang: Clue) -> Ending:
@@ -159,11 +141,11 @@ class Supervisor:
             STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids)
         )
         failed_rank = self._evidence.failed_rank(
-            hang, self._case, self._watchdog.processes, self._printed(launched, hang)
+            hang, self._launch.case, self._watchdog.processes, self._printed(launched, hang)
         )
         stacks = self._evidence.lines()
         is_reached = launched.stop(self._handle)
-        if self._is_complete:
+        if self._launch.has_everything:
             return _complete("ranks_stay", hang)
         if hang.code == "no_rank_heard":
             hang = worst([hang, *start_clues(list(self._stderr))])
@@ -197,11 +179,11 @@ class Supervisor:
             if error.is_bad_input:
                 return Ending(status="refused", cause=Finding.stated(error.message))
         lines = list(self._stderr)
-        if returncode == 0 and self._all_cases_ended is False:
+        if returncode == 0 and self._launch.is_complete is False:
             if self._finishing:
-                return Ending.interrupted(self._interrupts.number or signal.SIGINT)
+                return Ending.interrupted(self._interrupts.number)
             return Ending(status="cut", cause=Finding("launch_cut"))
-        if returncode == 0 and self._is_complete:
+        if returncode == 0 and self._launch.has_everything:
             return Ending(status="ok", cause=find_warning(lines))
         clues = exit_clues(
             lines,
@@ -214,25 +196,13 @@ class Supervisor:
         if silent:
             clues.append(silent)
         clue = worst(clues)
-        if self._is_complete:
+        if self._launch.has_everything:
             return _complete("ranks_left_late", clue)
         failed_rank = self._evidence.failed_rank(
-            clue, self._case, self._watchdog.processes, find_crash_report(lines)
+            clue, self._launch.case, self._watchdog.processes, find_crash_report(lines)
         )
         output = [*lines, *self._evidence.lines()]
         return Ending(status="failed", cause=clue.reason, failed_rank=failed_rank, output=output)
-
-    @property
-    def _case(self) -> AnyCase | None:
-        if self._current is None:
-            return None
-        return self._plan.cases[self._current].case
-
-    @property
-    def _is_complete(self) -> bool:
-        """Whether the ranks have ended all cases, or have reported every visit of each."""
-        reported = (self._shares[planned.case.key] for planned in self._plan.cases)
-        return self._all_cases_ended is True or all(share > 1 - ROUNDING for share in reported)
 
     def _handle(self, output: Output) -> None:
         if output.source not in {"stdout", "stderr"}:
@@ -259,29 +229,15 @@ class Supervisor:
                     self._doomed_at = self._doomed_at or now + DOOMED_S
             case _:
                 self._watchdog.progress(now)
-                self._note(event, now)
-                self._listener.on(event)
-
-    def _note(self, event: RankEvent, now: float) -> None:
-        """Note how far the launch is."""
+                self._launch.on(event)
         match event:
             case SessionStarted(facts=facts):
                 for rank in facts["ranks"]:
                     self._watchdog.introduce(rank["rank"], rank["host"], rank["pid"])
             case CaseStarted(index=index):
-                self._current, self._has_begun = index, True
                 # Gloo's threads sleep while they wait: their CPU time does not show which rank is
                 # idle.
                 self._watchdog.case(now, polls=self._plan.cases[index].case.backend in MPI_BACKENDS)
-            case CaseFinished(record=record, share=share):
-                if (
-                    self._current is not None
-                    and self._plan.cases[self._current].case.key == record.case.key
-                ):
-                    self._current = None
-                self._shares[record.case.key] += share
-            case CasesEnded(is_complete=is_complete):
-                self._all_cases_ended = is_complete
 
 
 def _complete(code: str, clue: Clue) -> Ending:

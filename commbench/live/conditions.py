@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.backends.nccl_library import loaded_version
 from commbench.backends.torch_calls import pci_address
 from commbench.ddp.devices import Device
-from commbench.launch.events import Session
 from commbench.launch.facts import Place, session_of
 from commbench.live.options import VARIABLE
+from commbench.results.info import RunInfo
 from commbench.system.clock import machine_id
 from commbench.system.host import Host
 from commbench.system.variables import relevant_variables
@@ -31,7 +31,7 @@ def gpu_of(ddp_model: DistributedDataParallel) -> tuple[str, str]:
 
 def conditions_of(
     places: Sequence[Place], gpus: Sequence[tuple[str, str]], hosts: Sequence[Host | None]
-) -> Session:
+) -> RunInfo:
     """Return the conditions of all ranks, on rank 0.
 
     Args:

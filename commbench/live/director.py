@@ -44,7 +44,7 @@ from commbench.launch.facts import Place, own_host, own_place
 from commbench.live.agreement import AbsentError, Agreement, Instruction, Measured
 from commbench.live.conditions import conditions_of, gpu_of
 from commbench.live.options import DOING, LiveOptions, say
-from commbench.live.passes import Pass, Passes, of_steps, pass_times, period_of
+from commbench.live.passes import SYNC_BUFFERS, Pass, Passes, of_steps, pass_times, period_of
 from commbench.live.switching import (
     COMPILED,
     Switcher,
@@ -53,7 +53,7 @@ from commbench.live.switching import (
     why_untunable,
     why_unwatchable,
 )
-from commbench.live.watch_steps import SYNC_BUFFERS, StepParts
+from commbench.live.watch_steps import times_of
 from commbench.units import counted
 
 if TYPE_CHECKING:
@@ -145,13 +145,13 @@ class Director:
         """The instruction with which the next forward pass begins."""
         self._awaited: Measured | None = None
         """The block whose times rank 0 reads next."""
-        clock = Passes(ddp_model, self._after_pass, self._before_forward)
+        self._is_watched = options.mode == "watch"
+        """Whether parts of steps are timed, and nothing is tuned."""
+        clock = Passes(
+            ddp_model, self._after_pass, self._before_forward, is_watched=self._is_watched
+        )
         self._clock = weakref.ref(clock)
         self._registered = clock.registered
-        self._parts: StepParts | None = None
-        """Times the parts of steps if nothing is tuned."""
-        if options.mode == "watch":
-            self._parts = StepParts(ddp_model, clock)
         for name in INTERVENTIONS:
             ddp_model.__dict__[name] = functools.partial(self._give_way, name)
         ddp_model.__dict__["__getstate__"] = self._state
@@ -241,9 +241,6 @@ class Director:
 
     def _handle(self, ended: Pass) -> None:
         """Go on with the protocol if the pass is one of its points."""
-        if self._model._join_config.enable:  # noqa: SLF001 - the only way
-            self.release("the script uses join() for uneven inputs")
-            return
         self._signatures.append(ended.signature)
         self._steps.append(ended)
         point, first = ended.index - self._end, TELL
@@ -253,24 +250,22 @@ class Director:
             return
         if hasattr(ended.ended, "synchronize"):
             ended.ended.synchronize()  # when a GPU has come here, the other ranks have begun
-        if self._awaited is not None:
-            self._take_times(self._awaited)
+        if self._awaited is not None and self._programme is not None:
+            awaited, self._awaited = self._awaited, None
+            times = np.stack(self._agreement.get_all("times"))
+            self._programme.take(awaited._replace(times=times))
         if point < TELL and self._switcher is None:
             self._introduce(point)
         elif point == TELL and self.is_root:
             self._tell(ended)
-        else:
-            self._agree(point)
-
-    # The points of the protocol
-
-    def _agree(self, point: int) -> None:
-        if point == TRY:
+        elif point == TRY:
             self._try()
         elif point == DECIDE and self.is_root and self._told is not None:
             self._decide(self._told)
         elif point == EXCHANGE:
             self._turn()
+
+    # The points of the protocol
 
     def _introduce(self, point: int) -> None:
         """Tell rank 0 about this rank, at the end of the warm-up."""
@@ -283,7 +278,7 @@ class Director:
             tokens, self._places = zip(*self._agreement.get("places"), strict=True)
             self._agreement.enter(tokens)
             reason = why_unwatchable(self._model)
-            if self._parts is None:
+            if not self._is_watched:
                 reason = why_untunable(self._model)
             host = own_host(rank, self._places)
             traits = traits_of(self._model, self._registered)
@@ -302,7 +297,7 @@ class Director:
                 instruction = self._programme.give_up(error)
         if instruction is not None and instruction.steps:
             period = 1
-            if self._parts is None:
+            if not self._is_watched:
                 period = period_of(self._signatures)
             passes = max(period * (instruction.steps + 1), AGREEING + 1)  # and one to try a setting
             instruction = instruction._replace(passes=passes, period=period)
@@ -328,13 +323,14 @@ class Director:
                 traits=sorted(set().union(*traits)),
                 session=conditions_of(self._places, gpus, hosts),
             )
-            if self._parts is None:
-                self._programme = Tune(self._model, self.options, facts)
-            else:
-                self._programme = Watch(self._model, self.options, facts)
+            programme: type[Programme] = Tune
+            if self._is_watched:
+                programme = Watch
+            self._programme = programme(self._model, self.options, facts)
             return self._programme.instruct(step, is_ahead=False)
         except Exception as error:  # noqa: BLE001 - the training goes on
-            return Instruction(original, reason=f"its run could not be begun: {error}")
+            why = str(error).rstrip(".")
+            return Instruction(original, reason=f"its run could not be begun: {why}")
 
     def _original_of(self, ended: Pass) -> TrainingCase:
         """Return the script's own setting in the words of ``ddp.csv``."""
@@ -412,27 +408,26 @@ class Director:
             self._period = told.period
             self._is_sent = False
         else:
-            self._finish(told)
+            self.recommendation = told.recommendation
+            self._is_ending = told.ends_process
+            self._close()
 
     def _send_times(self) -> None:
         """Hand the block's times to rank 0."""
         self._is_sent = True
         buckets = bucket_bytes(self._model)
-        if self._parts is not None:
-            times = self._parts.times(self._steps, len(buckets))
+        if self._is_watched:
+            timed = 0
+            if self._switcher is not None and self._switcher.hook is not None:
+                timed = len(buckets)
+            is_serial = self._model.device.type == "cuda"
+            times = times_of(self._steps, timed, is_serial=is_serial)
         else:
             times = pass_times(self._steps)
         times = of_steps(times, self._period)
         self._agreement.set_own("times", times)
         if self.is_root:
             self._awaited = Measured(times, self._first // self._period, buckets)
-
-    def _take_times(self, awaited: Measured) -> None:
-        """Give the times of all ranks to the programme."""
-        assert self._programme is not None  # noqa: S101 - on rank 0
-        self._awaited = None
-        times = np.stack(self._agreement.get_all("times"))
-        self._programme.take(awaited._replace(times=times))
 
     def _exchange(self) -> None:
         """Put the setting that is due in use; every rank does so between the same two passes."""
@@ -441,16 +436,11 @@ class Director:
             return
         if self._switcher.exchange(self._model, due.setting, is_trial=due.steps > 0):
             self._is_rebuilding = True
-            if self._parts is not None and self._switcher.hook is not None:
-                self._parts.observe(self._switcher.hook)
+            clock = self._clock()
+            if self._is_watched and self._switcher.hook is not None and clock is not None:
+                clock.observe(self._switcher.hook)
 
     # The end
-
-    def _finish(self, told: Instruction) -> None:
-        """Leave the training alone, after the exchange."""
-        self.recommendation = told.recommendation
-        self._is_ending = told.ends_process
-        self._close()
 
     def _end_process(self) -> None:
         """End the process one pass after the decision: then no rank needs this one to read it."""
@@ -503,8 +493,6 @@ class Director:
         self.is_over = True
         if self._programme is not None:
             self._programme.run.close()
-        if self._parts is not None:
-            self._parts.close()
         clock = self._clock()
         is_needed = self._due is not None or self._is_rebuilding or self._is_ending
         if clock is not None and not is_needed:

@@ -29,13 +29,15 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from commbench.ddp.models import batch_length
-from commbench.hooks.base import Stopwatch
+from commbench.hooks.base import Hook, Stopwatch
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
 #: Passes whose signatures decide the period, and the share of them that may differ from it.
 SIGNATURES, IRREGULAR_SHARE = 64, 0.1
 #: Marks of a pass that is taken to have no end.
 MOST_MARKS = 1000
+#: DDP's method that broadcasts the buffers of a module, such as the statistics of BatchNorm.
+SYNC_BUFFERS = "_sync_buffers"
 
 
 @dataclass(kw_only=True)
@@ -118,6 +120,7 @@ class Passes:
         ddp_model: the model that is trained.
         on_pass: gets the pass that is over; it must not raise.
         on_forward: called before each forward pass with gradients; it must not raise.
+        is_watched: whether broadcasts of buffers and last gradients get marks, too.
     """
 
     def __init__(
@@ -125,18 +128,23 @@ class Passes:
         ddp_model: DistributedDataParallel,
         on_pass: Callable[[Pass], None],
         on_forward: Callable[[], None],
+        *,
+        is_watched: bool = False,
     ) -> None:
         self.registered = [p for p in ddp_model._module_parameters if p.requires_grad]  # noqa: SLF001 - the only way
         """The parameters that DDP has registered."""
         self._ids = set(map(id, self.registered))
-        self.times_gradients = False
-        """Whether passes get the time of their last gradient."""
+        self.is_watched = is_watched
         self.has_fired = False
         """Whether a gradient was accumulated in the backward pass under way."""
         self.clock = clock_of(ddp_model)
         self.open = Pass(index=0)
         """The pass under way."""
         self._model = weakref.proxy(ddp_model)
+        self._hook: Hook | None = None
+        """Its buckets get marks."""
+        if is_watched:
+            ddp_model.__dict__[SYNC_BUFFERS] = self._broadcast
         self._on_pass = on_pass
         self._on_forward = on_forward
         self._idle_since_ns = time.perf_counter_ns()
@@ -157,10 +165,26 @@ class Passes:
         self._remove_hooks.atexit = False
         _Calls.observe(self)
 
+    def observe(self, hook: Hook) -> None:
+        """Take the marks of a hook's buckets from now on."""
+        self._hook = hook
+        hook.observer = self._note_bucket
+
     def close(self) -> None:
-        """Remove every hook; closing twice is harmless."""
+        """Take no more marks; closing twice is harmless."""
         self._remove_hooks()
         _Calls.ignore(self)
+        if self._hook is not None:
+            self._hook.observer = None
+
+    def _note_bucket(self, marks: Stopwatch) -> None:
+        self.open.buckets.append(marks)
+
+    def _broadcast(self) -> None:
+        """Broadcast the buffers, in place of DDP's method."""
+        begin = self.clock()
+        getattr(self._model.__class__, SYNC_BUFFERS)(self._model)
+        self.open.broadcasts.append((begin, self.clock()))
 
     def _before_forward(
         self, module: nn.Module, inputs: tuple[object, ...], keywords: Mapping[str, object]
@@ -254,7 +278,7 @@ def _fire(reference: weakref.ref[Passes], _parameter: nn.Parameter) -> None:
     passes = reference()
     if passes is not None:
         passes.has_fired = True
-        if passes.times_gradients:
+        if passes.is_watched:
             passes.open.last_gradient = passes.clock()
 
 
@@ -266,7 +290,8 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
 class _Calls:
     """Tells observers of optimiser steps, and of calls of ``backward()``, which has no hooks."""
 
-    _observers: list[weakref.ref[Passes]] = []  # noqa: RUF012 - one for the process
+    _observers: weakref.WeakValueDictionary[int, Passes] = weakref.WeakValueDictionary()  # noqa: RUF012 - one for the process
+    """By ``id``, in the order in which their models were made."""
     _wrapper: Any = None
     """What stands in place of ``torch.autograd.backward``."""
     _handles: list[RemovableHandle] = []  # noqa: RUF012 - one for the process
@@ -281,12 +306,12 @@ class _Calls:
             after = functools.partial(cls.tell, Passes.after_update)
             cls._handles.append(register_optimizer_step_pre_hook(before))
             cls._handles.append(register_optimizer_step_post_hook(after))
-        cls._observers.append(weakref.ref(observer))
+        cls._observers[id(observer)] = observer
 
     @classmethod
     def ignore(cls, observer: Passes) -> None:
         """Tell ``observer`` no more; with the last one torch's own function is back."""
-        cls._observers = [each for each in cls._observers if each() not in {observer, None}]
+        cls._observers.pop(id(observer), None)
         if cls._observers:
             return
         if torch.autograd.backward is cls._wrapper:
@@ -297,11 +322,9 @@ class _Calls:
     @classmethod
     def tell(cls, method: Callable[..., None], *arguments: object) -> None:
         """Call a method of every observer, in the order in which their models were made."""
-        for reference in cls._observers:
-            observer = reference()
-            if observer is not None:
-                with contextlib.suppress(Exception):  # as above
-                    method(observer, *arguments)
+        for observer in list(cls._observers.values()):
+            with contextlib.suppress(Exception):  # as above
+                method(observer, *arguments)
 
 
 def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:

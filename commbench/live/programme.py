@@ -19,11 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.launch.events import Session
 from commbench.live.agreement import Instruction, Measured
 from commbench.live.options import DOING, LiveOptions, say
 from commbench.live.run import LiveRun
 from commbench.live.switching import own_hooks
+from commbench.results.info import RunInfo
 from commbench.tuner.experiment import UNTIMED, Block
 
 
@@ -37,7 +37,7 @@ class Facts:
     """The library that wrapped the model, such as ``transformers``; empty: the script itself."""
     traits: Sequence[str]
     """``sparse`` or ``complex`` gradients, which no hook understands."""
-    session: Session
+    session: RunInfo
     """The conditions of all ranks."""
 
 

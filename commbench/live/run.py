@@ -20,7 +20,6 @@ from commbench.ddp.plan.cases import TrainingCase, setting_name
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError, LaunchError
 from commbench.hooks.registry import canonical_hook
-from commbench.launch.events import Session
 from commbench.launch.facts import header_fields, refuse_other_conditions
 from commbench.launch.tables import write_tables
 from commbench.live.options import DOING, DONE, LiveOptions, Mode, say
@@ -92,7 +91,7 @@ class LiveRun:
         parameters: int,
         framework: str = "",
         has_own_hook: bool = False,
-        session: Session | None = None,
+        session: RunInfo | None = None,
     ) -> None:
         permissions: RunInfo = {
             "named_hooks": list(map(canonical_hook, options.allow)),

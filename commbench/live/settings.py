@@ -15,7 +15,7 @@ from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
-from commbench.hooks.registry import NONE, is_file_hook, make_hook, parse_hook, split_options
+from commbench.hooks.registry import NONE, make_hook, parse_hook
 from commbench.live.options import LiveOptions, say
 from commbench.live.switching import live_switches
 
@@ -54,28 +54,27 @@ def settings_of(
         settings.append(dataclasses.replace(original, **turned))
     elements = sum(parameter.numel for parameter in facts.parameters)
     for hook in hooks:
-        if _fits(hook, elements):
+        hooked = dataclasses.replace(original, **parse_hook(hook))
+        if _fits(hooked, elements):
             for cap in _caps(original, options, facts, CAPS_WITH_HOOK):
-                fields = parse_hook(hook)
-                settings.append(dataclasses.replace(original, bucket_cap_mb=cap, **fields))
+                settings.append(dataclasses.replace(hooked, bucket_cap_mb=cap))
     return list(dict.fromkeys(settings))
 
 
-def _fits(name: str, elements: int) -> bool:
-    """Return whether a hook can serve a model of that number of elements; say why not.
+def _fits(case: TrainingCase, elements: int) -> bool:
+    """Return whether the hook of a setting can serve a model of that number of elements; say why
+    not.
 
     A hook of a user's own file is not asked.
     """
-    if is_file_hook(name):
+    if case.is_file_hook:
         return True
-    fields = parse_hook(name)
-    hook_options = split_options(fields["hook_options"])
     try:
-        hook = make_hook(fields["hook"], density=fields["density"], options=hook_options)
+        hook = make_hook(case.hook, density=case.density, options=case.options)
         assert hook is not None  # noqa: S101 - `none` is no setting of its own
         hook.check_size(elements)
     except InputError as error:
-        say(f"{name} is not tried: {error}")
+        say(f"{case.hook_name} is not tried: {error}")
         return False
     return True
 

@@ -45,16 +45,15 @@ class Tune(Programme):
             traits=facts.traits,
         )
         super().__init__(ddp_model, options, facts, settings)
-        reasons = {}
+        unusable = []
         for number, case in enumerate(settings):
-            reason = withheld(case, original, self.run.info)
-            if reason:
-                reasons[number] = reason
+            if withheld(case, original, self.run.info):
+                unusable.append(number)
         self._experiment = Experiment(
             settings,
             seed=options.seed + self.run.launch,
             max_steps=options.steps,
-            withheld=reasons,
+            withheld=unusable,
             earlier=self._earlier(),
         )
         self._gaps_ms: list[float] = []

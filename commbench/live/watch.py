@@ -78,7 +78,7 @@ class Watch(Programme):
         return BUCKETS
 
     def add_block(self, block: Block, measured: Measured) -> None:
-        """Enter a block with times as of `commbench.live.watch_steps.StepParts.times`."""
+        """Enter a block with times as of `commbench.live.watch_steps.times_of`."""
         timed = measured.times[:, UNTIMED:]
         if block == BUCKETS:
             fields = self._buckets(timed, measured.buckets)

@@ -32,10 +32,10 @@ from commbench.report.columns import (
 )
 from commbench.report.findings import (
     FEWEST_LAUNCHES,
+    grave_warnings,
     half_widths_of,
     machine_states,
     setting,
-    warnings_of,
 )
 from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
 from commbench.results import Run
@@ -240,7 +240,7 @@ def _others(count: int) -> list[Finding]:
 
 def answer_warnings(run: Run) -> list[Finding]:
     """Return the gravest warnings, at most `MOST_WARNINGS`: two states of the machine first."""
-    return [*machine_states(run), *warnings_of(run)][:MOST_WARNINGS]
+    return [*machine_states(run), *grave_warnings(run)][:MOST_WARNINGS]
 
 
 def answer_verdict(run: Run) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
@@ -28,6 +29,7 @@ from commbench.report.columns import (
     number,
     outcome,
     status_cell,
+    tabulate,
 )
 from commbench.report.formats import launches_of, with_interval
 from commbench.report.groups import group_findings, groups_in, name_groups
@@ -35,7 +37,7 @@ from commbench.report.state import explain_time
 from commbench.results import PAIRS, SUMMARY, Run, files
 from commbench.results.info import host_by_rank, measures_interconnect
 from commbench.results.overhead import Overhead, overheads
-from commbench.results.pairs import PairRow, pair_table
+from commbench.results.pairs import Matrix, PairRow, pair_table
 from commbench.results.summary import order_of_row
 from commbench.results.tables import rows_by, rows_of
 from commbench.units import counted, format_size
@@ -278,29 +280,29 @@ def straggler_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def pair_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate the pairs of each matrix, the slowest relative to the typical pair first."""
+    """Tabulate the pairs of each matrix."""
     tables = []
     for run in runs:
         for matrix in run.matrices:
-            slowest = pair_table([matrix], run.info).sort_values(
-                "ratio_to_typical", ascending=False, na_position="first", kind="stable"
-            )
-            rows = [(run.name, row) for row in rows_of(slowest[:MOST_LINES])]
-            case = matrix.case
-            size = format_size(case.message_bytes)
-            title = f"{case.operation} {size}, {case.backend}: pairs of ranks"
+            table = pairs_table(run, matrix)
             if len(runs) > 1:
-                title = f"{title} of {run.name}"
-            notes = []
-            if len(rows) < len(matrix.source):
-                numbers: dict[str, Value] = {
-                    "shown": len(rows),
-                    "lines": len(matrix.source),
-                    "file": PAIRS,
-                }
-                notes.append(str(Finding("pairs_hidden", numbers=numbers)))
-            tables.append(make_table(title, rows, _PAIR_COLUMNS, notes=notes))
+                table = replace(table, title=f"{table.title} of {run.name}")
+            tables.append(table)
     return tables
+
+
+def pairs_table(run: Run, matrix: Matrix, most: int = MOST_LINES) -> Table:
+    """Tabulate the pairs of a matrix, the slowest relative to the typical pair first."""
+    slowest = pair_table([matrix], run.info).sort_values(
+        "ratio_to_typical", ascending=False, na_position="first", kind="stable"
+    )
+    notes = []
+    if most < len(slowest):
+        numbers: dict[str, Value] = {"shown": most, "lines": len(slowest), "file": PAIRS}
+        notes.append(str(Finding("pairs_hidden", numbers=numbers)))
+    case = matrix.case
+    title = f"{case.operation} {format_size(case.message_bytes)}, {case.backend}: pairs of ranks"
+    return tabulate(rows_of(slowest[:most]), _PAIR_COLUMNS, title=title, notes=notes)
 
 
 _PAIR_COLUMNS: list[Column[PairRow]] = [

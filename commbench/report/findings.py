@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
-from types import MappingProxyType
+from operator import attrgetter
 
 from commbench.analysis.prediction.links import limit_of
 from commbench.analysis.prediction.network import network_model
@@ -14,8 +13,7 @@ from commbench.analysis.runs import all_rank_rows, soak_results, straggler_findi
 from commbench.analysis.watched import watched_findings, watched_headline
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
-from commbench.ddp.plan.records import TrainingRow
-from commbench.engine.flags import FLAGS, NOISE, Flag, has_flag, split_flags
+from commbench.engine.flags import FLAGS, NOISE, has_flag, split_flags
 from commbench.engine.records import Row
 from commbench.findings import Finding, Value, shared_cause
 from commbench.report.columns import Flagged
@@ -30,7 +28,6 @@ from commbench.results.info import (
     measures_interconnect,
     shares_gpu,
 )
-from commbench.results.pairs import Matrix
 from commbench.results.tables import rows_by
 from commbench.results.verdict import recommendation_findings
 from commbench.stats import family_hint, median
@@ -51,11 +48,11 @@ def unfinished(run: Run) -> list[Finding]:
     why = run.info.get("reason") or status
     if why == "running":
         why = "it is running, or was killed"
-    code = "run_unfinished_live" if is_live(run.info) else "run_unfinished"
-    if status == "cut":
-        code = "run_cut_live" if is_live(run.info) else "run_cut"
+    code = "run_cut" if status == "cut" else "run_unfinished"
+    if is_live(run.info):
+        code += "_live"
     numbers = {"why": why.rstrip("."), "path": str(run.path)}
-    return [Finding(code=code, numbers=numbers, level="warning")]
+    return [Finding(code, numbers=numbers, level="warning")]
 
 
 def setting(run: Run) -> list[Finding]:
@@ -68,7 +65,7 @@ def setting(run: Run) -> list[Finding]:
         return []
     planned = run.info.get("first_look") or 0
     numbers = {"launches": run.recommendation.launches, "planned": planned}
-    return [Finding(code="run_undecided", numbers=numbers, level="verdict")]
+    return [Finding("run_undecided", numbers=numbers, level="verdict")]
 
 
 def watched(run: Run) -> list[Finding]:
@@ -103,22 +100,24 @@ def stragglers(run: Run) -> list[Finding]:
 def time_spent(run: Run) -> list[Finding]:
     """Return the shares of the run's time; nothing before the first launch has ended."""
     launches = run.info.get("launches") or []
-    total = sum(launch.get("seconds", 0.0) for launch in launches)
-    if not total:
+    totals = dict.fromkeys(("seconds", "startup_s", "measuring_s", "other_s"), 0.0)
+    for launch in launches:
+        for name in totals:
+            totals[name] += launch.get(name, 0.0)  # type: ignore[operator]
+    seconds = totals["seconds"]
+    if not seconds:
         return []
-    numbers: dict[str, Value] = {"seconds": total, "launches": len(launches)}
-    code = "time"
+    numbers: dict[str, Value] = {"seconds": seconds, "launches": len(launches)}
     if is_watched(run.info):
-        code = "time_watched"
-    elif is_live(run.info):
-        code = "time_live"
-    numbers["starting"] = sum(launch.get("startup_s", 0.0) for launch in launches) / total
-    numbers["measuring"] = sum(launch.get("measuring_s", 0.0) for launch in launches) / total
-    numbers["other"] = sum(launch.get("other_s", 0.0) for launch in launches) / total
-    findings = [Finding(code=code, numbers=numbers)]
+        return [Finding("time_watched", numbers=numbers)]
+    if is_live(run.info):
+        return [Finding("time_live", numbers=numbers)]
+    for name in ("startup_s", "measuring_s", "other_s"):
+        numbers[name] = totals[name] / seconds
+    findings = [Finding("time", numbers=numbers)]
     hung = [launch for launch in launches if launch.get("status") == "hung"]
-    if hung and code == "time":
-        findings.append(Finding(code="time_of_hung", numbers={"launches": len(hung)}))
+    if hung:
+        findings.append(Finding("time_of_hung", numbers={"launches": len(hung)}))
     return findings
 
 
@@ -126,20 +125,17 @@ def origins(run: Run) -> list[Finding]:
     """Return each tool that measured an imported run."""
     findings = []
     for tool, files in tools_of(run).items():
-        numbers = {"files": ", ".join(files)}
-        findings.append(Finding(code="imported_from", subject=tool, numbers=numbers))
+        findings.append(Finding("imported_from", tool, {"files": ", ".join(files)}))
     return findings
 
 
 def unmetered(run: Run) -> list[Finding]:
     """Return each kind of energy that was not counted, with the reason."""
-    energy = run.info.get("energy")
-    if not energy:
-        return []
     findings = []
-    for kind, why in energy["missing"].items():
-        subject = KINDS_OF_ENERGY.get(kind, kind)
-        findings.append(Finding(code="energy_missing", subject=subject, numbers={"error": why}))
+    if energy := run.info.get("energy"):
+        for kind, why in energy["missing"].items():
+            subject = KINDS_OF_ENERGY.get(kind, kind)
+            findings.append(Finding("energy_missing", subject, {"error": why}))
     return findings
 
 
@@ -147,56 +143,42 @@ def unmetered(run: Run) -> list[Finding]:
 
 
 def bandwidths(run: Run) -> list[Finding]:
-    """Return the best bandwidth of each backend in one operation, and its share of the link's
-    rate if known.
+    """Return the best bandwidth of each backend in one operation, all-reduce over all ranks if
+    timed, and its share of the link's rate if known.
     """
-    rated = _by_backend(run, lambda row: row.busbw_GBps is not None)
+    rated = [row for row in _network_rows(run) if row.busbw_GBps is not None]
+    operations = list(OPERATIONS)
     findings = []
-    for backend, rows in rated.items():
-        comparable = _comparable(rows)
+    for backend, rows in rows_by(rated, _backend).items():
+        kinds = rows_by(rows, lambda row: (row.operation, row.pattern))
+        operation, pattern = min(
+            kinds,
+            key=lambda kind: (
+                kind[0] != operations[0],
+                kind[1] != "flat",
+                operations.index(kind[0]),
+            ),
+        )
+        comparable = kinds[operation, pattern]
+        if pattern != "flat":
+            operation = f"{operation} {pattern}"
         best = max(comparable, key=lambda row: row.busbw_GBps or 0.0)
         numbers: dict[str, Value] = {
-            "operation": _operation(best),
+            "operation": operation,
             "busbw": busbw_of(best),
             "size": best.message_bytes or 0,
         }
         code = "bandwidth"
         limit = limit_of(best, run.info)
         if limit is not None and limit.bound_bps:
-            code = "bandwidth_of_link" if limit.directions == 1 else "bandwidth_of_links"
+            code = "bandwidth_of_link"
             numbers["share"] = (best.busbw_GBps or 0.0) * _GIGABYTE_BPS / limit.bound_bps
             numbers["link"] = str(limit)
-        details = (_chosen_from(comparable), *_briefs(best))
-        findings.append(
-            Finding(code=code, subject=backend, numbers=numbers, level="verdict", details=details)
-        )
+        # a maximum over many rows is partly chance
+        chosen = Finding("bandwidth_best", operation, {"count": len(comparable)})
+        details = (chosen, *_briefs(best))
+        findings.append(Finding(code, backend, numbers, "verdict", details=details))
     return findings
-
-
-def _comparable(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that represent a backend: one operation and pattern, all-reduce over all
-    ranks if timed.
-    """
-    order = list(OPERATIONS)
-    first = min(
-        rows,
-        key=lambda row: (
-            row.operation != order[0],
-            row.pattern != "flat",
-            order.index(row.operation),
-        ),
-    )
-    return [row for row in rows if (row.operation, row.pattern) == (first.operation, first.pattern)]
-
-
-def _chosen_from(rows: Sequence[Row]) -> Finding:
-    """Return from how many rows a maximum was taken: one over many rows is partly chance."""
-    code = "bandwidth_of_one" if len(rows) == 1 else "bandwidth_best"
-    return Finding(code=code, subject=_operation(rows[0]), numbers={"count": len(rows)})
-
-
-def _operation(row: Row) -> str:
-    return row.operation if row.pattern == "flat" else f"{row.operation} {row.pattern}"
 
 
 def busbw_of(row: Row) -> Estimate:
@@ -218,82 +200,56 @@ def _briefs(row: Row) -> list[Finding]:
     for flag in split_flags(row.flags):
         code = f"brief_{flag.name}"
         if code in SENTENCES:
-            findings.append(Finding(code=code, subject=row.backend, numbers=numbers))
+            findings.append(Finding(code, row.backend, numbers))
     return findings
 
 
 def latencies(run: Run) -> list[Finding]:
     """Return half the round trip of the smallest message, for each backend."""
-    timed = _by_backend(
-        run, lambda row: OPERATIONS[row.operation].is_round_trip and row.time_us is not None
-    )
+    timed = []
+    for row in _network_rows(run):
+        if OPERATIONS[row.operation].is_round_trip and row.time_us is not None:
+            timed.append(row)
     findings = []
-    for backend, rows in timed.items():
+    for backend, rows in rows_by(timed, _backend).items():
         least = min(rows, key=lambda row: row.message_bytes or 0)
-        half = Finding(code="latency_is_half", numbers={"size": least.message_bytes or 0})
         time = time_with_interval(least.time_us, least.time_us_ci_low, least.time_us_ci_high)
-        findings.append(
-            Finding(
-                code="latency",
-                subject=backend,
-                numbers={"time": time},
-                level="verdict",
-                details=(half, *_briefs(least)),
-            )
-        )
+        half = Finding("latency_is_half", numbers={"size": least.message_bytes or 0})
+        details = (half, *_briefs(least))
+        findings.append(Finding("latency", backend, {"time": time}, "verdict", details=details))
     return findings
 
 
-def _by_backend(run: Run, is_wanted: Callable[[Row], bool]) -> dict[str, list[Row]]:
-    """Return the rows over all ranks by backend, without matrices, whose rows pool different pairs.
-
-    Ranks that share a GPU are left out: their times do not show the network.
+def _network_rows(run: Run) -> list[Row]:
+    """Return the rows with a result over all ranks, without matrices, whose rows pool different
+    pairs, and of ranks that share a GPU, whose times do not show the network.
     """
-    by_backend: dict[str, list[Row]] = {}
+    rows = []
     for row in all_rank_rows(run):
-        if (
-            row.status == "ok"
-            and row.pattern != MATRIX
-            and measures_interconnect(row)
-            and is_wanted(row)
-        ):
-            by_backend.setdefault(row.backend, []).append(row)
-    return by_backend
+        if row.status == "ok" and row.pattern != MATRIX and measures_interconnect(row):
+            rows.append(row)
+    return rows
 
 
 def pairs(run: Run) -> list[Finding]:
-    """Return the range of bandwidths or times over the pairs of ranks of each matrix."""
+    """Return the range of bandwidths or times over the pairs of ranks of each matrix, separately
+    between hosts and within hosts if both exist.
+    """
     findings = []
     for matrix in run.matrices:
-        if not shares_gpu(matrix.case.backend, run.info):
-            findings += _pairs(matrix)
+        between, within = (name_range(matrix, mask) for mask in (matrix.is_inter, ~matrix.is_inter))
+        numbers: dict[str, Value] = {
+            "between": between,
+            "within": within,
+            "range": between or within,
+            "launches": len(matrix.times_us),
+        }
+        if numbers["range"] and not shares_gpu(matrix.case.backend, run.info):
+            code = "pairs_of_hosts" if between and within else "pairs"
+            meaning = Finding("pairs_meaning", numbers=numbers)
+            finding = Finding(code, matrix.name, numbers, "verdict", details=(meaning,))
+            findings.append(finding)
     return findings
-
-
-def _pairs(matrix: Matrix) -> list[Finding]:
-    """Return the range of the pairs, separately between hosts and within hosts if both exist."""
-    between, within = (name_range(matrix, mask) for mask in (matrix.is_inter, ~matrix.is_inter))
-    numbers: dict[str, Value] = {
-        "between": between,
-        "within": within,
-        "range": between or within,
-        "launches": len(matrix.times_us),
-    }
-    code = "pairs"
-    if between and within:
-        code = "pairs_of_hosts"
-    if not (between or within):
-        return []
-    meaning = Finding(code="pairs_meaning", numbers=numbers)
-    return [
-        Finding(
-            code=code,
-            subject=matrix.name,
-            numbers=numbers,
-            level="verdict",
-            details=(meaning,),
-        )
-    ]
 
 
 def model_error(run: Run) -> list[Finding]:
@@ -307,7 +263,7 @@ def model_error(run: Run) -> list[Finding]:
     if model.held_out_error is not None:
         code = "model"
         numbers["held_out"] = 100 * model.held_out_error
-    return [Finding(code=code, numbers=numbers)]
+    return [Finding(code, numbers=numbers)]
 
 
 def precision(run: Run) -> list[Finding]:
@@ -317,7 +273,7 @@ def precision(run: Run) -> list[Finding]:
     target = target_of(run.info)
     findings = []
     sound = [row for row in run.rows if measures_interconnect(row)]
-    for backend, rows in rows_by(sound, lambda row: row.backend).items():
+    for backend, rows in rows_by(sound, _backend).items():
         half_widths = half_widths_of(rows)
         if half_widths:
             numbers: dict[str, Value] = {
@@ -326,8 +282,7 @@ def precision(run: Run) -> list[Finding]:
                 "target": target,
                 "median": 100 * median(half_widths),
             }
-            code = "precision" if median(half_widths) < 1 else "precision_none"
-            findings.append(Finding(code=code, subject=backend, numbers=numbers))
+            findings.append(Finding("precision", backend, numbers))
     return [*findings, *machine_states(run)]
 
 
@@ -339,7 +294,7 @@ def machine_states(run: Run) -> list[Finding]:
             "share": levels["fast_share"],
             "ratio": levels["slow_us"] / levels["fast_us"],
         }
-        findings.append(Finding(code="states", subject=backend, numbers=numbers, level="warning"))
+        findings.append(Finding("states", backend, numbers, "warning"))
     return findings
 
 
@@ -353,17 +308,7 @@ def half_widths_of(rows: Iterable[Row]) -> list[float]:
     return half_widths
 
 
-def in_place(run: Run) -> list[Finding]:
-    """Return the operations that ran in place, unlike in OSU and IMB; nothing of imported rows."""
-    if run.info.get("imported"):
-        return []
-    names = set()
-    for row in run.rows:
-        if row.status == "ok" and row.in_place and OPERATIONS[row.operation].default_in_place:
-            names.add(row.operation)
-    if not names:
-        return []
-    return [Finding(code="in_place", numbers={"operations": ", ".join(sorted(names))})]
+_backend = attrgetter("backend")
 
 
 # ----------------------------------------------------------------------------------------- warnings
@@ -393,84 +338,76 @@ class Kind:
         """Return the names of a row's flags that are warned of."""
         return {flag.name for flag in split_flags(row.flags)} - self.hidden
 
-    def count(self, number: int) -> str:
-        """Return a number of its rows as a phrase."""
-        return f"{number} of {len(self.rows)} {self.noun}"
-
-
-def warnings_of(run: Run) -> list[Finding]:
-    """Return the warnings of a run, the most severe first.
-
-    They are failures, severe flags, and medium ones that most rows of a kind have. A sweep may be
-    short where its fastest settings were compared again.
-    """
-    kinds = []
-    for kind in kinds_of(run):
-        shown = _without_mild(kind)
-        is_compared = run.decision is not None and run.decision.launches >= FEWEST_LAUNCHES
-        if kind.section == "training" and is_compared:
-            shown = replace(shown, hidden=shown.hidden | _OF_SHORT_SWEEPS)
-        kinds.append(shown)
-    return row_warnings(kinds, run.info)
-
 
 def kinds_of(run: Run) -> list[Kind]:
-    """Return the rows of training, of collectives and of pairs."""
-    matrices = [row for row in run.rows if row.pattern == MATRIX]
-    collectives = [row for row in run.rows if row.pattern != MATRIX]
+    """Return the rows of training, of collectives and of pairs.
+
+    A sweep may be short where its fastest settings are compared again.
+    """
+    hidden: frozenset[str] = frozenset()
+    is_compared = run.decision is not None and run.decision.launches >= FEWEST_LAUNCHES
+    if is_compared or run.info.get("candidates"):
+        hidden = _OF_SHORT_SWEEPS
+    collectives: list[Row] = []
+    matrices: list[Row] = []
+    for row in run.rows:
+        (matrices if row.pattern == MATRIX else collectives).append(row)
+    training = []
+    for trained in run.training_rows:
+        if not has_flag(trained.flags, "same_layout"):  # its stand-in has the same flags
+            training.append(trained)
+    noun = "rows of {}" if training and collectives else "rows"
     kinds = [
-        Kind(section="training", rows=run.training_rows),
-        Kind(section="collectives", rows=collectives),
+        Kind(section="training", rows=training, noun=noun.format("training"), hidden=hidden),
+        Kind(section="collectives", rows=collectives, noun=noun.format("collectives")),
         Kind(section="pairs", rows=matrices, noun="matrices", hidden=_SPREAD),
     ]
-    if run.training_rows and collectives:
-        kinds[0] = replace(kinds[0], noun="rows of training")
-        kinds[1] = replace(kinds[1], noun="rows of collectives")
     return [kind for kind in kinds if kind.rows]
 
 
-def _without_mild(kind: Kind) -> Kind:
-    """Hide flags that only the section of these rows names."""
-    counts = Counter(flag for row in kind.rows for flag in kind.flags_of(row))
-    hidden = set(kind.hidden)
-    if kind.section == "collectives":
-        hidden.add(NOISE.name)  # intervals are a finding of their own
-    for name, flag in FLAGS.items():
-        is_rare = counts[name] <= len(kind.rows) / 2
-        if flag.severity == "low" or (flag.severity == "medium" and is_rare):
-            hidden.add(name)
-    return replace(kind, hidden=frozenset(hidden))
-
-
-def training_warnings(run: Run) -> list[Finding]:
-    """Return the warnings about a run's training; of a tuning, which plans its launches, only
-    failures.
-    """
-    if run.info.get("candidates"):
-        return failures([Kind(section="training", rows=run.training_rows)])
-    rows = []
-    for row in run.training_rows:
-        if not has_flag(row.flags, "same_layout"):  # its stand-in has the same flags
-            rows.append(row)
-    findings = row_warnings([Kind(section="training", rows=rows)], run.info)
-    if not is_live(run.info):  # its blocks count, too
-        findings += _undecidable(rows)
+def section_warnings(run: Run, *sections: str) -> list[Finding]:
+    """Return all warnings about the rows of some sections of the page, the most severe first."""
+    kinds = [kind for kind in kinds_of(run) if kind.section in sections]
+    findings = row_warnings(kinds, run.info)
+    if "training" in sections:
+        findings += _undecidable(run)
     return findings
 
 
-def _undecidable(rows: Iterable[TrainingRow]) -> list[Finding]:
-    """Warn if every verdict must be inconclusive: too few launches for so many configurations."""
-    judged = [row for row in rows if row.verdict]
+def grave_warnings(run: Run) -> list[Finding]:
+    """Return the warnings of a run, the most severe first.
+
+    They are failures, severe flags, and medium ones that most rows of a kind have.
+    """
+    kinds = []
+    for kind in kinds_of(run):
+        counts = Counter(flag for row in kind.rows for flag in kind.flags_of(row))
+        hidden = set(kind.hidden)
+        if kind.section == "collectives":
+            hidden.add(NOISE.name)  # intervals are a finding of their own
+        for name, flag in FLAGS.items():
+            is_rare = counts[name] <= len(kind.rows) / 2
+            if flag.severity == "low" or (flag.severity == "medium" and is_rare):
+                hidden.add(name)
+        kinds.append(replace(kind, hidden=frozenset(hidden)))
+    return row_warnings(kinds, run.info)
+
+
+def _undecidable(run: Run) -> list[Finding]:
+    """Warn if every verdict must be inconclusive: too few launches for so many configurations.
+
+    A tuning plans its launches, and blocks of a live one count, too.
+    """
+    judged = [row for row in run.training_rows if row.verdict]
     launches = max((row.launches or 0 for row in judged), default=0)
-    if not judged or not family_hint(len(judged), launches, launches):
+    is_tuned = is_live(run.info) or bool(run.info.get("candidates"))
+    if is_tuned or not judged or not family_hint(len(judged), launches, launches):
         return []
     numbers = {"launches": launches, "settings": len(judged)}
-    return [
-        Finding(code="launches_undecidable", numbers=numbers, level="warning", section="training")
-    ]
+    return [Finding("launches_undecidable", "", numbers, "warning", "training")]
 
 
-def row_warnings(kinds: Iterable[Kind], info: RunInfo) -> list[Finding]:
+def row_warnings(kinds: Sequence[Kind], info: RunInfo) -> list[Finding]:
     """Return the warnings about rows, the most severe first: failures, then one for each flag.
 
     Flags of noise share one. What to try is a detail.
@@ -479,35 +416,23 @@ def row_warnings(kinds: Iterable[Kind], info: RunInfo) -> list[Finding]:
         kinds: the rows of a run.
         info: contents of ``run.json``; the budget keeps remedies from naming one in use.
     """
-    kinds = list(kinds)
-    return [*failures(kinds), *_flagged(kinds, info)]
-
-
-def failures(kinds: Iterable[Kind]) -> list[Finding]:
-    """Return a warning for each status without a result; its reason is a detail."""
-    kinds = list(kinds)
     findings = []
     for status in _FAILURES:
-        counts, without = {}, []
+        counts = Counter[Kind]()
+        reasons: dict[str, str] = {}
         for kind in kinds:
-            rows = [row for row in kind.rows if row.status == status]
-            counts[kind] = len(rows)
-            without += rows
-        if without:
-            findings.append(_warning(f"rows_{status}", counts, details=_why(without)))
-    return findings
-
-
-def _why(rows: Iterable[Flagged]) -> tuple[Finding, ...]:
-    """Return the reasons of rows without a result, each cause once."""
-    by_cause: dict[str, str] = {}
-    for row in rows:
-        if row.reason:
-            sentence = row.reason.rstrip(".")
-            by_cause.setdefault(shared_cause(row.reason_code, sentence), sentence)
-    if not by_cause:
-        return ()
-    return (Finding(code="rows_why", numbers={"errors": tuple(by_cause.values())}),)
+            for row in kind.rows:
+                if row.status == status:
+                    counts[kind] += 1
+                    sentence = row.reason.rstrip(".")
+                    reasons.setdefault(shared_cause(row.reason_code, sentence), sentence)
+        if counts:
+            details = []
+            if any(reasons.values()):
+                errors = tuple(filter(None, reasons.values()))
+                details.append(Finding("rows_why", numbers={"errors": errors}))
+            findings.append(_warning(f"rows_{status}", counts, {}, details))
+    return [*findings, *_flagged(kinds, info)]
 
 
 def _flagged(kinds: Sequence[Kind], info: RunInfo) -> list[Finding]:
@@ -521,72 +446,53 @@ def _flagged(kinds: Sequence[Kind], info: RunInfo) -> list[Finding]:
                 counts[name][kind] += 1
             noisy[kind] += any(FLAGS[name].is_noise for name in flags)
     used = [flag for flag in FLAGS.values() if counts[flag.name]]
+    used.sort(key=attrgetter("gravity"))
     noises = [flag for flag in used if flag.is_noise]
-    ranked = []
+    findings = []
     for flag in used:
-        if not flag.is_noise or len(noises) == 1:
-            ranked.append((flag.gravity, _flag(flag, counts[flag.name], info)))
-    if len(noises) > 1:
-        named = [f"{counts[flag.name].total()} {flag.name}" for flag in noises]
-        numbers = {"flags": ", ".join(named)}
-        finding = _warning("flagged_noisy", noisy, numbers, _remedy(NOISE, info))
-        ranked.append((min(flag.gravity for flag in noises), finding))
-    return [finding for _, finding in sorted(ranked, key=itemgetter(0))]
+        if flag.is_noise and len(noises) > 1:
+            if flag is noises[0]:
+                named = [f"{counts[noise.name].total()} {noise.name}" for noise in noises]
+                numbers: dict[str, Value] = {"flags": ", ".join(named)}
+                findings.append(
+                    _warning("flagged_noisy", +noisy, numbers, [_remedy_of_noise(info)])
+                )
+            continue
+        code = f"flag_{flag.name}"
+        if code not in SENTENCES:
+            code = "flagged"
+        numbers = {"flag": flag.name, "meaning": flag.meaning, "target": target_of(info)}
+        details = []
+        if flag is NOISE:
+            details.append(_remedy_of_noise(info))
+        elif flag.remedy:
+            details.append(Finding("remedy", numbers={"remedy": flag.remedy}))
+        findings.append(_warning(code, counts[flag.name], numbers, details))
+    return findings
 
 
-def _flag(flag: Flag, counts: Mapping[Kind, int], info: RunInfo) -> Finding:
-    code = f"flag_{flag.name}"
-    if code not in SENTENCES:
-        code = "flagged"
-    numbers: dict[str, Value] = {
-        "flag": flag.name,
-        "meaning": flag.meaning,
-        "target": target_of(info),
-    }
-    return _warning(code, counts, numbers, _remedy(flag, info))
-
-
-def _remedy(flag: Flag, info: RunInfo) -> tuple[Finding, ...]:
-    """Return what to try: of noise the next larger budget, which has more launches."""
-    if flag is NOISE:
-        budgets = list(BUDGETS)
-        budget = budget_of(info)
-        larger = budgets[-1]
-        if budget == larger:
-            return (Finding(code="remedy_launches", numbers={"budget": budget}),)
-        if budget in budgets:
-            larger = budgets[budgets.index(budget) + 1]
-        return (Finding(code="remedy_budget", numbers={"budget": larger}),)
-    if flag.remedy:
-        return (Finding(code="remedy", numbers={"remedy": flag.remedy}),)
-    return ()
-
-
-def _warning(
-    code: str,
-    counts: Mapping[Kind, int],
-    numbers: Mapping[str, Value] = MappingProxyType({}),
-    details: tuple[Finding, ...] = (),
-) -> Finding:
-    """Return a warning about some rows of each kind; the first kind has more about it."""
-    kinds = [kind for kind, count in counts.items() if count]
-    subject = " and ".join(kind.count(counts[kind]) for kind in kinds)
-    return Finding(
-        code=code,
-        subject=subject,
-        numbers=numbers,
-        level="warning",
-        section=kinds[0].section,
-        details=details,
-    )
-
-
-def budget_of(info: RunInfo) -> str | None:
-    """Return the name of the run's budget; None if unknown."""
+def _remedy_of_noise(info: RunInfo) -> Finding:
+    """Return what to try: the next larger budget, which has more launches."""
+    budgets = list(BUDGETS)
     budget = info.get("budget") or (info.get("plan") or {}).get("budget")
     if isinstance(budget, Mapping):
         budget = budget.get("name")
-    return str(budget) if budget else None
+    if budget == budgets[-1]:
+        return Finding("remedy_launches", numbers={"budget": budget})
+    larger = budgets[-1]
+    if budget in budgets:
+        larger = budgets[budgets.index(budget) + 1]
+    return Finding("remedy_budget", numbers={"budget": larger})
+
+
+def _warning(
+    code: str, counts: Mapping[Kind, int], numbers: Mapping[str, Value], details: Iterable[Finding]
+) -> Finding:
+    """Return a warning about some rows of each kind; the first kind has more about it."""
+    phrases = [f"{count} of {len(kind.rows)} {kind.noun}" for kind, count in counts.items()]
+    subject = " and ".join(phrases)
+    section = next(iter(counts)).section
+    return Finding(code, subject, numbers, "warning", section, tuple(details))
 
 
 def target_of(info: RunInfo) -> float:

@@ -10,17 +10,20 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.text import Text
 
-from commbench.analysis.stragglers.judging import Search, Straggler
+from commbench.analysis.runs import straggler_findings
+from commbench.analysis.stragglers.judging import Straggler
 from commbench.analysis.stragglers.matrix import Links, numbered_hosts
 from commbench.collectives.operations import OPERATIONS
 from commbench.findings import Finding
+from commbench.report.collectives import pairs_table
 from commbench.report.columns import Cell, Table, plain_table
+from commbench.results import Run
 from commbench.results.pairs import Matrix
 from commbench.units import counted, format_time, three_digits, time_unit
 
-#: The most hosts or ranks in a full table; of more, only the slowest are shown.
+#: The most hosts or ranks in a full table; of more, only the slowest pairs are shown.
 SHOWN = 10
-WORST = 5
+MOST_PAIRS = 10
 _MARK = "*"
 #: Units of rates: in GB/s, the rates of short messages would have many zeros.
 _RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
@@ -28,34 +31,28 @@ _RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
 WIDTH, PADDING = 100, 3
 
 
-def render_matrices(matrices: Sequence[Matrix], search: Search) -> list[RenderableType]:
-    """Return every matrix as a table: hosts by hosts if there are several hosts, else ranks by
-    ranks.
+def render_matrices(run: Run) -> list[RenderableType]:
+    """Return every matrix of a run as a table: hosts by hosts if there are several hosts, else
+    ranks by ranks; of many the slowest pairs.
     """
-    stragglers = search.stragglers
-    parts = []
-    for matrix in matrices:
-        parts += _render(matrix, [slow for slow in stragglers if slow.measured == matrix.name])
-    if any(straggler.links for straggler in stragglers):
+    parts: list[RenderableType] = []
+    is_marked = False
+    for matrix in run.matrices:
+        names, links = _units(matrix)
+        if len(names) > SHOWN:
+            parts.append(pairs_table(run, matrix, MOST_PAIRS))
+        else:
+            slow = [
+                each for each in straggler_findings(run).stragglers if each.measured == matrix.name
+            ]
+            is_marked = is_marked or any(straggler.links for straggler in slow)
+            parts.append(_each_with_each(matrix, names, links, slow))
+        if matrix.untimed:
+            numbers = {"untimed": matrix.untimed, "pairs": matrix.untimed + len(matrix.source)}
+            parts.append(Text(str(Finding("pairs_untimed", numbers=numbers)), style="yellow"))
+    if is_marked:
         text = f"\n{_MARK} slow because of a straggler named below"
         parts.append(Text(text, style="yellow"))
-    return parts
-
-
-def _render(matrix: Matrix, stragglers: Sequence[Straggler]) -> list[RenderableType]:
-    """Return the title and the table of one matrix, and how many pairs could not be timed."""
-    names, links = _units(matrix)
-    quantity, text_of = _scale(matrix, links)
-    draw = _worst if len(names) > SHOWN else _each_with_each
-    table = draw(text_of, names, links, stragglers)
-    extent = counted(len(matrix.times_us), "launch")
-    if len(names) < len(matrix.hosts):
-        extent = f"median pair of ranks, {extent}"
-    title = f"\n{matrix.name}, matrix: {quantity} from row to column ({extent})"
-    parts: list[RenderableType] = [Text(title, style="bold"), table]
-    if matrix.untimed:
-        numbers = {"untimed": matrix.untimed, "pairs": matrix.untimed + len(matrix.source)}
-        parts.append(Text(str(Finding("pairs_untimed", numbers=numbers)), style="yellow"))
     return parts
 
 
@@ -119,59 +116,27 @@ def _range(low: str, high: str) -> str:
 
 
 def _each_with_each(
-    text_of: Callable[[float], str],
-    names: Sequence[str],
-    links: Links,
-    stragglers: Sequence[Straggler],
+    matrix: Matrix, names: Sequence[str], links: Links, stragglers: Sequence[Straggler]
 ) -> Table:
+    quantity, text_of = _scale(matrix, links)
+    extent = counted(len(matrix.times_us), "launch")
+    if len(names) < len(matrix.hosts):
+        extent = f"median pair of ranks, {extent}"
     times = np.full((len(names), len(names)), np.nan)
     times[links.source, links.target] = np.exp(links.values[0])
-    headings = _headings(names)
+    headings = names
+    if (len(names) + 1) * (max(map(len, names)) + PADDING) > WIDTH:
+        headings = [str(number) for number in range(1, len(names) + 1)]
     lines: list[list[str | Cell]] = []
     for source, heading, times_us in zip(names, headings, times.tolist(), strict=True):
         line: list[str | Cell] = [source if source == heading else f"{heading} {source}"]
         for target, time_us in zip(names, times_us, strict=True):
-            slow = any(straggler.covers(source, target) for straggler in stragglers)
-            line.append(_cell(text_of, time_us, slow=slow))
+            if math.isnan(time_us):
+                line.append(Cell("-", tone="quiet"))
+            elif any(straggler.covers(source, target) for straggler in stragglers):
+                line.append(Cell(f"{text_of(time_us)}{_MARK}", tone="bad"))
+            else:
+                line.append(text_of(time_us))
         lines.append(line)
-    return plain_table(["", *headings], lines, words=1)
-
-
-def _headings(names: Sequence[str]) -> list[str]:
-    """Return the column headings: names, or numbers if the names do not fit."""
-    if (len(names) + 1) * (max(map(len, names)) + PADDING) <= WIDTH:
-        return list(names)
-    return [str(number) for number in range(1, len(names) + 1)]
-
-
-def _worst(
-    text_of: Callable[[float], str],
-    names: Sequence[str],
-    links: Links,
-    stragglers: Sequence[Straggler],
-) -> Table:
-    """Return the hosts or ranks that are slowest relative to the other links of their partners."""
-    between = links[links.source != links.target]
-    sends, receives = (scores[0] for scores in between.scores(len(names)))
-    score = np.fmax(sends, receives)
-    typical = float(np.nanmedian(score))
-    order = np.argsort(-np.nan_to_num(score, nan=-math.inf), kind="stable")
-    lines: list[list[str | Cell]] = []
-    for unit in order[:WORST].tolist():
-        name = names[unit]
-        line: list[str | Cell] = [name]
-        for way, source, target in ((sends, name, ""), (receives, "", name)):
-            slow = any(straggler.covers(source, target) for straggler in stragglers)
-            line.append(_cell(text_of, math.exp(way[unit]), slow=slow))
-        line.append(f"{math.exp(score[unit] - typical):.2f}")
-        lines.append(line)
-    headings = (f"worst {WORST} of {len(names)}", "sends", "receives", "times the typical")
-    return plain_table(headings, lines, words=1)
-
-
-def _cell(text_of: Callable[[float], str], time_us: float, *, slow: bool) -> Cell:
-    if math.isnan(time_us):
-        return Cell("-", tone="quiet")
-    if slow:
-        return Cell(f"{text_of(time_us)}{_MARK}", tone="bad")
-    return Cell(text_of(time_us))
+    title = f"{matrix.name}, matrix: {quantity} from row to column ({extent})"
+    return plain_table(["", *headings], lines, title=title, words=1)

@@ -1,16 +1,14 @@
 """Rows in the text formats of nccl-tests and OSU, so that their parsers can read commbench."""
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import NamedTuple
 
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import Row
-from commbench.errors import check_choice
 from commbench.report.collectives import columns_of
 from commbench.report.formats import launches_of
 from commbench.results.tables import (
@@ -24,6 +22,9 @@ from commbench.results.tables import (
 OSU_VERSION = "v7.4"
 _SIZE_WIDTH, _VALUE_WIDTH = 10, 18
 
+#: The formats of rows that are no table.
+STYLES = ("nccl-tests", "osu", "csv")
+
 Key = tuple[object, ...]
 
 
@@ -32,41 +33,17 @@ def render(rows: Sequence[Row], style: str, *, means: bool = False) -> str:
 
     Args:
         rows: the rows of a run, in print order.
-        style: ``nccl-tests`` (one block for each backend and operation), ``osu`` (one block for
-            each test), or ``csv`` (as ``collectives.csv``).
+        style: of `STYLES`: ``nccl-tests`` (one block for each backend and operation), ``osu`` (one
+            block for each test), or ``csv`` (as ``collectives.csv``).
         means: whether to print means over repetitions and ranks, as those tools do, instead of
             commbench's time in nccl-tests' format and the median of the mean over ranks in OSU's.
-
-    Raises:
-        InputError: the style is unknown.
     """
-    check_choice("format", style, STYLES)
     if style == "csv":
         return csv_text(rows)
-    form = _FORMS[style]
     if means:
         rows = [_with_means(row) for row in rows]
-    named = [row for row in rows if form.has(row)]
-    lines: list[str] = []
-    for test in rows_by(named, form.test_of).values():
-        for block in columns_of(test, form.unique).values():
-            lines += form.block_of(block, means)
-    for name in sorted({row.operation for row in rows} - {row.operation for row in named}):
-        lines.append(form.left_out.format(name=name))
-    return "\n".join(lines) + "\n"
-
-
-class _Form(NamedTuple):
-    """The format of a tool."""
-
-    has: Callable[[Row], object]
-    """Whether it has a place for a row."""
-    test_of: Callable[[Row], Key]
-    """What the rows of a block, over one backend, have in common."""
-    unique: Callable[[Row], object]
-    """What distinguishes the rows of a block."""
-    block_of: Callable[[Sequence[Row], bool], Iterable[str]]
-    left_out: str
+    form = _osu if style == "osu" else _nccl
+    return "\n".join(form(rows, means)) + "\n"
 
 
 def _group_of(row: Row) -> str:
@@ -137,10 +114,27 @@ def _setting(row: Row) -> str:
     return one_line(", ".join(filter(None, words)))
 
 
+def _absent(rows: Iterable[Row], named: Iterable[Row]) -> list[str]:
+    """Return the operations that a format has no place for."""
+    return sorted({row.operation for row in rows} - {row.operation for row in named})
+
+
 # --------------------------------------------------------------------------------------- nccl-tests
 
+#: What the rows of a line have in common; they are out of place and in place.
+_LINE = ("dtype", "redop", "root", "message_bytes")
 
-def _nccl_test(row: Row) -> Key:
+
+def _nccl(rows: Sequence[Row], means: bool) -> Iterator[str]:
+    named = [row for row in rows if OPERATIONS[row.operation].moves_data]
+    for test in rows_by(named, _test_of).values():
+        for block in columns_of(test, attrgetter(*_LINE, "in_place")).values():
+            yield from _nccl_block(block, means)
+    for name in _absent(rows, named):
+        yield f"# {name} moves no data and has no place in this format"
+
+
+def _test_of(row: Row) -> Key:
     return row.operation, row.pattern, _group_of(row)
 
 
@@ -151,8 +145,11 @@ def _nccl_block(rows: Sequence[Row], means: bool) -> Iterator[str]:
     yield f"# Collective test starting: {program}"
     yield f"# {_setting(rows[0])}"
     yield from _NCCL_HEADER
-    for line in _nccl_lines(rows):
-        yield "  ".join([_nccl_case(line), _nccl_side(line.get(False)), _nccl_side(line.get(True))])
+    timed = [row for row in rows if row.time_us is not None]
+    for line in rows_by(timed, attrgetter(*_LINE)).values():
+        sides = {bool(row.in_place): row for row in line}
+        halves = [_nccl_half(sides.get(in_place, Row())) for in_place in (False, True)]
+        yield "  ".join([_nccl_case(line[0]), *halves])
     yield from _missing(rows)
     wrong = sum(row.status == "wrong" for row in rows)
     rates = [row.busbw_GBps for row in rows if row.busbw_GBps is not None] or [0.0]
@@ -180,28 +177,11 @@ _NCCL_HEADER = (
 )
 
 
-def _nccl_lines(rows: Sequence[Row]) -> list[dict[bool, Row]]:
-    """Return the rows of each line, by in place or not.
-
-    Operations without that choice count as out of place.
-    """
-    lines: dict[Key, dict[bool, Row]] = {}
-    for row in rows:
-        if row.time_us is not None:
-            lines.setdefault(_nccl_key(row), {})[bool(row.in_place)] = row
-    return list(lines.values())
-
-
-def _nccl_key(row: Row) -> Key:
-    return (row.dtype, row.redop, row.root, row.message_bytes)
-
-
-def _nccl_case(line: dict[bool, Row]) -> str:
+def _nccl_case(row: Row) -> str:
     """Return size, count, type, redop and root.
 
     The count is one rank's share if the message consists of shares.
     """
-    row = next(iter(line.values()))
     size, dtype = row.message_bytes or 0, DTYPES[row.dtype or ""]
     count = size // dtype.itemsize
     if OPERATIONS[row.operation].divided:
@@ -211,9 +191,7 @@ def _nccl_case(line: dict[bool, Row]) -> str:
     return f"{size:>12}  {count:>12}  {dtype.nccl_name:>8}  {redop:>6}  {root:>6}"
 
 
-def _nccl_side(row: Row | None) -> str:
-    if row is None:
-        return "  ".join(f"{'N/A':>{width}}" for width in (7, 6, 6, 6))
+def _nccl_half(row: Row) -> str:
     texts = [_fitted(row.time_us, 7), _fitted(row.algbw_GBps, 6), _fitted(row.busbw_GBps, 6)]
     wrong = "N/A" if row.wrong is None else f"{row.wrong:g}"
     return "  ".join([*texts, f"{wrong:>6}"])
@@ -233,9 +211,17 @@ def _fitted(value: float | None, width: int) -> str:
 # ---------------------------------------------------------------------------------------------- OSU
 
 
-def _osu_test(row: Row) -> Key:
-    axes = (row.dtype, row.redop, row.in_place, row.root)
-    return row.operation, row.pattern, _group_of(row), *axes
+def _osu(rows: Sequence[Row], means: bool) -> Iterator[str]:
+    named = [row for row in rows if OPERATIONS[row.operation].names.osu]
+    for test in rows_by(named, _osu_test_of).values():
+        for block in columns_of(test, attrgetter("message_bytes")).values():
+            yield from _osu_block(block, means)
+    for name in _absent(rows, named):
+        yield f"# OSU has no test like {name}; it is left out"
+
+
+def _osu_test_of(row: Row) -> Key:
+    return *_test_of(row), row.dtype, row.redop, row.in_place, row.root
 
 
 def _osu_block(rows: Sequence[Row], means: bool) -> Iterator[str]:
@@ -245,74 +231,30 @@ def _osu_block(rows: Sequence[Row], means: bool) -> Iterator[str]:
     yield f"# OSU {first.backend.upper()} {operation.names.osu} {OSU_VERSION}"
     meaning = _meaning(rows) if means else "latency is the median of the mean over ranks"
     yield f"# {PRINTED_BY_COMMBENCH} OSU Micro-Benchmarks; {meaning}"
-    yield f"# {_setting(first)}{_choices(first)}"
+    words = [_setting(first)]
+    if first.redop:
+        words.append(f"redop {first.redop}")
+    if first.in_place:
+        words.append("in place")
+    if first.root:
+        words.append(f"root {first.root}")
+    yield f"# {', '.join(words)}"
     if first.dtype is not None:
         yield f"# Datatype: {DTYPES[first.dtype].mpi_name or first.dtype}."
         yield f"{'# Size':<{_SIZE_WIDTH}}{unit:>{_VALUE_WIDTH}}"
     else:
         yield f"# {unit}"
     for row in rows:
-        yield from _osu_line(row)
+        value = row.time_us
+        if operation.windowed:
+            value = row.algbw_GBps and 1e3 * row.algbw_GBps  # MB = 1e6 bytes
+        elif row.time_us_rank_mean is not None:
+            value = row.time_us_rank_mean
+        if value is None or row.status == "wrong":
+            continue
+        if row.osu_bytes is None:
+            yield f"{value:17.2f}"
+        else:
+            yield f"{row.osu_bytes:<{_SIZE_WIDTH}d}{value:{_VALUE_WIDTH}.2f}"
     yield from _missing(rows)
     yield ""
-
-
-def _choices(row: Row) -> str:
-    """Return the axes that are equal in all lines of a test, as words that follow the setting."""
-    words = ""
-    if row.redop:
-        words += f", redop {row.redop}"
-    if row.in_place:
-        words += ", in place"
-    if row.root:
-        words += f", root {row.root}"
-    return words
-
-
-def _osu_line(row: Row) -> Iterator[str]:
-    """Yield one size and its value; empty for a row without a value (MB = 1e6 bytes)."""
-    value = row.time_us
-    if OPERATIONS[row.operation].windowed:
-        value = row.algbw_GBps and 1e3 * row.algbw_GBps
-    elif row.time_us_rank_mean is not None:
-        value = row.time_us_rank_mean
-    if value is None or row.status == "wrong":
-        return
-    if row.osu_bytes is None:
-        yield f"{value:17.2f}"
-    else:
-        yield f"{row.osu_bytes:<{_SIZE_WIDTH}d}{value:{_VALUE_WIDTH}.2f}"
-
-
-# --------------------------------------------------------------------------------------------------
-
-
-def _moves_data(row: Row) -> bool:
-    return OPERATIONS[row.operation].moves_data
-
-
-def _osu_name(row: Row) -> str | None:
-    return OPERATIONS[row.operation].names.osu
-
-
-def _nccl_line(row: Row) -> Key:
-    return (*_nccl_key(row), row.in_place)
-
-
-_FORMS = {
-    "nccl-tests": _Form(
-        has=_moves_data,
-        test_of=_nccl_test,
-        unique=_nccl_line,
-        block_of=_nccl_block,
-        left_out="# {name} moves no data and has no place in this format",
-    ),
-    "osu": _Form(
-        has=_osu_name,
-        test_of=_osu_test,
-        unique=attrgetter("message_bytes"),
-        block_of=_osu_block,
-        left_out="# OSU has no test like {name}; it is left out",
-    ),
-}
-STYLES = (*_FORMS, "csv")

@@ -102,36 +102,6 @@ def encode(value: object, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, separators=separators, default=as_plain)
 
 
-def encode_fields(content: JsonMapping) -> dict[str, str]:
-    """Return the JSON of each field of an object."""
-    return {name: encode(value) for name, value in content.items()}
-
-
-def join_fields(texts: Mapping[str, str]) -> str:
-    """Return the line of an object, with its end, from the JSON of each of its fields."""
-    fields = ",".join(f'"{name}":{text}' for name, text in texts.items())
-    return f"{{{fields}}}\n"
-
-
-def split_fields(line: str) -> tuple[JsonObject, dict[str, str]]:
-    """Return the fields of an object that `join_fields` has written, and the JSON of each.
-
-    Raises:
-        ValueError: the line holds something else.
-    """
-    decoder = json.JSONDecoder()
-    values, texts = {}, {}
-    before, place = "{", 0
-    while line[place : place + 1] == before:
-        name, end = decoder.raw_decode(line, place + 1)
-        value, place = decoder.raw_decode(line, end + 1)
-        values[name], texts[name] = value, line[end + 1 : place]
-        before = ","
-    if line[place : place + 1] != "}":
-        raise ValueError("no object in one line")
-    return values, texts
-
-
 def as_plain(value: Any) -> Any:  # noqa: ANN401 - whatever json does not know
     """Return numpy's numbers and arrays as Python's, paths and the rest as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -38,8 +38,6 @@ Integers = NDArray[np.int64]
 #: together.
 _SHARED_FLAGS = frozenset({"oversubscribed", "late", "clock", "throttled"})
 _WRONG = str(Finding(code="pair_wrong"))
-#: What a launch states of each pair.
-_VALUES = ("time_us", "time_us_p95", "repetitions", "wrong")
 _TEXTS = ("device", "library", "transport", "sync", "loop")
 
 
@@ -190,34 +188,26 @@ def _order(case: Case) -> tuple[Any, ...]:
 
 
 def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
-    columns = [_arrays(record) for record in records]
-    highest = max(int(max(c["source"].max(), c["target"].max())) for c in columns)
-    ranks = max(1 + highest, *(record.group_size for record in records))
-    codes = [np.asarray(c["source"] * ranks + c["target"], dtype=np.int64) for c in columns]
-    pairs = np.unique(np.concatenate(codes))
-    shape = (len(records), len(pairs))
-    values = {name: np.full(shape, np.nan) for name in _VALUES}
-    for launch, (code, summary) in enumerate(zip(codes, columns, strict=True)):
-        place = np.searchsorted(pairs, code)
-        for name, of_pairs in values.items():
-            of_pairs[launch, place] = summary[name]
-    wrong = values["wrong"]
+    import pandas as pd
+
+    launches = []
+    for launch, record in enumerate(records):
+        pairs = pd.DataFrame(vars(record.pairs), dtype=float)
+        launches.append(pairs.assign(launch=launch).set_index(["source", "target", "launch"]))
+    by_pair = pd.concat(launches).unstack("launch")  # noqa: PD010 - nothing to aggregate
+    ends = np.array(by_pair.index.to_list(), dtype=np.int64)
+    ranks = max(1 + int(ends.max()), *(record.group_size for record in records))
     return Matrix(
         case=records[-1].case,
         records=records,
         hosts=hosts_of(info, ranks),
-        source=pairs // ranks,
-        target=pairs % ranks,
-        times_us=values["time_us"],
-        p95_us=values["time_us_p95"],
-        repetitions=np.nansum(values["repetitions"], axis=0).astype(np.int64),
-        wrong=np.where(np.isfinite(wrong).any(axis=0), np.nansum(wrong, axis=0), np.nan),
+        source=ends[:, 0],
+        target=ends[:, 1],
+        times_us=by_pair["time_us"].to_numpy().T,
+        p95_us=by_pair["time_us_p95"].to_numpy().T,
+        repetitions=by_pair["repetitions"].sum(axis=1).to_numpy(np.int64),
+        wrong=by_pair["wrong"].sum(axis=1, min_count=1).to_numpy(),
     )
-
-
-def _arrays(record: Record) -> dict[str, Floats]:
-    """Return the fields of a record's pairs, each of shape (pairs,), NaN for None."""
-    return {name: np.array(values, dtype=np.float64) for name, values in vars(record.pairs).items()}
 
 
 def hosts_of(info: RunInfo, ranks: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -156,7 +157,7 @@ class LaunchPlan:
     """The environment variables of the ranks, see `commbench.system.env`; all cases have the
     same."""
     case_timeout_s: float = 60.0
-    deadline_s: float | None = None
+    deadline_s: float = math.inf
     """No case begins later than this many seconds after the ranks came together."""
     training: Terms | None = None
     """Terms of training cases; None for collectives."""
@@ -266,7 +267,7 @@ def plan_launch(
     launch: int,
     *,
     slice_s: float | None = None,
-    deadline_s: float | None = None,
+    deadline_s: float = math.inf,
     left_out: Collection[str] = (),
 ) -> LaunchPlan:
     """Plan what ``launch`` has yet to measure, with ``slice_s`` in place of the budget's longest
@@ -284,9 +285,11 @@ def plan_launch(
     if terms and terms.steps:
         slice_s = slice_seconds(request, records)
     elif terms and slice_s is not None:
-        terms = dataclasses.replace(terms, block_s=terms.block_s * slice_s / request.budget.slice_s)
+        terms = dataclasses.replace(
+            terms, block_s=terms.block_s * (slice_s / request.budget.slice_s)
+        )
     slice_s = request.budget.slice_s if slice_s is None else slice_s
-    longest_s = request.budget.longest_s * slice_s / request.budget.slice_s
+    longest_s = request.budget.longest_s * (slice_s / request.budget.slice_s)
     missing = missing_cases(request, records, launch, left_out)
     return LaunchPlan(
         launch=launch,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from commbench import stats
 from commbench.collectives.cases import Case
 from commbench.engine.records import Record, Row, Times
 from commbench.results.info import MachineStates
-from commbench.results.summary import latest
+from commbench.results.summary import latest, records_by_case
 
 TimesT = TypeVar("TimesT", bound=Times)
 FAST, SLOW = "fast", "slow"
@@ -53,18 +52,16 @@ def divide(records: Sequence[Record]) -> Divided:
     states = find_states(records)
     if not states:
         return Divided(records=records)
-    slow_visits = {id(record): _slow_visits(record, states) for record in records}
     met: dict[str, tuple[str, float]] = {}
-    counts: dict[str, Counter[bool]] = {}
-    for record in latest(records).values():
-        if slow_visits[id(record)]:
-            counts.setdefault(record.case.key, Counter()).update(slow_visits[id(record)])
-    for key, count in counts.items():
-        is_slow = not count[False]
-        met[key] = (SLOW if is_slow else FAST, count[is_slow] / count.total())
+    for key, of_case in records_by_case(records).items():
+        slow = [is_slow for record in of_case for is_slow in _slow_visits(record, states)]
+        if slow:
+            met[key] = (FAST, slow.count(False) / len(slow))
+            if all(slow):
+                met[key] = (SLOW, 1.0)
     better, others = [], []
     for record in records:
-        slow = slow_visits[id(record)]
+        slow = _slow_visits(record, states)
         if not slow:
             better.append(record)
             continue

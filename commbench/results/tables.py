@@ -89,22 +89,12 @@ def table_of(row_class: type[Any], rows: Iterable[DataclassInstance]) -> DataFra
 
     A number that does not apply is NA, a text that does not apply is empty.
     """
-    rows = list(rows)
-    dtypes = column_dtypes(row_class)
-    return table_of_columns(dtypes, {name: [getattr(row, name) for row in rows] for name in dtypes})
-
-
-def table_of_columns(
-    dtypes: Mapping[str, str], columns: Mapping[str, Iterable[object]]
-) -> DataFrame:
-    """Return a DataFrame as `table_of`, from the pandas type and the values of each column instead
-    of rows.
-    """
     import pandas as pd
 
-    return pd.DataFrame({name: list(columns[name]) for name in dtypes}, dtype=object).astype(
-        dict(dtypes)
-    )
+    rows = list(rows)
+    dtypes = column_dtypes(row_class)
+    columns = {name: [getattr(row, name) for row in rows] for name in dtypes}
+    return pd.DataFrame(columns, dtype=object).astype(dtypes)
 
 
 def rows_of(table: DataFrame) -> Iterable[Any]:

@@ -271,24 +271,23 @@ def equal_losses(group: Sequence[Trained]) -> dict[tuple[str, int], EqualLosses]
     The window is a tenth of the common steps, one at least. A configuration finishes after all its
     steps, each of its median time.
     """
+    by_launch: dict[int, list[Trained]] = {}
+    for member in group:
+        for launch, record in member.timed.items():
+            if len(record.losses):
+                by_launch.setdefault(launch, []).append(member)
     equal = {}
-    for launch in sorted({launch for member in group for launch in member.timed}):
-        members = []
-        for member in group:
-            if launch in member.timed and len(member.timed[launch].losses):
-                members.append(member)
-        if not members:
-            continue
-        count = min(len(member.timed[launch].losses) for member in members)
-        over_ms = min(
-            len(member.timed[launch].losses) * member.steps_ms[launch] for member in members
-        )
+    for launch, members in by_launch.items():
+        made = [len(member.timed[launch].losses) for member in members]
+        count, width = min(made), max(1, min(made) // LOSS_WINDOW)
+        lasted_ms = [
+            steps * member.steps_ms[launch] for steps, member in zip(made, members, strict=True)
+        ]
         for member in members:
             losses, step_ms = member.timed[launch].losses, member.steps_ms[launch]
             reached = count
             if step_ms:
-                reached = math.floor(over_ms / step_ms + 1e-9)
-            width = max(1, count // LOSS_WINDOW)
+                reached = math.floor(min(lasted_ms) / step_ms + 1e-9)
             equal[member.case.key, launch] = EqualLosses(
                 steps=_ending(losses, count, width),
                 time=_ending(losses, reached, width),

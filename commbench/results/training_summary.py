@@ -78,11 +78,6 @@ FEWEST_STEPS = 3
 # ------------------------------------------------------------------------------------------ ddp.csv
 
 
-def training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[TrainingRow]:
-    """Return one row per configuration of the sweep, in the order of `keyed_training_rows`."""
-    return list(keyed_training_rows(records, info).values())
-
-
 def keyed_training_rows(
     records: Iterable[TrainingRecord], info: RunInfo
 ) -> dict[TrainingCase, TrainingRow]:

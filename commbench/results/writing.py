@@ -22,8 +22,6 @@ from commbench.results.files import (
     SCAFFOLD,
     as_json,
     encode,
-    encode_fields,
-    join_fields,
     refusing,
     replace_file,
     samples_file,
@@ -37,7 +35,7 @@ from commbench.results.reading import Run, make_run, read_info, read_samples
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, Records, training_records
 from commbench.results.verdict import paragraph
-from commbench.schema import JsonMapping
+from commbench.schema import JsonMapping, JsonObject
 
 #: Entries of ``run.json`` that no table is made of.
 _CONCLUDED = frozenset(
@@ -74,8 +72,8 @@ class Store:
     def __init__(self, path: Path, header: JsonMapping, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self._whole: dict[tuple[str, int], dict[str, str]] = {}
-        """The last whole line of each case in the launch that is being written: JSON by field."""
+        self._whole: dict[tuple[str, int], JsonObject] = {}
+        """The last whole line of each case in the launch that is being written."""
         self._run: Run | None = None
         self._recommendation: Recommendation | None = None
         """As written last."""
@@ -144,23 +142,17 @@ class Store:
         """The training records."""
         return training_records(self.records)
 
-    def append(self, record: AnyRecord, fields: Mapping[str, str] | None = None) -> AnyRecord:
+    def append(self, record: AnyRecord) -> AnyRecord:
         """Write a record as one line and wait until it is on disk.
 
         Return the record of its case in its launch.
-
-        Args:
-            record: the record.
-            fields: the JSON of each of its fields; None: it is not encoded yet.
 
         Raises:
             LaunchError: it could not be written; earlier records are intact.
         """
         self._check_place()
         before = os.fstat(self._samples).st_size
-        if fields is None:
-            fields = encode_fields(record.to_json())
-        line = self._line((record.case.key, record.launch), fields, before).encode()
+        line = f"{encode(self._line(record, before))}\n".encode()
         with refusing(self.path / SAMPLES, LaunchError):
             try:
                 write_all(self._samples, line)
@@ -172,18 +164,19 @@ class Store:
         self._run = None
         return self.records.add(record)
 
-    def _line(self, key: tuple[str, int], fields: Mapping[str, str], place: int) -> str:
-        """Return the line at a place of the file of a record of a case and launch: whole, or of a
-        further visit what differs from the whole line that ``of`` names.
+    def _line(self, record: AnyRecord, place: int) -> JsonObject:
+        """Return the line of a record at a place of the file: whole, or of a further visit what
+        differs from the whole line that ``of`` names.
         """
+        fields, key = record.to_json(), (record.case.key, record.launch)
         whole = self._whole.get(key)
         if whole is not None and whole.keys() - {"line"} <= fields.keys():
-            changed = {name: text for name, text in fields.items() if whole.get(name) != text}
-            return join_fields({"of": whole["line"], **changed})
-        if any(launch != key[1] for _, launch in self._whole):
+            changed = {name: value for name, value in fields.items() if whole.get(name) != value}
+            return {"of": whole["line"], **changed}
+        if any(launch != record.launch for _, launch in self._whole):
             self._whole.clear()
-        self._whole[key] = {"line": str(place), **fields}
-        return join_fields(self._whole[key])
+        self._whole[key] = {"line": place, **fields}
+        return self._whole[key]
 
     def update(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Set entries of ``run.json`` and rewrite it in one step.

@@ -24,7 +24,7 @@ from commbench.results.recommendation import (
     fresh_extent,
     setting_of,
 )
-from commbench.results.trained import Speedup, median_known, speedup_of, trained
+from commbench.results.trained import Speedup, median_known, speedup_of
 from commbench.results.training_summary import flags_of
 from commbench.stats import MARGIN
 from commbench.tuner.decision import Decision, Judged, LeftOut, decide, decision_of
@@ -76,10 +76,10 @@ def _search_of(records: Sequence[TrainingRecord], info: RunInfo) -> Search | Non
     if not keys:
         return None
     measured: dict[str, set[TrainingCase]] = {SWEEP: set(), CONFIRM: set()}
-    for phase, cases in measured.items():
-        for member in trained(records, phase).values():
-            if member.is_ok:
-                cases.add(dataclasses.replace(member.case, phase=SWEEP))
+    for record in records:
+        if record.status == "ok":
+            case = dataclasses.replace(record.case, phase=SWEEP)
+            measured[record.case.phase].add(case)
     settings = {TrainingCase.from_key(key) for key in keys[1:]}  # the default is first
     afresh = settings & measured[CONFIRM]
     in_rounds = settings & measured[SWEEP] - afresh

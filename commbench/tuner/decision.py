@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from commbench.ddp.plan.cases import CONFIRM, LOCAL, SWEEP, TrainingCase
+from commbench.ddp.plan.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding
 from commbench.hooks.registry import HOOKS
@@ -21,6 +21,7 @@ from commbench.results.recommendation import (
     EFFECTS,
     LearningEffect,
     Verdict,
+    Withheld,
     effect_of,
 )
 from commbench.results.trained import (
@@ -41,17 +42,22 @@ from commbench.results.trained import (
 from commbench.stats import Interval
 from commbench.tuner.effort import steps_of
 from commbench.tuner.learning import accuracy_warning, withheld
-from commbench.tuner.rules import Rated, judge, level_of, look_of_launches, look_of_rounds, winners
+from commbench.tuner.rules import judge, level_of, look_of_launches, look_of_rounds, winners
 
 #: Never recommended: instruments only measure, and `LOCAL` exchanges no gradients.
 INSTRUMENTS = frozenset({LOCAL, *(name for name, spec in HOOKS.items() if spec.is_instrument)})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged(Rated):
+class Judged:
     """The baseline, or a setting that was compared with it."""
 
     trained: Trained
+    ratio: float = math.nan
+    """The speedup over the baseline."""
+    effect: LearningEffect = "none"
+    withheld: Withheld = ""
+    """Why it may not be recommended, however fast it is."""
     speedup: Speedup | None = None
     """Over the baseline, with its interval, if the launches of the decision are fresh."""
     verdict: Verdict = "inconclusive"
@@ -306,12 +312,12 @@ def _stated(reason: str, without: str) -> Finding:
     return Finding.stated(reason.rstrip("."))
 
 
-def candidates(records: Iterable[TrainingRecord], info: RunInfo) -> list[TrainingCase]:
-    """Return the settings to confirm in new launches: the baseline, and the `winners` of the
-    sweep as `decision_of` reads it.
+def finalists(records: Sequence[TrainingRecord], info: RunInfo) -> list[TrainingCase]:
+    """Return the settings of one environment to confirm in new launches: the baseline, and the
+    `winners` of the sweep as `decision_of` reads it.
 
-    The fastest without compression is added if it is faster than the baseline, because it may
-    alter learning by its precision.
+    Once begun, they do not change. The fastest without compression is added if it is faster than
+    the baseline, because it may alter learning by its precision.
 
     Args:
         records: of the run.
@@ -320,11 +326,17 @@ def candidates(records: Iterable[TrainingRecord], info: RunInfo) -> list[Trainin
     Returns:
         Each once, with the phase ``confirm``, the baseline first; empty if the baseline failed.
     """
+    begun = list(dict.fromkeys(record.case for record in records if record.case.phase == CONFIRM))
+    if begun:
+        baseline = baseline_of(begun)
+        return sorted(begun, key=lambda case: case != baseline)
     decision = decision_of(records, SWEEP, info)
     if decision is None or not decision.has_baseline:
         return []
-    chosen = [decision.baseline, *winners(decision.alternatives)]
+    baseline = decision.baseline.case
+    ratios = {each.case: each.ratio for each in decision.alternatives}
+    withheld_cases = [each.case for each in decision.alternatives if each.withheld]
+    chosen = [baseline, *winners(ratios, baseline, withheld_cases)]
     if decision.plain and decision.plain[0].ratio > 1:
-        chosen.append(decision.plain[0])
-    cases = [dataclasses.replace(each.case, phase=CONFIRM) for each in chosen]
-    return list(dict.fromkeys(cases))
+        chosen.append(decision.plain[0].case)
+    return [dataclasses.replace(case, phase=CONFIRM) for case in dict.fromkeys(chosen)]

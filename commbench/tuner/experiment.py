@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.results.recommendation import Verdict, Withheld
+from commbench.results.recommendation import Verdict
 from commbench.results.trained import speedup_of_rounds
 from commbench.stats import median
-from commbench.tuner.rules import LIVE_LOOKS, LIVE_SHARE, judge, level_of, look_of_rounds
+from commbench.tuner.rules import LIVE, USUALLY_CONFIRMED, judge, level_of, look_of_rounds
 from commbench.tuner.screening import HALVINGS, Ending, Rounds, Screening
 
 #: Steps after a switch that are not timed: the first uses the initial buckets, the second allocates
@@ -81,7 +81,7 @@ class _Confirmation(Rounds):
         self._alternatives = len({*finalists, *earlier.compared})
         self._best = finalists[0]
         self._verdicts: dict[int, Verdict] = {}
-        self._last_look = LIVE_LOOKS[-1]
+        self._last_look = LIVE.looks[-1]
 
     @property
     def level(self) -> float:
@@ -90,7 +90,7 @@ class _Confirmation(Rounds):
         return level_of(self._alternatives, look)
 
     def _judge(self) -> None:
-        if self.rounds in LIVE_LOOKS:
+        if self.rounds in LIVE.looks:
             self.look()
 
     def _is_over(self) -> bool:
@@ -110,7 +110,7 @@ class _Confirmation(Rounds):
                 self.candidates.append(setting)
         if self._is_best_faster and self._best in looked_at:
             # The best of all can be used. The other finalists get one more look.
-            later = [look for look in LIVE_LOOKS if look > self.rounds]
+            later = [look for look in LIVE.looks if look > self.rounds]
             self._last_look = min(later, default=self.rounds)
 
     @property
@@ -137,27 +137,30 @@ class _Limits:
         self._of_steps: Ending = "steps"
         """The ending at the limit of steps."""
         self._made_steps = 0
+        self._begun_at: int | None = None
+        """The steps made before the experiment."""
         self._remaining_s: float | None = None
         self._total_s: float | None = None
 
     def update(self, made_steps: int, remaining_s: float | None) -> None:
         self._made_steps, self._remaining_s = made_steps, remaining_s
-        if self._total_s is None:
-            self._total_s = remaining_s
+        if self._begun_at is None:
+            self._begun_at, self._total_s = made_steps, remaining_s
+            if self._max_steps is None and remaining_s is None:
+                self._of_steps = "undecided"
 
     def set_own(self, step_ms: float) -> None:
         """Limit the steps if neither steps nor time are limited otherwise."""
-        if self._max_steps is None and self._remaining_s is None:
-            self._of_steps = "undecided"
+        if self._of_steps == "undecided":
             self._max_steps = max(OWN_STEPS, round(OWN_SECONDS * 1e3 / step_ms))
 
-    def left_steps(self, step_ms: float) -> float:
-        """Return how many steps of that time are left."""
+    def all_steps(self, step_ms: float) -> float:
+        """Return how many steps of that time the experiment has in all."""
         steps = math.inf
-        if self._remaining_s is not None:
-            steps = 1e3 * self._remaining_s / step_ms
+        if self._total_s is not None:
+            steps = 1e3 * self._total_s / step_ms
         if self._max_steps is not None:
-            steps = min(steps, self._max_steps - self._made_steps)
+            steps = min(steps, self._max_steps - (self._begun_at or 0))
         return steps
 
     def shares_after(self, steps: int, step_ms: float) -> dict[Ending, float]:
@@ -183,7 +186,7 @@ class Experiment:
         seed: of the order of blocks.
         max_steps: optimiser steps of the training after which the experiment is over. None:
             `OWN_STEPS` or `OWN_SECONDS` if the time is not limited either.
-        withheld: why some settings may not be recommended, however fast they are, by their number.
+        withheld: numbers of the settings that may not be recommended, however fast they are.
         earlier: what launches before this one confirmed.
     """
 
@@ -193,7 +196,7 @@ class Experiment:
         *,
         seed: int,
         max_steps: int | None,
-        withheld: Mapping[int, Withheld] | None = None,
+        withheld: Collection[int] = (),
         earlier: Earlier = Earlier(),
     ) -> None:
         self._earlier = earlier
@@ -208,6 +211,9 @@ class Experiment:
         self._step_ms: dict[int, float] = {}
         """Median of the latest block of each setting."""
         self._steps = FIRST_STEPS
+        """Timed steps of a block."""
+        self._base_ms = math.inf
+        """Of the baseline's fastest block."""
         self._tries: Counter[int] = Counter()
         """Blocks in a row that were too short, of each setting."""
         self._ending: Ending | None = None
@@ -248,7 +254,7 @@ class Experiment:
             steps = (1 + ahead) * (UNTIMED + self._steps)
             shares = self._limits.shares_after(steps, expected_ms)
             exceeded = [ending for ending, share in shares.items() if share > 1]
-            is_long = max(shares.values(), default=0.0) > LIVE_SHARE
+            is_long = max(shares.values(), default=0.0) > LIVE.share
             is_screened = is_long and bool(self._stage.finalists())
             if not exceeded and not is_screened:
                 if is_ahead:
@@ -259,7 +265,7 @@ class Experiment:
             if exceeded:
                 self._end(exceeded[0])
             else:
-                self._confirm()
+                self._end_stage()
         return None
 
     def add(self, block: Block, steps_ms: Sequence[float]) -> None:
@@ -292,12 +298,12 @@ class Experiment:
         self._queue.remove(block.setting)
         median_ms = median(steps_ms)
         self._stage.add(block.setting, median_ms)
-        if not self._step_ms:
-            self._limits.set_own(median_ms)
-            self._steps = _block_steps(
-                median_ms, self._limits.left_steps(median_ms), self._settings
-            )
+        is_first = not self._step_ms
         self._step_ms[block.setting] = median_ms
+        if block.setting == 0:
+            self._base_ms = min(self._base_ms, median_ms)
+        if is_first:
+            self._fit_blocks()
 
     def leave_out(self, setting: int) -> None:
         """Leave out a setting that cannot be trained.
@@ -317,14 +323,22 @@ class Experiment:
         """Begin the next round, or the next stage."""
         self._queue = self._stage.next_round()
         if not self._queue:
-            self._confirm()
+            self._end_stage()
             return
         self._random.shuffle(self._queue)
         if not self._step_ms:  # the baseline first, for its time
             self._queue.sort(key=bool)
+        else:
+            self._fit_blocks()
 
-    def _confirm(self) -> None:
-        """Confirm the finalists of the stage; end if it has none."""
+    def _fit_blocks(self) -> None:
+        """Fit the length of blocks to the limits, as the baseline's fastest block shows them."""
+        self._limits.set_own(self._base_ms)
+        steps = self._limits.all_steps(self._base_ms)
+        self._steps = _block_steps(self._base_ms, steps, self._settings)
+
+    def _end_stage(self) -> None:
+        """Confirm the finalists of the screening; end behind the confirmation."""
         finalists = self._stage.finalists()
         self._queue = []
         if finalists:
@@ -339,16 +353,16 @@ class Experiment:
         self._ending, self._queue = ending, []
 
 
-def _block_steps(step_ms: float, left_steps: float, settings: int) -> int:
+def _block_steps(step_ms: float, all_steps: float, settings: int) -> int:
     """Return the timed steps of a block: enough to make its end cheap, few enough for the limits.
 
     Args:
         step_ms: of the baseline.
-        left_steps: until the nearer limit.
+        all_steps: of the experiment, up to the nearer limit.
         settings: in a round of the screening.
     """
     cheap = math.ceil(BLOCK_END_MS / (BLOCK_END_SHARE * step_ms))
-    of_screening = LIVE_SHARE * left_steps / (HALVINGS[0] * settings)
-    of_confirmation = (1 - LIVE_SHARE) * left_steps / (3 * LIVE_LOOKS[1])
+    of_screening = LIVE.share * all_steps / (HALVINGS[0] * settings)
+    of_confirmation = (1 - LIVE.share) * all_steps / (USUALLY_CONFIRMED * LIVE.looks[1])
     steps = math.floor(min(cheap, of_screening, of_confirmation)) - UNTIMED
     return max(FEWEST_STEPS, min(MOST_STEPS, steps))

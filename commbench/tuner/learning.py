@@ -30,7 +30,6 @@ from commbench.results.trained import (
     median,
     paired_losses,
 )
-from commbench.stats import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +103,10 @@ def accuracy_warning(
         return Finding(code="accuracy_not_finite", subject=quantity)
     worst, verb = median(accuracy_losses), "is"
     if is_decision:
-        interval = difference_interval(accuracy_losses)
-        if interval is None:
+        highest = _highest(accuracy_losses)
+        if highest is None:
             return Finding(code="accuracy_unbounded", subject=quantity)
-        worst, verb = interval.high, "may_be"
+        worst, verb = highest, "may_be"
     if worst <= allowed:
         return None
     numbers = {"worst": worst, "allowed": allowed}
@@ -193,8 +192,9 @@ def _difference(pairs: Sequence[tuple[float, float]]) -> Difference:
     return dataclasses.replace(difference, difference_ci=(interval.low, interval.high))
 
 
-def difference_interval(differences: Sequence[float]) -> Interval | None:
-    """Return the 95 % interval of the median of launches' differences; None for fewer than two.
+def _highest(differences: Sequence[float]) -> float | None:
+    """Return the upper end of the 95 % interval of the median of launches' differences; None for
+    fewer than two.
 
     It is the interval of `commbench.stats.launch_interval` on exp(difference): order statistics are
     invariant, and Student's t on logarithms becomes Student's t on the differences.
@@ -203,8 +203,4 @@ def difference_interval(differences: Sequence[float]) -> Interval | None:
     interval = stats.launch_interval(np.exp(np.asarray(differences) / scale))
     if interval is None:
         return None
-    return Interval(
-        low=scale * math.log(interval.low),
-        high=scale * math.log(interval.high),
-        level=interval.level,
-    )
+    return scale * math.log(interval.high)

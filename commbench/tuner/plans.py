@@ -1,63 +1,52 @@
-"""The stages of training a sweep and of tuning a workload: first all settings in few launches, then
-the best against the baseline in new launches.
+"""The launches of ``train`` and of ``tune --workload``: all settings, or a search among them, and
+then the best against the baseline in new launches.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
 from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
-from commbench.ddp.plan.cases import (
-    CONFIRM,
-    DEFAULT_CAP,
-    Terms,
-    TrainingCase,
-    TrainingSweep,
-    baseline_of,
-)
+from commbench.ddp.plan.cases import CONFIRM, DEFAULT_CAP, Terms, TrainingCase, TrainingSweep
 from commbench.ddp.plan.layout import case_bucket_bytes, group_by_layout
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts, named
-from commbench.hooks.registry import find_file_hooks, parse_hook
+from commbench.hooks.registry import find_file_hooks
 from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, training_records
 from commbench.stats import median
 from commbench.stats.budgets import Budget, TrainingBudget
-from commbench.tuner.decision import candidates, decide
+from commbench.tuner.decision import decide, finalists
 from commbench.tuner.learning import ANY_HOOK, Permission, withheld
-from commbench.tuner.rules import SEARCH_SHARE, SWEEP_SHARE
+from commbench.tuner.rules import TRAIN, USUALLY_CONFIRMED, Schedule
 from commbench.units import counted
 
 #: Duration of a block over that of its timed steps on the baseline: early steps, setup and
 #: diagnosis.
 OVERHEAD = 2.5
-#: Most often the baseline, the fastest without compression and the fastest of all.
-MOST_CONFIRMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(abc.ABC):
+class TrainingPlan:
     """A request to compare settings, and the stages that carry it out.
 
     Every stage follows only from the records of the stages before it. So a run that is resumed, or
     made launch by launch under mpirun, reaches the same settings.
     """
 
-    fewest_launches: ClassVar[int] = 1
-    """Launches of a stage that are made even beyond the target time."""
-    searches: ClassVar[bool] = False
-    """Whether the first stage searches, and a stage depends on all launches of those before."""
-
+    sweep: TrainingSweep
+    """The settings."""
     facts: WorkloadFacts
     """Of the workload at its own or the first batch."""
     ranks: int
     seed: int
     budget: TrainingBudget
+    schedule: Schedule = TRAIN
     max_accuracy_loss: float | None = None
     """Largest accuracy loss of a recommended setting, see `commbench.tuner.learning`; None: not
     judged."""
@@ -69,22 +58,24 @@ class Plan(abc.ABC):
     case_timeout_s: float = 60.0
     time_limit_s: float | None = None
     """Of the whole run, in seconds from its start."""
-    cases: Sequence[TrainingCase] = field(init=False)
-    """All settings that may be tried, the baseline first."""
+    begins_s: float = 0.0
+    """Start of the first stage in the run, in seconds, if there is a time limit."""
+
+    @cached_property
+    def cases(self) -> list[TrainingCase]:
+        """All settings, the baseline first, steps without DDP last."""
+        return self.sweep.cases(ranks=self.ranks, batch=self.facts.batch_size)
+
+    @cached_property
+    def same_layout(self) -> Mapping[TrainingCase, TrainingCase]:
+        """Settings that are not measured, by the one that has the same buckets."""
+        chosen = group_by_layout([case for case in self.cases if case.uses_ddp], self.facts)
+        return {case: kept for case, kept in chosen.items() if case != kept}
 
     @property
-    @abc.abstractmethod
     def measured(self) -> list[TrainingCase]:
-        """The settings that the first stage trains, the baseline first, steps without DDP last."""
-
-    @abc.abstractmethod
-    def first_request(self) -> RunRequest:
-        """Return the request for the first stage."""
-
-    @property
-    @abc.abstractmethod
-    def _given_hooks(self) -> Sequence[str]:
-        """The hooks that are tried, as in ``--hook``."""
+        """The settings that the first stage trains or chooses from, in the order of ``cases``."""
+        return [case for case in self.cases if case not in self.same_layout]
 
     @property
     def info(self) -> RunInfo:
@@ -95,65 +86,130 @@ class Plan(abc.ABC):
         for case in self.measured:
             if case.uses_ddp:
                 layouts[case.key] = list(case_bucket_bytes(case, self.facts))
-        return {
+        info: RunInfo = {
             "facts": self.facts.to_json(),
             "layouts": layouts,
-            "first_look": self.first_look,
+            "same_layout": {case.key: kept.key for case, kept in self.same_layout.items()},
+            "first_look": self.budget.confirm_launches,
             "max_accuracy_loss": self.max_accuracy_loss,
             **self.permission.info,
-            "batches": [case.batch_per_rank for case in self.cases[:1]],
+            "batches": [self.cases[0].batch_per_rank],
         }
+        if self.schedule.searches:
+            info["candidates"] = list(layouts)
+        return info
 
     @property
-    def first_look(self) -> int:
-        """New launches before the first look."""
-        return self.budget.confirm_launches
+    def left_out(self) -> list[str]:
+        """Sentences on the settings that are not measured."""
+        sentences: list[str] = []
+        if unused := self.facts.unused:
+            sentences.append(
+                f"{named(unused)} got no gradient in a backward pass: every setting is trained with"
+                " find_unused_parameters=True, without which DDP fails."
+            )
+        if self.same_layout:
+            names = "; ".join(
+                f"{case} as {kept.bucket_cap_mb}" for case, kept in self.same_layout.items()
+            )
+            sentences.append(f"DDP makes the same buckets for {names}.")
+        return sentences
 
     @property
     def then(self) -> str:
         """The stages after the first, in words."""
-        return f"the fastest again in {counted(self.first_look, 'confirmation launch')}"
+        launches = counted(self.budget.confirm_launches, "confirmation launch")
+        return f"the fastest again in {launches}"
 
     def estimate_s(self) -> float:
         """Return the most seconds of the first stage and the confirmation, if steps take as long as
         the baseline's and the first look decides.
         """
-        envs = len(self._envs)
-        first = self.first_request()
-        fresh = self._request(
-            CONFIRM, self.measured[:1], self.first_look, blocks=self.budget.confirm_blocks
-        )
-        seconds = 0.0
-        for slices, request in (
-            (first.slices(first.cases), first),
-            (MOST_CONFIRMED * envs, fresh),
-        ):
-            launches = request.budget.launches
-            seconds += dry_run_estimate(slices, request.budget, launches, starts=envs)
-        return seconds
+        envs, first = len(self._envs), self.first_request()
+        fresh = self._request(CONFIRM, self.cases[:1], blocks=self.budget.confirm_blocks)
+        first_slices, launches = first.slices(first.cases), first.budget.launches
+        first_s = dry_run_estimate(first_slices, first.budget, launches, starts=envs)
+        slices, launches = USUALLY_CONFIRMED * envs, self.budget.confirm_launches
+        return first_s + dry_run_estimate(slices, fresh.budget, launches, starts=envs)
 
     def stages(self) -> list[Stage]:
-        """Return the first stage and its confirmation."""
-        return [lambda _: self.first_request(), self.confirm_request]
+        """Return the first stage, and the confirmation up to each look."""
+        looks = range(len(self.schedule.looks))
+        confirmations = [partial(self.confirm_request, look=look) for look in looks]
+        return [lambda _: self.first_request(), *confirmations]
 
-    def confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """Return the request for the baseline and the winners of each environment, in turns.
+    def first_request(self) -> RunRequest:
+        """Return the request for all settings in the budget's launches, or for the launch that
+        searches among them.
+        """
+        budget, share, limit_s = self.budget, self.schedule.share, self.time_limit_s
+        if limit_s is not None:
+            limit_s = self.begins_s + share * (limit_s - self.begins_s)
+        if self.schedule.searches:
+            search_s = budget.search_s
+            if limit_s is not None:
+                search_s = min(search_s, limit_s)
+            request = self._request(
+                "search", self.measured, search_s=search_s, withheld=self._withheld_hooks()
+            )
+            return dataclasses.replace(request, time_limit_s=limit_s)
+        aim_s = budget.aim_s
+        if aim_s is not None:
+            aim_s = share * aim_s * len(self._envs)
+        request = self._request("sweep", self.measured, budget.launches)
+        return dataclasses.replace(request, time_limit_s=limit_s, aim_s=aim_s)
 
-        None if there is nothing to compare.
+    def confirm_request(self, records: Sequence[AnyRecord], look: int = 0) -> RunRequest | None:
+        """Return the request for the new launches up to a look: of the baseline and the winners of
+        each environment, in turns.
+
+        None if there is nothing to compare, or if the look before has decided.
         """
         trainings = training_records(records)
+        looks = [0]
+        for times in self.schedule.looks:
+            looks.append(times * self.budget.confirm_launches)
+        if look and not self._is_open(trainings, looks[look]):
+            return None
         cases: list[TrainingCase] = []
         for env in self._envs:
             cases += finalists([r for r in trainings if r.case.env == env], self.info)
         if len(cases) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
             return None
-        return self._request(
-            CONFIRM, cases, self.first_look, blocks=self._confirm_blocks(trainings)
-        )
+        blocks = self._confirm_blocks(trainings)
+        request = self._request(CONFIRM, cases, looks[look + 1], blocks=blocks)
+        return dataclasses.replace(request, first_launch=looks[look])
 
-    def _confirm_blocks(self, _records: Sequence[TrainingRecord]) -> int:
-        """Return the blocks of a setting in a new launch."""
-        return self.budget.confirm_blocks
+    def _is_open(self, records: Sequence[TrainingRecord], launches: int) -> bool:
+        """Return whether the first new launches were all made and decide nothing."""
+        seen = []
+        for record in records:
+            if record.case.phase != CONFIRM or record.launch < launches:
+                seen.append(record)
+        decision = decide(seen, self.info)
+        if decision is None or decision.verdict != "inconclusive":
+            return False
+        speedup = decision.leader.speedup
+        return speedup is not None and speedup.launches >= launches
+
+    def _confirm_blocks(self, records: Sequence[TrainingRecord]) -> int:
+        """Return the blocks of a setting in a new launch: after a search fewer than the budget's
+        if steps are so slow that these would take longer than it says.
+        """
+        most = self.budget.confirm_blocks
+        for record in records:
+            if self.schedule.searches and record.case == self.cases[0] and record.status == "ok":
+                block_s = record.block_steps * median(record.step_ms) / 1e3
+                return max(1, min(most, round(most * self.budget.block_s / block_s)))
+        return most
+
+    def _withheld_hooks(self) -> tuple[str, ...]:
+        """Return the hooks that may not be recommended."""
+        info, hooks = self.info, {}
+        for case in self.cases:
+            if case.uses_ddp and withheld(case, self.cases[0], info):
+                hooks[case.hook_name] = True
+        return tuple(hooks)
 
     @property
     def _envs(self) -> list[str]:
@@ -164,20 +220,16 @@ class Plan(abc.ABC):
         self,
         name: str,
         cases: Sequence[TrainingCase],
-        launches: int,
+        launches: int = 1,
         *,
         blocks: int = 1,
-        search_s: float | None = None,
+        **terms: Any,  # noqa: ANN401 - further terms of the launches
     ) -> RunRequest:
         """Return the request for a stage."""
-        budget = self.budget
-        whole_limit_s = None
-        unusable: dict[str, bool] = {}
-        if self.searches:
-            whole_limit_s = self.time_limit_s
-            for case in self.cases:
-                if withheld(case, self.cases[0], self.info):
-                    unusable[case.hook_name] = True
+        budget, searches = self.budget, self.schedule.searches
+        fewest_launches, whole_limit_s = 2, None
+        if searches:
+            fewest_launches, whole_limit_s = 1, self.time_limit_s
         training = Terms(
             seed=self.seed,
             block_s=budget.block_s,
@@ -185,10 +237,9 @@ class Plan(abc.ABC):
             divides_blocks=name == CONFIRM,
             steps=self.steps,
             threads=self.threads,
-            file_hooks=find_file_hooks(self._given_hooks),
-            watches_drift=not self.searches,
-            search_s=search_s,
-            withheld=tuple(unusable),
+            file_hooks=find_file_hooks(self.sweep.hooks),
+            watches_drift=not searches,
+            **terms,
         )
         return RunRequest(
             name=name,
@@ -204,175 +255,20 @@ class Plan(abc.ABC):
             training=training,
             case_timeout_s=self.case_timeout_s,
             time_limit_s=self.time_limit_s,
-            fewest_launches=self.fewest_launches,
+            fewest_launches=fewest_launches,
             whole_limit_s=whole_limit_s,
-            is_fixed_length=self.searches,
-            depends=self.searches and name == CONFIRM,
+            is_fixed_length=searches,
+            depends=searches and name == CONFIRM,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingPlan(Plan):
-    """A request to train a sweep: every configuration, then the winners in new launches."""
+def candidate_sweep(sweep: TrainingSweep, facts: WorkloadFacts) -> TrainingSweep:
+    """Return the settings that a tuning chooses from: without a hook and with each hook of
+    ``sweep``, in one bucket size for each different layout.
 
-    fewest_launches: ClassVar[int] = 2
-
-    sweep: TrainingSweep
-    begins_s: float = 0.0
-    """Start of the sweep in the run, in seconds, if there is a time limit."""
-    same_layout: Mapping[TrainingCase, TrainingCase] = field(init=False)
-    """Configurations that are not measured, by the one that has the same buckets."""
-
-    def __post_init__(self) -> None:
-        cases = self.sweep.cases(ranks=self.ranks, batch=self.facts.batch_size)
-        object.__setattr__(self, "cases", cases)
-        chosen = group_by_layout([case for case in cases if case.uses_ddp], self.facts)
-        same = {case: kept for case, kept in chosen.items() if case != kept}
-        object.__setattr__(self, "same_layout", same)
-
-    @property
-    def measured(self) -> list[TrainingCase]:
-        """The configurations that are trained."""
-        return [case for case in self.cases if case not in self.same_layout]
-
-    @property
-    def info(self) -> RunInfo:
-        """Entries of run.json, also configurations with equal layouts."""
-        same = {case.key: kept.key for case, kept in self.same_layout.items()}
-        return {**super().info, "same_layout": same}
-
-    @property
-    def left_out(self) -> list[str]:
-        """Sentences on the configurations that are not measured."""
-        sentences: list[str] = []
-        if unused := self.facts.unused:
-            sentences.append(
-                f"{named(unused)} got no gradient in a backward pass: every setting is trained with"
-                " find_unused_parameters=True, without which DDP fails."
-            )
-        if self.same_layout:
-            names = "; ".join(
-                f"{case} as {kept.bucket_cap_mb}" for case, kept in self.same_layout.items()
-            )
-            sentences.append(f"DDP makes the same buckets for {names}.")
-        return sentences
-
-    def first_request(self) -> RunRequest:
-        """Return the request for every measured configuration, in the budget's launches."""
-        request = self._request("sweep", self.measured, self.budget.launches)
-        limit_s, aim_s = self.time_limit_s, self.budget.aim_s
-        if limit_s is not None:
-            limit_s = self.begins_s + SWEEP_SHARE * (limit_s - self.begins_s)
-        if aim_s is not None:
-            aim_s = SWEEP_SHARE * aim_s * len(self._envs)
-        return dataclasses.replace(request, time_limit_s=limit_s, aim_s=aim_s)
-
-    @property
-    def _given_hooks(self) -> Sequence[str]:
-        return self.sweep.hooks
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuningPlan(Plan):
-    """A request to tune: a search, then the winners in new launches, in two looks."""
-
-    searches: ClassVar[bool] = True
-
-    workload: str
-    hooks: Sequence[str]
-    """Hooks that are tried, as in ``--hook``; ``none`` always is."""
-    caps: Sequence[str] = ()
-    """Bucket sizes to choose from; empty: one of each layout, and a list of sizes if torch
-    supports lists."""
-    backend: str = "gloo"
-    confirm_launches: int | None = None
-    """New launches; None: the budget's, and as many again if they do not decide."""
-
-    def __post_init__(self) -> None:
-        caps = candidate_caps(self.facts)
-        if self.caps:
-            caps = unique_layouts([DEFAULT_CAP, *self.caps], self.facts)
-        cases = []
-        for hook in dict.fromkeys(["none", *self.hooks]):
-            for cap in dict.fromkeys([DEFAULT_CAP, *caps]):
-                case = TrainingCase(
-                    workload=self.workload,
-                    world_size=self.ranks,
-                    batch_per_rank=self.facts.batch_size,
-                    backend=self.backend,
-                    bucket_cap_mb=cap,
-                    **parse_hook(hook),
-                )
-                cases.append(case)
-        object.__setattr__(self, "cases", cases)
-
-    @property
-    def measured(self) -> list[TrainingCase]:
-        """The settings that the search chooses from, and the step without DDP."""
-        return [*self.cases, self.cases[0].local()]
-
-    @property
-    def info(self) -> RunInfo:
-        """Entries of run.json, also the settings that may be tried."""
-        return {**super().info, "candidates": [case.key for case in self.cases]}
-
-    @property
-    def first_look(self) -> int:
-        """New launches before the first look."""
-        return self.confirm_launches or super().first_look
-
-    def stages(self) -> list[Stage]:
-        """Return the search, the confirmation and, if needed, a second look."""
-        return [*super().stages(), self.second_look_request]
-
-    def first_request(self) -> RunRequest:
-        """Return the request of one launch that searches among the settings."""
-        limit_s, search_s = self.time_limit_s, self.budget.search_s
-        if limit_s is not None:
-            limit_s *= SEARCH_SHARE
-            search_s = min(search_s, limit_s)
-        request = self._request("search", self.measured, 1, search_s=search_s)
-        return dataclasses.replace(request, time_limit_s=limit_s)
-
-    def second_look_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """Return the request for as many new launches again if the first look did not decide."""
-        first = self.confirm_request(records)
-        if first is None or self.confirm_launches is not None:
-            return None
-        in_first = []
-        for record in training_records(records):
-            if record.case.phase != CONFIRM or record.launch < self.first_look:
-                in_first.append(record)
-        decision = decide(in_first, self.info)
-        if decision is None or decision.verdict != "inconclusive":
-            return None
-        speedup = decision.leader.speedup
-        if speedup is None or speedup.launches < self.first_look:
-            return None
-        budget = dataclasses.replace(first.budget, launches=2 * self.first_look)
-        return dataclasses.replace(first, budget=budget, first_launch=self.first_look)
-
-    def _confirm_blocks(self, records: Sequence[TrainingRecord]) -> int:
-        """Return the blocks of a setting in a new launch: fewer than the budget's if steps are
-        so slow that these would take longer than it says.
-        """
-        most = self.budget.confirm_blocks
-        for record in records:
-            if record.case == self.cases[0] and record.status == "ok":
-                block_s = record.block_steps * median(record.step_ms) / 1e3
-                return max(1, min(most, round(most * self.budget.block_s / block_s)))
-        return most
-
-    @property
-    def _given_hooks(self) -> Sequence[str]:
-        return self.hooks
-
-
-def finalists(records: Sequence[TrainingRecord], info: RunInfo) -> list[TrainingCase]:
-    """Return the baseline of one environment, then its winners.
-
-    Once begun, the winners do not change.
+    Without bucket sizes in ``sweep`` they are those of `candidate_caps`.
     """
-    begun = dict.fromkeys(record.case for record in records if record.case.phase == CONFIRM)
-    cases = list(begun) or candidates(records, info)
-    return sorted(cases, key=lambda case: case != baseline_of(cases))
+    caps = candidate_caps(facts)
+    if sweep.bucket_caps:
+        caps = unique_layouts([DEFAULT_CAP, *sweep.bucket_caps], facts)
+    return dataclasses.replace(sweep, hooks=("none", *sweep.hooks), bucket_caps=caps)

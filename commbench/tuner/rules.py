@@ -1,28 +1,44 @@
-"""The rules that a sweep, a tuning and a live tuning share: the share of the time for screening,
-whom to confirm, when to look, and the verdict.
+"""The rules that a sweep, a tuning and a live tuning share: the schedule, whom to confirm, and the
+verdict.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import TypeVar
 
-from commbench.results.recommendation import EFFECTS, LearningEffect, Verdict, Withheld
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.results.recommendation import EFFECTS, Verdict, effect_of
 from commbench.results.trained import Speedup
 from commbench.stats import MARGIN
 
-#: The share of the time, of a live tuning also of the steps, for what precedes the confirmation.
-SWEEP_SHARE, SEARCH_SHARE, LIVE_SHARE = 0.55, 0.5, 0.4
 #: Two-sided error of the interval of one alternative at the first look. Each further look may err
 #: half as often. With a true gain equal to the margin, "change" is concluded in at most 2.5 % of
 #: first looks and in less than 5 % of all, however many there are.
 FIRST_ERROR = 0.05
-#: Rounds of new blocks after which a live tuning looks. If it ends earlier, a look at its end
-#: replaces the next one.
-LIVE_LOOKS = (8, 16, 32, 64, 128, 256)
+#: Settings that are confirmed, as a rule at most: the baseline, the fastest without compression and
+#: the fastest of all.
+USUALLY_CONFIRMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """When an experiment confirms its best settings, and when it looks at them."""
+
+    share: float
+    """The share of the time, of a live tuning also of the steps, for what precedes the
+    confirmation."""
+    looks: tuple[int, ...]
+    """The new launches at each look, in multiples of the budget's; of a live tuning, rounds of
+    new blocks. A look at the end replaces the next one."""
+    searches: bool = True
+    """Whether slow settings are dropped; else each is measured in every launch."""
+
+
+TRAIN = Schedule(share=0.55, looks=(1,), searches=False)
+TUNE = Schedule(share=0.5, looks=(1, 2))
+LIVE = Schedule(share=0.4, looks=(8, 16, 32, 64, 128, 256))
 
 
 def level_of(alternatives: int, look: int = 0) -> float:
@@ -53,7 +69,7 @@ def look_of_rounds(rounds: Iterable[int]) -> int:
     """
     looks = 0
     for in_launch in rounds:
-        looks += 1 + sum(look < in_launch for look in LIVE_LOOKS)
+        looks += 1 + sum(look < in_launch for look in LIVE.looks)
     return max(0, looks - 1)
 
 
@@ -68,36 +84,30 @@ def judge(speedup: Speedup | None) -> Verdict:
     return "inconclusive"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rated:
-    """A setting by its speed and by what it does to learning."""
-
-    ratio: float = math.nan
-    """The speedup over the baseline."""
-    effect: LearningEffect = "none"
-    withheld: Withheld = ""
-    """Why it may not be recommended, however fast it is."""
-
-
-RatedT = TypeVar("RatedT", bound=Rated)
-
-
-def winners(alternatives: Iterable[RatedT]) -> list[RatedT]:
+def winners(
+    ratios: Mapping[TrainingCase, float],
+    baseline: TrainingCase,
+    withheld: Collection[TrainingCase],
+) -> list[TrainingCase]:
     """Return the alternatives to confirm: the fastest that may be recommended, then the fastest of
     each effect on learning, the weakest effect first.
 
     One with a stronger effect must be faster than those with a weaker effect, and than the
     baseline. The first need not be faster than the baseline: only a comparison can show that the
     baseline is as good.
+
+    Args:
+        ratios: the speedup of each alternative over the baseline.
+        baseline: what they are compared with.
+        withheld: those that may not be recommended, however fast they are.
     """
-    ranked = sorted(alternatives, key=attrgetter("ratio"), reverse=True)
-    usable = [each for each in ranked if not each.withheld]
+    ranked = sorted(ratios, key=ratios.__getitem__, reverse=True)
+    usable = [case for case in ranked if case not in withheld]
     chosen = (usable or ranked)[:1]
     best = 1.0
     for effect in EFFECTS:
-        fastest = next((each for each in ranked if each.effect == effect), None)
-        if fastest is not None and fastest.ratio > best:
-            best = fastest.ratio
-            if fastest is not chosen[0]:
-                chosen.append(fastest)
-    return chosen
+        for case in ranked:
+            if effect_of(case, baseline) == effect and ratios[case] > best:
+                best = ratios[case]
+                chosen.append(case)
+    return list(dict.fromkeys(chosen))

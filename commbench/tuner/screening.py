@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
-from commbench.results.recommendation import EFFECTS, Withheld, effect_of
+from commbench.results.recommendation import EFFECTS, effect_of
 from commbench.stats import MARGIN, median
-from commbench.tuner.rules import Rated, winners
+from commbench.tuner.rules import winners
 
 #: Rounds that compare hooks before other bucket sizes follow.
 FIRST_ROUNDS = 2
@@ -97,11 +96,6 @@ class Rounds:
         return median(self.speedups(setting) or [0.0])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rated(Rated):
-    setting: int
-
-
 class Screening(Rounds):
     """Successive halving, apart for the alternatives of each effect on learning.
 
@@ -110,16 +104,14 @@ class Screening(Rounds):
 
     Args:
         settings: the baseline first.
-        withheld: why some may not be recommended, by their number.
+        withheld: numbers of those that may not be recommended, however fast they are.
     """
 
     phase = SWEEP
 
-    def __init__(
-        self, settings: Sequence[TrainingCase], withheld: Mapping[int, Withheld] | None = None
-    ) -> None:
+    def __init__(self, settings: Sequence[TrainingCase], withheld: Collection[int] = ()) -> None:
         self._settings = settings
-        self._withheld = withheld or {}
+        self._withheld = withheld
         self._effects = [effect_of(case, settings[0]) for case in settings]
         cap = settings[0].bucket_cap_mb
         hooks = {case.hook_name for case in settings if case.bucket_cap_mb == cap}
@@ -216,17 +208,15 @@ class Screening(Rounds):
 
     def finalists(self) -> list[int]:
         """Return the numbers of the `winners`, the best first."""
-        rated = []
-        for setting in self.candidates:
-            if self.speedups(setting):
-                each = _Rated(
-                    setting=setting,
-                    ratio=self.median_speedup(setting),
-                    effect=self._effects[setting],
-                    withheld=self._withheld.get(setting, ""),
-                )
-                rated.append(each)
-        return [each.setting for each in winners(rated)]
+        numbers, ratios = {}, {}
+        for number in self.candidates:
+            if self.speedups(number):
+                case = self._settings[number]
+                numbers[case] = number
+                ratios[case] = self.median_speedup(number)
+        withheld = [self._settings[number] for number in self._withheld]
+        chosen = winners(ratios, self._settings[0], withheld)
+        return [numbers[case] for case in chosen]
 
 
 def _spread(count: int) -> list[int]:

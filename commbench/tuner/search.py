@@ -6,7 +6,6 @@ import random
 from collections.abc import Collection, Sequence
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.results.recommendation import Withheld
 from commbench.tuner.screening import FIRST_ROUNDS, HALVINGS, Screening
 
 
@@ -30,10 +29,7 @@ class Search(Screening):
         withheld: Collection[str] = (),
     ) -> None:
         settings = [case for case in cases if case.uses_ddp]
-        unusable: dict[int, Withheld] = {}
-        for number, case in enumerate(settings):
-            if case.hook_name in withheld:
-                unusable[number] = "unnamed"
+        unusable = [n for n, case in enumerate(settings) if case.hook_name in withheld]
         super().__init__(settings, unusable)
         self._local = list(range(len(settings), len(cases)))
         self._random = random.Random(seed)

@@ -11,8 +11,7 @@ from trainings import Launch, case, launches_of
 
 pytest.importorskip("torch")
 
-from commbench.ddp.block import EARLY_STEPS
-from commbench.ddp.devices import Device
+from commbench.ddp.devices import EARLY_STEPS, Device
 from commbench.ddp.inspect import inspect_workload
 from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase, short_blocks
 from commbench.ddp.plan.layout import case_bucket_bytes
@@ -162,58 +161,49 @@ def dense_bytes(elements: int, ranks: int = 2) -> float:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
 def test_everything_is_trained(first: Launch, name: str) -> None:
-    """Time every step but the early ones; train the launch's baseline in three blocks."""
+    """Time every step but the early ones; train the launch's baseline in three blocks. With DDP, end
+    with equal bits on both ranks and a lower loss.
+    """
     record = first.records[name]
     assert ("ok", "") == (record["status"], record["reason"])
     blocks = 3 if name == "plain" else 1
     assert [STEPS - EARLY_STEPS] * blocks == record["block_lengths"]
     assert (EARLY_STEPS, STEPS) == (record["discarded"], record["block_steps"])
-    parts = [record[f"{part}_ms"] for part in ("forward", "backward", "optimizer")]
-    assert all(0 < part < max(record["step_ms"]) for part in parts)
+    check_times(record)
     assert record["measuring_s"] > 0
     assert record["peak_memory_bytes"] is None or record["peak_memory_bytes"] > 1e7
+    if name != "local":
+        assert record["ranks_agree"] is True
+        losses = record["losses"]
+        assert STEPS == len(losses)
+        assert all(map(math.isfinite, losses))
+        period = 2 if name == "accumulation" else 4  # batches come round again
+        assert losses[period] < losses[0]
 
 
-@pytest.mark.parametrize("name", ["plain", "none", *HOOKS])
+DENSE, NORM = dense_bytes(ELEMENTS), dense_bytes(ELEMENTS + NORM_ELEMENTS)
+#: Bytes that a rank sends in a step by theory, within 2 %.
+EXPECTED = {
+    **dict.fromkeys(("plain", "none", "passthrough", "accumulation"), DENSE),
+    **dict.fromkeys(("fp16", "bf16"), DENSE / 2),
+    "topk:0.1": 0.2 * DENSE,
+    "int8": (1 + 4 / 256) / 4 * DENSE,  # a scale of 4 bytes for 256 elements
+    ALIGNED: (0.1 + 1 / 16) * DENSE,  # a norm for 16 elements, and a tenth of the chunks
+    "search": DENSE + dense_bytes(6),  # an integer for each parameter
+    "batch norm": NORM + NORM_BUFFER_BYTES / 2,  # this rank's share of the broadcast
+    "batch norm alone": NORM,
+}
+
+
+@pytest.mark.parametrize("name", [*EXPECTED, "powersgd:1"])
 def test_sent_bytes_match_the_theory_of_the_hook(first: Launch, name: str) -> None:
     """Count bytes on the wire within 5 % of theory, except Gloo's headers."""
     record = first.records[name]
-    assert dense_bytes(ELEMENTS) == record["dense_bytes"]
-    assert (
-        abs(record["sent_bytes"] - record["expected_bytes"])
-        < 0.05 * record["expected_bytes"] + AROUND * 2
-    )
-    share = {
-        "plain": 1,
-        "none": 1,
-        "passthrough": 1,
-        "fp16": 0.5,
-        "bf16": 0.5,
-        "topk:0.1": 0.2,
-    }
-    if (
-        name == "int8"
-    ):  # a scale of 4 bytes for 256 elements, and a little more in the last block of a shard
-        assert (1 + 4 / 256) / 4 * record["dense_bytes"] == pytest.approx(
-            record["expected_bytes"], rel=1e-2
-        )
-    elif name == ALIGNED:  # a norm for 16 elements, and a tenth of the chunks
-        assert (0.1 + 1 / 16) * record["dense_bytes"] == pytest.approx(
-            record["expected_bytes"], rel=2e-2
-        )
-    elif name in share:
-        assert share[name] * record["dense_bytes"] == pytest.approx(
-            record["expected_bytes"], rel=1e-3
-        )
-    else:
-        assert 0.005 < record["expected_bytes"] / record["dense_bytes"] < 0.03
-
-
-def test_a_search_for_unused_parameters_sends_an_integer_for_each(first: Launch) -> None:
-    """Expect the all-reduce by which ranks learn which parameters were used."""
-    record = first.records["search"]
-    assert dense_bytes(ELEMENTS) + dense_bytes(6) == record["expected_bytes"]
-    assert record["sent_bytes"] == pytest.approx(record["expected_bytes"], rel=0.05)
+    assert record["dense_bytes"] in {DENSE, NORM}
+    expected = EXPECTED.get(name, pytest.approx(0.0175 * DENSE, rel=0.7))
+    assert expected == pytest.approx(record["expected_bytes"], rel=2e-2)
+    reach = 0.05 * record["expected_bytes"] + AROUND * 2
+    assert record["sent_bytes"] == pytest.approx(record["expected_bytes"], abs=reach)
 
 
 def test_parameters_may_be_unused_everywhere_or_on_some_ranks(first: Launch) -> None:
@@ -227,11 +217,8 @@ def test_parameters_may_be_unused_everywhere_or_on_some_ranks(first: Launch) -> 
 
 
 def test_without_their_broadcast_buffers_are_not_sent(first: Launch) -> None:
-    """Send the gradients alone, and learn the same: batch normalisation trains with the statistics
-    of its batch.
-    """
+    """Learn the same: batch normalisation trains with the statistics of its batch."""
     with_them, alone = first.records["batch norm"], first.records["batch norm alone"]
-    assert NORM_BUFFER_BYTES / 2 == with_them["expected_bytes"] - alone["expected_bytes"]
     assert alone["sent_bytes"] < with_them["sent_bytes"]
     assert with_them["losses"] == alone["losses"]
 
@@ -251,28 +238,6 @@ def test_compiled_training_learns_the_same(run_ranks: RunRanks, mode: str) -> No
     assert records["plain"]["losses"] == pytest.approx(records["compiled"]["losses"], rel=1e-4)
     assert records["compiled"]["grad_rel_error"] == pytest.approx(0.0, abs=1e-5)
     assert (mode == "python_reducer") == (not records["compiled"]["bucket_bytes"])
-
-
-def test_buffers_are_sent_too(first: Launch) -> None:
-    """Include this rank's share of the broadcast of a model's buffers in expected and counted
-    bytes.
-    """
-    record = first.records["batch norm"]
-    expected = dense_bytes(ELEMENTS + NORM_ELEMENTS) + NORM_BUFFER_BYTES / 2
-    assert expected == record["expected_bytes"]
-    assert expected == pytest.approx(record["sent_bytes"], rel=0.05)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name not in {*REFUSED, "local"}])
-def test_ranks_agree_and_losses_are_finite(first: Launch, name: str) -> None:
-    """End with equal bits on both ranks and a lower loss."""
-    record = first.records[name]
-    assert record["ranks_agree"] is True
-    losses = record["losses"]
-    assert STEPS == len(losses)
-    assert all(math.isfinite(loss) for loss in losses)
-    period = 2 if name == "accumulation" else 4  # batches come round again
-    assert losses[period] < losses[0]
 
 
 def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
@@ -333,11 +298,6 @@ def test_buckets_match_the_rule_of_ddp(first: Launch) -> None:
             == [bucket["size_bytes"] for bucket in record["buckets"]]
         )
         assert 6 == sum(bucket["parameters"] for bucket in record["buckets"])
-        for bucket in record["buckets"]:
-            assert 0 < bucket["ready_ms"] <= bucket["start_ms"] <= bucket["done_ms"]
-            assert bucket["comm_ms"] > 0
-            assert bucket["skew_wait_ms"] >= 0
-            assert bucket["compress_ms"] >= 0
     assert 2 == len(first.records["none"]["buckets"])
 
 
@@ -349,10 +309,8 @@ def test_a_hook_is_called_once_a_bucket_and_step(first: Launch) -> None:
 
 
 def test_accumulation_takes_several_batches(first: Launch) -> None:
-    """Return the mean loss over the batches of a step, and send no more bytes."""
+    """Return the mean loss over the batches of a step."""
     plain, record = first.records["plain"], first.records["accumulation"]
-    assert plain["expected_bytes"] == record["expected_bytes"]
-    assert pytest.approx(record["sent_bytes"], rel=0.05) == plain["sent_bytes"]
     assert plain["losses"][0] != record["losses"][0]
 
 
@@ -396,21 +354,23 @@ def test_a_metric_is_taken_along_the_way(first: Launch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "words"),
+    ("launch", "name", "status", "words"),
     [
-        ("broken", "failed", "Hook short returned a tensor of shape"),
-        ("nonsense", "failed", "has no option 'nonsense'"),
-        ("static and accumulation", "unsupported", "static graph accumulates"),
+        ("first", "broken", "failed", "Hook short returned a tensor of shape"),
+        ("stand_in", "broken", "failed", "Hook short returned a tensor of shape"),
+        ("first", "nonsense", "failed", "has no option 'nonsense'"),
+        ("first", "static and accumulation", "unsupported", "static graph accumulates"),
     ],
 )
 def test_a_failure_on_all_ranks_fails_only_its_case(
-    first: Launch, name: str, status: str, words: str
+    trained: Any, launch: str, name: str, status: str, words: str
 ) -> None:
-    """Record the reason of a failed case, and train the others."""
-    record = first.records[name]
+    """Record the reason of a failed case, and the device; train the others."""
+    record = trained[launch].records[name]
     assert status == record["status"]
     assert words in record["reason"]
     assert [] == record["step_ms"]
+    assert ("Simulated" in record["device"]) == (launch == "stand_in")
 
 
 def test_every_block_is_begun_and_every_step_counted(trained: Any, first: Launch) -> None:
@@ -477,12 +437,8 @@ def test_one_step_is_enough(trained: Any) -> None:
         record = trained["one_step"].records[name]
         assert ("ok", 0, 1) == (record["status"], record["discarded"], record["block_steps"])
         assert record["sent_bytes"] is None
-        assert record["expected_bytes"] in {first_expected(name, trained), None}
-
-
-def first_expected(name: str, trained: Any) -> Any:
-    """Return the expected bytes of a configuration in the first launch."""
-    return trained["first"].records[name]["expected_bytes"]
+        whole = trained["first"].records[name]
+        assert record["expected_bytes"] in {whole["expected_bytes"], None}
 
 
 def test_time_runs_out_between_blocks(trained: Any) -> None:
@@ -548,13 +504,13 @@ def test_steps_in_which_ddp_waits_for_a_gpu_are_not_timed(trained: Any, name: st
     assert record["buckets"]
 
 
-@pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name not in {"broken", "local"}])
-def test_losses_on_a_gpu_match_those_on_a_host(
-    first: Launch, on_stand_in: Launch, name: str
-) -> None:
-    """Produce the losses, buckets and gradient error of the host's launch."""
+@pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name != "broken"])
+def test_a_gpu_trains_as_a_host(first: Launch, on_stand_in: Launch, name: str) -> None:
+    """Produce the losses, buckets and gradient error of the host's launch; record the GPU, its
+    memory and all times, and no bytes.
+    """
     host, device = first.records[name], on_stand_in.records[name]
-    assert ("ok", True) == (device["status"], device["ranks_agree"])
+    assert ("ok", host["ranks_agree"]) == (device["status"], device["ranks_agree"])
     assert host["losses"] == pytest.approx(device["losses"], rel=1e-6)
     assert host["metrics"] == [
         [step, pytest.approx(value, rel=1e-6)] for step, value in device["metrics"]
@@ -563,34 +519,21 @@ def test_losses_on_a_gpu_match_those_on_a_host(
         assert host[field] == device[field], field
     if host["grad_rel_error"] is not None:
         assert host["grad_rel_error"] == pytest.approx(device["grad_rel_error"], rel=1e-3, abs=1e-6)
+    fields = ("device", "peak_memory_bytes", "sent_bytes")
+    assert ["Simulated GPU 0", 123_000_000, None] == [device[field] for field in fields]
+    clocks = {"sm_low_MHz": 1980.0, "sm_high_MHz": 1980.0, "slowed_by": []}
+    assert clocks.items() <= device["clocks"].items()
+    check_times(device)
+    assert (name == "local") == (not device["buckets"])
 
 
-@pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name != "broken"])
-def test_records_of_a_gpu_name_it(on_stand_in: Launch, name: str) -> None:
-    """Record the GPU, its memory and all times, and no bytes."""
-    record = on_stand_in.records[name]
-    assert ("Simulated GPU 0", 123_000_000, None) == (
-        record["device"],
-        record["peak_memory_bytes"],
-        record["sent_bytes"],
-    )
-    assert (1980.0, 1980.0, []) == tuple(
-        record["clocks"][name] for name in ("sm_low_MHz", "sm_high_MHz", "slowed_by")
-    )
+def check_times(record: dict[str, Any]) -> None:
+    """Compare the times of parts and buckets with each other."""
     parts = [record[f"{part}_ms"] for part in ("forward", "backward", "optimizer")]
     assert all(0 < part < max(record["step_ms"]) for part in parts)
-    assert (name == "local") == (not record["buckets"])
     for bucket in record["buckets"]:
         assert 0 < bucket["ready_ms"] <= bucket["start_ms"] <= bucket["done_ms"]
-        assert bucket["comm_ms"] >= 0
-        assert bucket["compress_ms"] >= 0
-
-
-def test_what_a_hook_breaks_on_a_gpu_costs_its_row_only(on_stand_in: Launch) -> None:
-    """Record a broken hook's error with its device, and train the others."""
-    record = on_stand_in.records["broken"]
-    assert ("failed", "Simulated GPU 0") == (record["status"], record["device"])
-    assert "Hook short returned a tensor of shape" in record["reason"]
+        assert min(bucket["comm_ms"], bucket["skew_wait_ms"], bucket["compress_ms"]) >= 0
 
 
 def test_some_of_the_ranks_train(some_train: tuple[int, Launch]) -> None:

@@ -1,7 +1,6 @@
 """Tests of the rule of DDP's buckets, against DDP itself."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from effort import cases, repetitions
 from gloo_ranks import found_by, run_gloo_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_builders import make_facts
+from training_builders import make_training_case as case
 
-from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.layout import (
     MIB,
     caps_bytes,
@@ -20,7 +20,7 @@ from commbench.ddp.plan.layout import (
     group_by_layout,
     rebuilt_layout,
 )
-from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
+from commbench.ddp.plan.workload import ParameterFacts
 
 CAPS = (
     "default",
@@ -167,76 +167,43 @@ def test_default_is_not_25() -> None:
 # ---------------------------------------------------------------------------------- one for several
 
 
-def case(cap: str = "default", **changes: Any) -> TrainingCase:
-    """Return a configuration on two ranks."""
-    return TrainingCase(
-        **{
-            "workload": "mlp",
-            "world_size": 2,
-            "batch_per_rank": 32,
-            "bucket_cap_mb": cap,
-            **changes,
-        }
-    )
-
-
-def facts(*sizes_mb: float) -> WorkloadFacts:
-    """Return a workload with parameters of these sizes in MiB, the last ready first."""
-    parameters = tuple(
-        ParameterFacts(
-            name=f"p{i}",
-            numel=math.ceil(size * MIB / 4),
-            itemsize=4,
-            dtype="float32",
-        )
-        for i, size in enumerate(sizes_mb)
-    )
-    reverse = tuple(reversed(range(len(parameters))))
-    return WorkloadFacts(parameters=parameters, ready_order=reverse)
+def stand_ins(caps: Sequence[str], sizes_mb: Sequence[float]) -> list[str]:
+    """Return the bucket size that is measured in place of each."""
+    groups = group_by_layout([case(cap=cap) for cap in caps], make_facts(sizes_mb))
+    assert list(caps) == [each.bucket_cap_mb for each in groups]
+    return [each.bucket_cap_mb for each in groups.values()]
 
 
 def test_same_buckets_are_measured_once() -> None:
-    """Keep one of the sizes that make one bucket per layer."""
-    groups = group_by_layout([case("0.5"), case("1"), case("4"), case("5")], facts(4, 4, 4))
-    assert {"0.5": "0.5", "1": "0.5", "4": "0.5", "5": "5"} == {
-        setting.bucket_cap_mb: representative.bucket_cap_mb
-        for setting, representative in groups.items()
-    }
-
-
-def test_default_represents_its_equals() -> None:
-    """Keep DDP's default for all sizes with the same buckets."""
-    groups = group_by_layout([case("25"), case("100"), case("default")], facts(0.1, 0.2))
-    assert {case("default")} == set(groups.values())
-    assert [case("25"), case("100"), case("default")] == list(groups)
+    """Keep one of the sizes that make one bucket per layer, and DDP's default before others."""
+    assert ["0.5", "0.5", "0.5", "5"] == stand_ins(["0.5", "1", "4", "5"], [4, 4, 4])
+    assert ["default"] * 3 == stand_ins(["25", "100", "default"], [0.2, 0.1])
 
 
 def test_other_settings_stay_apart() -> None:
-    """Merge only settings that differ in nothing but the bucket size."""
-    cases = [
-        case("25"),
-        case("25", hook="fp16"),
-        case("25", hook="topk", density=0.1),
-        case("25", hook="topk", density=0.01),
-        case("25", bucket_view=True),
-        case("25", accumulation=2),
-        case("25", unused_parameters=True),
-        case("25", world_size=4),
-        case("25").local(),
+    """Merge only settings that differ in nothing but the bucket size, and no step without DDP."""
+    changes: list[dict[str, Any]] = [
+        {},
+        {"hook": "fp16"},
+        {"hook": "topk:0.1"},
+        {"hook": "topk:0.01"},
+        {"bucket_view": True},
+        {"accumulation": 2},
+        {"unused_parameters": True},
+        {"world_size": 4},
     ]
-    assert {setting: setting for setting in cases} == group_by_layout(cases, facts(1, 2))
+    cases = [case(cap="25", **each) for each in changes]
+    cases.append(cases[0].local())
+    for sizes_mb in ([2, 1], [0.1]):
+        assert {each: each for each in cases} == group_by_layout(cases, make_facts(sizes_mb))
 
 
 def test_search_for_unused_parameters_keeps_the_first_buckets() -> None:
     """Fill buckets in the order of registration, and send the last one first."""
-    assert ((2,), (0, 1)) == case_layout(case("2", unused_parameters=True), facts(1, 1.5, 1))
-    assert ((2, 1), (0,)) == case_layout(case("2"), facts(1, 1.5, 1))
-    assert ((2, 1), (0,)) == case_layout(
-        case("2", unused_parameters=True, static_graph=True), facts(1, 1.5, 1)
+    assert ((2,), (0, 1)) == case_layout(
+        case(cap="2", unused_parameters=True), make_facts([1, 1.5, 1])
     )
-
-
-def test_steps_without_ddp_have_no_buckets() -> None:
-    """Keep the step without DDP apart from a default with the same bucket size."""
-    cases = [case("1"), case("1").local()]
-    assert {setting: setting for setting in cases} == group_by_layout(cases, facts(0.1))
+    assert ((2, 1), (0,)) == case_layout(case(cap="2"), make_facts([1, 1.5, 1]))
+    assert ((2, 1), (0,)) == case_layout(
+        case(cap="2", unused_parameters=True, static_graph=True), make_facts([1, 1.5, 1])
+    )

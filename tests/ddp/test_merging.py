@@ -11,7 +11,8 @@ from training_builders import make_training_case
 
 torch = pytest.importorskip("torch")
 
-from commbench.ddp.block import EARLY_STEPS, BlockSamples  # noqa: E402 - needs torch
+from commbench.ddp.block import BlockSamples  # noqa: E402 - needs torch
+from commbench.ddp.devices import EARLY_STEPS  # noqa: E402
 from commbench.ddp.merging import merge  # noqa: E402
 from commbench.ddp.plan.cases import TrainingCase  # noqa: E402
 from commbench.ddp.plan.records import Bucket, TrainingRecord  # noqa: E402
@@ -88,7 +89,7 @@ def test_times_are_of_the_slowest_rank() -> None:
     """Take each step and part from the slowest rank, without early steps."""
     record = merged([make_ranks()])
     assert [6.5, 9.0] == record.step_ms
-    assert ([2], 5, EARLY_STEPS) == (record.block_lengths, record.block_steps, record.discarded)
+    assert ([2], EARLY_STEPS) == (record.block_lengths, record.discarded)
     assert (2.0, 5.0, 1.5) == pytest.approx(
         (record.forward_ms, record.backward_ms, record.optimizer_ms)
     )
@@ -154,7 +155,7 @@ def test_blocks_are_put_together() -> None:
         [[make_samples(TIMES_0, RANK_0)], [make_samples(TIMES_1, RANK_1, skipped=1)], slow]
     )
     assert [6.0, 7.0, 6.5, 9.0, 60.0, 70.0] == record.step_ms
-    assert ([2, 2, 2], 5, 3) == (record.block_lengths, record.block_steps, record.skipped_steps)
+    assert ([2, 2, 2], 3) == (record.block_lengths, record.skipped_steps)
     assert 4.0 == record.measuring_s
     assert 5.5 == pytest.approx(record.backward_ms)
     in_order = sorted([2.75, 8.25, 2.0, 6.0, 2.75, 8.25])
@@ -254,7 +255,7 @@ def test_long_blocks_lose_what_is_not_settled() -> None:
     assert 60 - EARLY_STEPS >= lengths[0] > 45 >= lengths[1] >= 40
     assert 30 <= lengths[2] <= 57
     record = merged([ranks["steady"], ranks["late"]])
-    assert (60, 60 - record.block_lengths[1]) == (record.block_steps, record.discarded)
+    assert 60 - record.block_lengths[1] == record.discarded
     assert sum(record.block_lengths) == len(record.step_ms)
 
 

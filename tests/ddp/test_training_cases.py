@@ -1,6 +1,7 @@
 """Tests of the cases of a training sweep: names, axes, the baseline and the order of blocks."""
 
 import itertools
+import json
 from collections import Counter
 from typing import Any
 
@@ -113,6 +114,7 @@ def test_hook_names_are_read_back(hook: str, density: float, options: dict[str, 
         (".5", "0.5", (0.5,)),
         ("1+5+25", "1+5+25", (1.0, 5.0, 25.0)),
         ("1.50+ 5", "1.5+5", (1.5, 5.0)),
+        ("1e6", "1000000", (1e6,)),
     ],
 )
 def test_bucket_sizes_have_one_spelling(text: str, cap: str, caps_mb: tuple[float, ...]) -> None:
@@ -122,19 +124,12 @@ def test_bucket_sizes_have_one_spelling(text: str, cap: str, caps_mb: tuple[floa
 
 
 @pytest.mark.parametrize(
-    "text", ["", "big", "0", "-1", "nan", "inf", "1++5", "1+default", "25MB", "1+0"]
+    "text", ["", "big", "0", "-1", "nan", "inf", "1++5", "1+default", "25MB", "1+0", "1e12"]
 )
 def test_bad_bucket_sizes_are_refused(text: str) -> None:
-    """Refuse sizes that are not above 0."""
+    """Refuse sizes that are not above 0, or too large."""
     with pytest.raises(InputError, match="write default, MiB such as 25"):
         canonical_cap(text)
-
-
-def test_large_bucket_sizes_have_no_exponent() -> None:
-    """Format a large size without exponent, whose + would look like a list."""
-    assert "1000000" == canonical_cap("1e6")
-    with pytest.raises(InputError, match="at most"):
-        canonical_cap("1e12")
 
 
 @given(caps=st.lists(st.floats(1e-4, 1e6), min_size=1, max_size=4))
@@ -165,7 +160,9 @@ def test_the_case_without_ddp_keeps_model_batch_precision_and_phase() -> None:
 
 
 def test_keys_tell_cases_apart() -> None:
-    """Give each configuration and phase its own constant key."""
+    """Give each configuration and phase its own constant key, which is read back; as in older runs it
+    lacks later switches that have their default.
+    """
     changes: list[dict[str, Any]] = [
         {},
         {"phase": "confirm"},
@@ -176,20 +173,10 @@ def test_keys_tell_cases_apart() -> None:
     ]
     cases = [case(**each) for each in changes]
     assert len(cases) == len({setting.key for setting in cases})
-    assert case().key == case().key
-
-
-def test_keys_lack_later_switches_that_are_off() -> None:
-    """Write the keys of older runs, and read both."""
-    later = {
-        "unused_parameters": True,
-        "broadcast_buffers": False,
-        "batched_grad_copy": True,
-        "compile": "off",
-    }
-    cases = [case(), case(**later)]
-    assert [[False, True]] * 4 == [[name in each.key for each in cases] for name in later]
-    assert cases == [TrainingCase.from_key(each.key) for each in cases]
+    assert cases == [TrainingCase.from_key(setting.key) for setting in cases]
+    assert (
+        not {"compile", *(switch.name for switch in SWITCHES[2:])} & json.loads(case().key).keys()
+    )
 
 
 def test_switches_are_swept_and_named() -> None:
@@ -244,7 +231,7 @@ def test_alternatives_share_their_group(changes: dict[str, Any], is_alternative:
 
 def test_sweep_is_the_product_of_its_axes() -> None:
     """Return every combination once, the baseline first and local steps last."""
-    sweep = TrainingSweep(workload="mlp", bucket_caps=("default", "25"), hooks=("none", "fp16"))
+    sweep = TrainingSweep(bucket_caps=("default", "25", "25.0", " 25 "), hooks=("none", "fp16"))
     expected = [
         case(),
         case(bucket_cap_mb="25"),
@@ -255,7 +242,7 @@ def test_sweep_is_the_product_of_its_axes() -> None:
 
 
 def test_sweep_always_has_its_baseline() -> None:
-    """Add plain DDP to each group, at the least accumulation."""
+    """Add plain DDP to each group, at the least accumulation, and the local step of each."""
     sweep = TrainingSweep(
         workload="mlp",
         bucket_caps=("5",),
@@ -275,28 +262,9 @@ def test_sweep_always_has_its_baseline() -> None:
     assert expected == plain
     for setting in plain:
         assert setting == next(other for other in cases if other.group == setting.group)
-
-
-def test_sweep_has_every_step_without_ddp() -> None:
-    """Include the local step of each configuration."""
-    sweep = TrainingSweep(
-        precisions=("fp32", "amp-bf16"), accumulations=(1, 2), hooks=("fp16", "topk:0.1")
-    )
-    cases = sweep.cases(ranks=2, batch=32)
-    assert {setting.local() for setting in cases} == {
-        setting for setting in cases if not setting.uses_ddp
-    }
-    assert [setting.uses_ddp for setting in cases] == sorted(
-        (setting.uses_ddp for setting in cases), reverse=True
-    )
+    swept = [setting for setting in cases if setting.uses_ddp]
     assert len(cases) == len(set(cases))
-
-
-def test_equal_bucket_sizes_are_one() -> None:
-    """Merge 25 and 25.0."""
-    assert ("25", "default") == TrainingSweep(
-        bucket_caps=("25", "25.0", "default", " 25 ")
-    ).bucket_caps
+    assert {setting.local() for setting in swept} == set(cases[len(swept) :])
 
 
 def test_more_ranks_than_started_are_refused() -> None:
@@ -344,10 +312,12 @@ def test_one_round_has_each_case_once(cases: Any, watches_drift: bool) -> None:
 
 @given(seed=st.integers(0, 1000), launch=st.integers(0, 30), blocks=st.integers(2, 5))
 def test_rounds_have_every_case_once(seed: int, launch: int, blocks: int) -> None:
-    """Train every case once per shuffled round."""
+    """Train every case once per shuffled round, in an order that a launch repeats."""
     order = schedule(CASES, seed, launch, blocks)
     rounds = [order[i : i + len(CASES)] for i in range(0, len(order), len(CASES))]
     assert [list(range(len(CASES)))] * blocks == [sorted(setting) for setting in rounds]
+    assert order == schedule(CASES, seed, launch, blocks)
+    assert order != schedule(CASES, seed, launch + 1, blocks)
 
 
 @given(steps=st.integers(4, 20_000), early=st.integers(0, 11), settling=st.integers(0, 2))
@@ -364,10 +334,3 @@ def test_short_blocks_have_all_steps_and_some_are_timed(
     assert len(lengths) <= MOST_SHORT_BLOCKS
     assert min(timed) >= (FEWEST_TIMED if len(lengths) > 1 else 1)
     assert max(timed) - min(timed) <= 1
-
-
-def test_order_differs_between_launches_only() -> None:
-    """Repeat the order of a launch, and vary it between launches."""
-    orders = [schedule(CASES, 7, launch, 2) for launch in range(5)]
-    assert orders == [schedule(CASES, 7, launch, 2) for launch in range(5)]
-    assert 5 == len({tuple(order) for order in orders})

@@ -15,7 +15,7 @@ from commbench.errors import InputError
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
-from commbench.ddp.models import default_optimizer  # noqa: E402 - after the skips
+from commbench.ddp.models import default_optimizer, tensors_in  # noqa: E402 - after the skips
 from commbench.ddp.workloads import WORKLOADS, language, load_workload  # noqa: E402
 from commbench.ddp.workloads.sampling import sharded  # noqa: E402
 from commbench.ddp.workloads.vision import load_digits  # noqa: E402
@@ -46,16 +46,17 @@ def load(
     return load_workload(spec, seed=seed, rank=rank, world_size=world_size, batch_size=batch_size)
 
 
-def tensors(batch: Any) -> list[Any]:
-    """Return the tensors of a batch."""
-    return [batch] if isinstance(batch, torch.Tensor) else list(batch)
-
-
-def first_batches(workload: Any, count: int = 3) -> list[Any]:
+def first_batches(workload: Any) -> list[Any]:
     """Return the tensors of the first batches, concatenated."""
-    return [
-        tensor for batch in itertools.islice(workload.batches, count) for tensor in tensors(batch)
-    ]
+    found = []
+    for batch in itertools.islice(workload.batches, 3):
+        found += tensors_in(batch)
+    return found
+
+
+def weights_of(workload: Any) -> list[Any]:
+    """Return the parameters of a workload's model."""
+    return list(workload.model.parameters())
 
 
 def equal(first: list[Any], second: list[Any]) -> bool:
@@ -80,35 +81,25 @@ def train(workload: Any, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_workload_has_its_size_and_its_batch(name: str) -> None:
-    """Return the documented number of parameters and the requested batch, without a draw from
-    torch's global generator.
+def test_a_workload_is_made_by_its_arguments(name: str) -> None:
+    """Return the documented number of parameters and the requested batch; share weights but no data
+    among ranks, and repeat both with the seed, without a draw from torch's global generator.
     """
     before = torch.random.get_rng_state()
-    own, chosen = load(name), load(name, batch_size=3)
+    one, same = load(name), load(name)
+    chosen, other = load(name, rank=1, batch_size=3), load(name, seed=2)
     assert torch.equal(before, torch.random.get_rng_state())
-    assert SIZES[name] == sum(parameter.numel() for parameter in own.model.parameters())
+    weights, data = weights_of(one), first_batches(one)
+    assert SIZES[name] == sum(parameter.numel() for parameter in weights)
     assert 3 == chosen.batch_size
-    assert [3, own.batch_size] == [len(first_batches(each)[0]) for each in (chosen, own)]
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_ranks_share_weights_and_not_data(name: str) -> None:
-    """Start all ranks with one model and different batches."""
-    one, other = load(name, rank=0), load(name, rank=1)
-    assert equal(list(one.model.parameters()), list(other.model.parameters()))
-    assert not equal(first_batches(one), first_batches(other))
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_seed_decides(name: str) -> None:
-    """Repeat weights and batches with the seed, from each iteration's start."""
-    one, same, other = load(name), load(name), load(name, seed=2)
-    assert equal(list(one.model.parameters()), list(same.model.parameters()))
-    assert equal(first_batches(one), first_batches(same))
-    assert equal(first_batches(one), first_batches(one))
-    assert not equal(list(one.model.parameters()), list(other.model.parameters()))
-    assert not equal(first_batches(one), first_batches(other))
+    assert [3, one.batch_size] == [len(each[0]) for each in (first_batches(chosen), data)]
+    assert equal(weights, weights_of(same))
+    assert equal(weights, weights_of(chosen))
+    assert not equal(weights, weights_of(other))
+    assert equal(data, first_batches(same))
+    assert equal(data, first_batches(one))
+    assert not equal(data, first_batches(load(name, rank=1)))
+    assert not equal(data, first_batches(other))
 
 
 @pytest.mark.parametrize(
@@ -132,11 +123,11 @@ def test_digits_reaches_its_target() -> None:
     """Reach the stated accuracy in the stated steps, and evaluate without side effects."""
     workload = load("digits", world_size=1)
     train(workload, workload.steps)
-    weights = [parameter.detach().clone() for parameter in workload.model.parameters()]
+    weights = [parameter.detach().clone() for parameter in weights_of(workload)]
     assert ("accuracy", 0.97) == (workload.metric, workload.target)
     assert workload.evaluate(workload.model) >= workload.target
     assert workload.model.training
-    assert equal(weights, list(workload.model.parameters()))
+    assert equal(weights, weights_of(workload))
 
 
 def test_digits_data_is_whole() -> None:
@@ -165,7 +156,7 @@ def test_text_without_documentation_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
 
 def test_shards_cover_an_epoch_without_overlap() -> None:
-    """Give each sample to one rank per epoch, in varying order."""
+    """Give each sample to one rank per epoch, in varying order; whole batches of too few, too."""
     ranks = [
         iter(sharded(24, 3, lambda i: i.tolist(), seed=5, rank=rank, ranks=2)) for rank in range(2)
     ]
@@ -176,14 +167,9 @@ def test_shards_cover_an_epoch_without_overlap() -> None:
     again = iter(sharded(24, 3, lambda i: i.tolist(), seed=5, rank=0, ranks=2))
     eight = list(itertools.islice(again, 8))
     assert eight[:4] != eight[4:]
-
-
-def test_more_ranks_than_batches_still_have_data() -> None:
-    """Return whole batches if all ranks need more than the data."""
-    for rank in range(4):
-        batch = next(iter(sharded(10, 4, lambda i: i.tolist(), seed=5, rank=rank, ranks=4)))
-        assert 4 == len(batch)
-        assert set(batch) <= set(range(10))
+    few = next(iter(sharded(10, 4, lambda i: i.tolist(), seed=5, rank=3, ranks=4)))
+    assert 4 == len(few)
+    assert set(few) <= set(range(10))
 
 
 # Names
@@ -215,9 +201,15 @@ def own(folder: Path, code: str, name: str = "workload") -> str:
     return f"{folder / 'mine.py'}:{name}"
 
 
-def test_own_tuple_becomes_a_workload(tmp_path: Path) -> None:
-    """Accept (model, loss, batches), with the batch size of the first batch."""
-    workload = load(own(tmp_path, SOUND), rank=1)
+def test_own_tuple_becomes_a_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accept (model, loss, batches), with the batch size of the first batch, from a file that
+    imports its neighbours and itself.
+    """
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_mine.py").write_text("WIDTH = 3")
+    code = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    code += "import beside_mine\n@dataclass\nclass A:\n    x: int = beside_mine.WIDTH\n"
+    workload = load(own(tmp_path, f"{code}{SOUND}"), rank=1)
     assert (5, None, "") == (workload.batch_size, workload.steps, workload.metric)
     assert 2.0 == float(first_batches(workload)[0][0, 0])
 
@@ -243,24 +235,6 @@ def workload(**given):
     assert (7, 9) == (workload.batch_size, workload.steps)
     assert [("batch_size", 7), ("rank", 1), ("seed", 3), ("world_size", 4)] == next(
         iter(workload.batches)
-    )
-
-
-def test_own_file_may_import_its_neighbours_and_use_dataclasses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Import modules beside the file, and the file's own module by name."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "beside_mine.py").write_text("WIDTH = 3")
-    code = (
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport"
-        " beside_mine\n"
-    )
-    assert (
-        5
-        == load(
-            own(tmp_path, f"{code}@dataclass\nclass A:\n    x: int = beside_mine.WIDTH\n{SOUND}")
-        ).batch_size
     )
 
 
@@ -316,25 +290,23 @@ def test_misuse_is_one_sentence(tmp_path: Path, code: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_missing_file_and_function_name(tmp_path: Path) -> None:
-    """Refuse a missing file, or a missing function name."""
-    with pytest.raises(InputError, match="no file"):
-        load(f"{tmp_path}/absent.py:workload")
-    for spec in ("mine.py", "mine.py:"):
-        with pytest.raises(InputError, match=r"write mine\.py:workload"):
-            load(spec)
-
-
-def test_batch_for_a_function_that_takes_none(tmp_path: Path) -> None:
-    """Refuse a batch size that the function does not accept."""
-    with pytest.raises(InputError, match="takes no argument batch_size"):
-        load(own(tmp_path, SOUND), batch_size=4)
-
-
-def test_needed_batch_without_default(tmp_path: Path) -> None:
-    """Ask for a default if the function requires a batch size."""
-    with pytest.raises(InputError, match="give it a default value"):
-        load(own(tmp_path, "def workload(batch_size): pass"))
+@pytest.mark.parametrize(
+    ("spec", "batch_size", "words"),
+    [
+        ("absent.py:workload", None, "no file"),
+        ("mine.py", None, r"write mine\.py:workload"),
+        ("mine.py:", None, r"write mine\.py:workload"),
+        ("mine.py:workload", 4, "takes no argument batch_size"),
+        ("mine.py:needing", None, "batch_size with a default value"),
+    ],
+)
+def test_what_to_correct_is_named(
+    tmp_path: Path, spec: str, batch_size: int | None, words: str
+) -> None:
+    """Refuse a missing file or function name, and a batch size that is not accepted or required."""
+    own(tmp_path, f"{SOUND}def needing(batch_size): pass")
+    with pytest.raises(InputError, match=words):
+        load(f"{tmp_path}/{spec}", batch_size=batch_size)
 
 
 def test_a_failed_import_is_not_kept(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_the_selection_in_use_is_recorded_and_a_slow_one_reported(
     tmp_path: Path, selection: str, warnings: int
 ) -> None:
     """Record the selection of hooks, and report once if it is not the compiled one."""
-    script = ALL.replace("session()", f"session(fast_selection='{selection}')")
+    script = ALL.replace("session()", f"session(selection='{selection}')")
     code, info, display = run(tmp_path, script, make_request(CASES, launches=2))
     assert (0, selection, warnings) == (code, info["fast_selection"], len(display.warnings))
 

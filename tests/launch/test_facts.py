@@ -57,7 +57,7 @@ def told(ranks: int, *arguments: Any) -> Any:
 
 def test_a_session_states_hosts_once_and_every_rank() -> None:
     """List each host once and every rank."""
-    session = told(2, "gloo", {"NCCL_X": "1"})
+    session = told(2, "gloo", {"NCCL_X": "1"}).facts
     assert 1 == len(session["environment"]["hosts"])
     assert len(os.sched_getaffinity(0)) == session["environment"]["hosts"][0]["cpus_allowed"]
     ranks = session["environment"]["hosts"][0]["topology"]["ranks"]
@@ -76,7 +76,7 @@ def test_a_session_lists_the_settings_of_nccl(monkeypatch: pytest.MonkeyPatch) -
     settings = {"NCCL_NET": "Socket", "NCCL_ALGO": "ring", "NCCL_DEBUG_FILE": "a.log"}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    stated = told(1, "gloo", {"NCCL_ALGO": "ring"})
+    stated = told(1, "gloo", {"NCCL_ALGO": "ring"}).facts
     assert {"NCCL_NET": "Socket"} == stated["nccl_settings"]
     fields = header_fields(stated, {})
     assert {"NCCL_NET": "Socket"} == header_fields(session(), fields)["nccl_settings"]
@@ -120,11 +120,11 @@ def test_training_minds_all_but_how_mpi_is_set(name: str, *, minds: bool) -> Non
     header = {"environment": session(variables={name: "a"})["environment"]}
     for variables in ({name: "b"}, {}):
         after = session(variables=variables)
-        assert 1 == len(changed_conditions({**after, "training": False}, header))
-        assert minds == bool(changed_conditions({**after, "training": True}, header))
+        assert 1 == len(changed_conditions(after, header))
+        assert minds == bool(changed_conditions(after, header, trains=True))
     same = session("slide rule", variables={name: "a"})
     with pytest.raises(InputError, match="slide rule"):
-        refuse_other_conditions({**same, "training": True}, header)
+        refuse_other_conditions(same, header, trains=True)
 
 
 def test_a_session_has_the_values_of_varied_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +140,8 @@ def test_a_session_has_the_values_of_varied_variables(monkeypatch: pytest.Monkey
     assert {
         "NCCL_ALGO": {"ranks": ["Ring"], "nccl": ["ring"]},
         "NCCL_PROTO": {"ranks": [None], "nccl": []},
-    } == session["launch_variables"]
-    assert "NCCL_ALGO" not in session["nccl_settings"]
+    } == session.variables
+    assert "NCCL_ALGO" not in session.facts["nccl_settings"]
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_foreign_and_torn_lines_are_handed_on(line: str) -> None:
 def test_no_text_upsets_the_reader(text: str) -> None:
     """Accept any text on either stream."""
     split_line(text)
-    for name in ("error", "session", "case", "end", "record 1"):
+    for name in ("error", "session", "case", "end", "record"):
         split_line(f"@commbench {name} {text}")
 
 

@@ -1,5 +1,6 @@
 """Tests of one rank: the order of its events, with the fake backend and ranks that are threads."""
 
+import math
 import os
 import signal
 import subprocess
@@ -29,7 +30,7 @@ from commbench.launch.events import (
     SessionStarted,
     Stack,
 )
-from commbench.launch.heartbeat import Heart, Patience, stack_in
+from commbench.launch.heartbeat import Heart, stack_in
 from commbench.launch.protocol import split_line
 from commbench.launch.rank import RankWork
 from commbench.results.plan import LaunchPlan, PlannedCase
@@ -119,19 +120,19 @@ def test_no_case_begins_after_the_deadline_or_the_last_that_is_wanted() -> None:
     assert [CasesEnded(is_complete=False)] * 2 == [late.events[-1], left_off.events[-1]]
 
 
-@pytest.mark.parametrize("deadline_s", [None, 0.0])
+@pytest.mark.parametrize("deadline_s", [math.inf, 0.0])
 def test_training_on_gpus_states_its_library(
-    monkeypatch: pytest.MonkeyPatch, deadline_s: float | None
+    monkeypatch: pytest.MonkeyPatch, deadline_s: float
 ) -> None:
     """Open Gloo for control but no cupy NCCL, report torch's NCCL, and obey the deadline."""
     device = types.SimpleNamespace(
         backend="nccl", ranks_per_gpu=2, library=lambda: "torch NCCL 2.28.9", close=lambda: None
     )
 
-    def train(_cases: Any, _terms: Any, _rank: Any, duty: Any, **_: Any) -> bool:
-        return not duty.is_out_of_time()
+    def launch(*, is_out_of_time: Any, **_: Any) -> Any:
+        return types.SimpleNamespace(train=lambda: not is_out_of_time())
 
-    monkeypatch.setattr("commbench.ddp.session.train_launch", train)
+    monkeypatch.setattr("commbench.ddp.session.TrainingLaunch", launch)
     monkeypatch.setattr("commbench.ddp.session.fast_selection", lambda *_: "cupy")
     monkeypatch.setattr("commbench.ddp.devices.open_device", lambda *_: device)
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="nccl")
@@ -142,7 +143,7 @@ def test_training_on_gpus_states_its_library(
     facts = launched.events[0].facts
     assert {"gloo": "commbench fake", "torch-nccl": "torch NCCL 2.28.9"} == facts["libraries"]
     assert (2, "cupy") == (facts["ranks_per_gpu"], facts["fast_selection"])
-    assert CasesEnded(is_complete=deadline_s is None) == launched.events[-1]
+    assert CasesEnded(is_complete=deadline_s > 0) == launched.events[-1]
 
 
 def test_a_backend_that_cannot_be_opened_is_bad_input() -> None:
@@ -178,7 +179,7 @@ def test_a_heartbeat_reports_progress() -> None:
 def test_a_stalled_rank_notices_by_itself() -> None:
     """Call once after the timeout without progress."""
     stalled = threading.Event()
-    heart = Heart(0, Progress(), patience=Patience(timeout_s=0.6, on_stall=stalled.set))
+    heart = Heart(0, Progress(), startup_s=0.6, on_stall=stalled.set)
     heart.progress.counters += 1
     heart.enter(0, "a case")
     heart.start()
@@ -188,15 +189,14 @@ def test_a_stalled_rank_notices_by_itself() -> None:
 
 def test_a_rank_has_more_time_to_start() -> None:
     """Use the start-up timeout until the first repetition, then the case timeout."""
-    heart = Heart(0, Progress(), patience=Patience(timeout_s=2.0, startup_timeout_s=60.0))
+    heart = Heart(0, Progress(), startup_s=60.0)
+    heart.limit(2.0)
     limits = [heart.limit_s]
     heart.enter(0, "a case")
     limits.append(heart.limit_s)
     heart.progress.counters += 1
     limits.append(heart.limit_s)
     assert [60.0, 60.0, 2.0] == limits
-    heart.timeout_s = None
-    assert heart.limit_s is None
 
 
 RANK = f"""
@@ -204,7 +204,6 @@ import os, signal, sys
 sys.path.append({str(Path(__file__).parents[1])!r})
 from threads import ThreadControl, _Rendezvous
 from commbench.launch import rank
-from commbench.launch.heartbeat import Patience
 from commbench.launch.identity import Identity
 from commbench.launch.protocol import say
 rank.connect_control = lambda *_, **__: ThreadControl(0, 1, _Rendezvous(1))
@@ -219,7 +218,7 @@ class Rank(rank.RankProcess):
         heart.enter(0, "a case")
 {{body}}
         return []
-Rank(Identity(role="rank", rank=3), Patience({{patience}}), leave_with_parent={{orphan}}).run()
+Rank(Identity(role="rank", rank=3, launcher={{launcher!r}}), {{startup_s}}).run()
 """
 
 
@@ -227,7 +226,7 @@ def script_of(body: str, **options: object) -> str:
     """Return the script of a rank with the code ``body``."""
     body = "\n".join(f"        {line}" for line in body.splitlines())
     return RANK.format(
-        body=body, **{"code": 0, "report": "pass", "patience": "", "orphan": False, **options}
+        body=body, **{"code": 0, "report": "pass", "startup_s": 60.0, "launcher": "", **options}
     )
 
 
@@ -327,7 +326,7 @@ def test_a_rank_that_nobody_ends_leaves(monkeypatch: pytest.MonkeyPatch) -> None
         " 0.5\nheart.progress.counters[0] += 1\n"
     )
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
-    assert 1 == listen(f"{body}time.sleep(600)", patience="timeout_s=0.5, startup_timeout_s=0.5")[0]
+    assert 1 == listen(f"{body}time.sleep(600)", startup_s=0.5)[0]
 
 
 ORPHAN = """
@@ -342,7 +341,7 @@ os._exit(0)
 @pytest.mark.programs
 def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
     """Exit when the parent process has ended."""
-    script = script_of("import time; print(flush=True); time.sleep(600)", orphan=True)
+    script = script_of("import time; print(flush=True); time.sleep(600)", launcher="openmpi")
     orphan = ORPHAN.format(script=script)
     process = subprocess.run(
         [sys.executable, "-c", orphan], capture_output=True, text=True, check=False, timeout=60
@@ -356,10 +355,10 @@ def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         "faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds)
     )
-    heart = Heart(0, Progress(), patience=Patience(timeout_s=1.0, startup_timeout_s=1.0))
+    heart = Heart(0, Progress(), startup_s=1.0)
     heart.start()
     assert wait_until(lambda: len(armed) == 1)
-    heart.timeout_s = 100.0
+    heart.limit(100.0)
     assert wait_until(lambda: len(armed) == 2)
     heart.stop()
     assert 198.0 == armed[1] - armed[0]

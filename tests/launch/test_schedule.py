@@ -45,7 +45,7 @@ class World:
         self.now = 100.0
         self.warned: list[str] = []
         self.paused: list[float] = []
-        self.signals = types.SimpleNamespace(number=None, pause=self.paused.append)
+        self.signals = types.SimpleNamespace(number=0, pause=self.paused.append)
         self.made: list[tuple[int, int]] = []
         """Number of each launch, and of the cases that it should measure."""
         functions = []

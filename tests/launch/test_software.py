@@ -24,7 +24,7 @@ def software(rank: int, host: str, **changes: str) -> Software:
     versions = (
         VERSIONS if rank % 2 == 0 else {name: VERSIONS[name] for name in ("commbench", "python")}
     )
-    return Software(host=host, versions={**versions, **changes})
+    return host, {**versions, **changes}
 
 
 def test_equal_hosts_are_not_refused() -> None:

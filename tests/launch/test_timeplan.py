@@ -1,5 +1,6 @@
 """Tests of dividing the time limit, with simulated clocks."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ from builders import make_case
 
 from commbench.engine.matrix import LEAST_SHARE, MOST_SHARE, SLICES, time_slices
 from commbench.launch.schedule import LEAVING_S, SHORTEST_SLICE_S, TimePlan
-from commbench.results.plan import OTHER_S, STARTUP_S, RunRequest, dry_run_estimate
+from commbench.results.plan import OTHER_S, STARTUP_S, RunRequest, dry_run_estimate, launch_times
 from commbench.stats.budgets import BUDGETS
 
 QUICK = BUDGETS["quick"]
@@ -37,7 +38,6 @@ def test_slices_shrink_so_that_all_launches_fit() -> None:
     """Shrink slices so that starts, slices and the rest equal the limit."""
     plan = make_plan(21.0 + LEAVING_S)
     slice_s = plan.slice_s(100, slices=100, launches=2)
-    assert slice_s is not None
     assert pytest.approx(21.0) == 2 * STARTUP_S + 100 * (slice_s + OTHER_S)
 
 
@@ -46,17 +46,21 @@ def test_slices_stay_between_the_shortest_and_the_budgets() -> None:
     assert QUICK.slice_s == make_plan(1000).slice_s(100, slices=1, launches=1)
     assert SHORTEST_SLICE_S == make_plan(10).slice_s(100, slices=10_000, launches=9)
     plan = make_plan(None)
-    assert (None, None) == (plan.slice_s(100, slices=10, launches=2), plan.deadline_s(100))
+    assert QUICK.slice_s == plan.slice_s(100, slices=10, launches=2)
+    assert math.inf == plan.deadline_s(100)
     assert plan.fits(1e9, slices=10**6)
 
 
 def test_what_launches_take_is_learned() -> None:
-    """Replace assumed durations by those of the last launch."""
+    """Replace assumed durations by the medians of all launches, which one slow launch does not
+    move.
+    """
     plan = make_plan(10.0 + LEAVING_S)
-    plan.learn(startup_s=1.0, seconds=2.0, measuring_s=0.6, slices=10)
-    slice_s = plan.slice_s(102, slices=80, launches=1)
-    assert slice_s is not None
-    assert pytest.approx(8.0) == 1.0 + 80 * (slice_s + 0.04)
+    for startup_s, measuring_s, beside_s in ((1.0, 0.6, 0.4), (1.0, 0.6, 0.4), (9.0, 5.0, 4.0)):
+        seconds = startup_s + measuring_s + beside_s
+        entry = launch_times(seconds=seconds, startup_s=startup_s, measuring_s=measuring_s)
+        plan.learn(entry, 10)
+    assert pytest.approx(8.0) == 1.0 + 80 * (plan.slice_s(102, slices=80, launches=1) + 0.04)
     assert pytest.approx(3.0) == plan.eta_s(102, slices=20, launches=1)
 
 

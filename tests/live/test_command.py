@@ -319,15 +319,21 @@ def test_an_unwritable_directory_leaves_the_training_untouched(
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, options: LiveOptions) -> Started:
-    """Return ``started(words, **environ)``: the command and environment that would start."""
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: LiveOptions) -> Started:
+    """Return ``started(words, version=..., **environ)``: the command and the environment that would
+    start, where the program of the command prints that version.
+    """
 
-    def run(words: Sequence[str], **environ: str) -> tuple[list[str], dict[str, str]]:
+    def run(
+        words: Sequence[str], version: str = "", **environ: str
+    ) -> tuple[list[str], dict[str, str]]:
         calls: list[tuple[list[str], dict[str, str]]] = []
+        program = tmp_path / words[0]
+        program.write_text(f"#!/bin/sh\necho '{version}'\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.delenv("PYTHONPATH", raising=False)
-        monkeypatch.setattr(
-            live_command, "_run", lambda command, environment: calls.append((command, environment))
-        )
+        monkeypatch.setattr(live_command, "_run", lambda *started: calls.append(started))
         monkeypatch.setattr(live_command, "_conclude", lambda _: None)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
@@ -335,14 +341,6 @@ def started(monkeypatch: pytest.MonkeyPatch, options: LiveOptions) -> Started:
         return calls[0]
 
     return run
-
-
-def add_program(monkeypatch: pytest.MonkeyPatch, directory: Path, name: str, version: str) -> None:
-    """Put a program on the PATH that prints a version."""
-    program = directory / name
-    program.write_text(f"#!/bin/sh\necho '{version}'\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
 
 
 def test_the_environment_reaches_the_ranks(started: Started, options: LiveOptions) -> None:
@@ -357,83 +355,62 @@ def test_the_environment_reaches_the_ranks(started: Started, options: LiveOption
     assert f"{SITE}:/own:/other" == environment["PYTHONPATH"]
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "is_open_mpi"),
-    [
-        ("mpirun", "mpirun (Open MPI) 5.0.5", True),
-        ("mpirun.openmpi", "mpirun.openmpi (OpenRTE) 4.1.2", True),
-        ("prterun", "", True),
-        ("mpiexec.hydra", "Intel(R) MPI Library for Linux* OS, Version 2021.13", False),
-        ("mpirun", "a wrapper of the site", False),
-    ],
-)
-def test_open_mpi_forwards_both_variables(
-    started: Started,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    name: str,
-    version: str,
-    *,
-    is_open_mpi: bool,
-) -> None:
-    """Add -x options only to Open MPI's launcher."""
-    add_program(monkeypatch, tmp_path, name, version)
-    words, _ = started([name, "-n", "2", "train.py"])
-    added = ["-x", "PYTHONPATH", "-x", VARIABLE] if is_open_mpi else []
-    assert [name, *added, "-n", "2", "train.py"] == words
-
-
-def test_what_a_person_forwards_by_herself_stays(
-    started: Started, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Add no variable twice, and put our directory first in an assigned PYTHONPATH."""
-    add_program(monkeypatch, tmp_path, "mpirun", "mpirun (Open MPI) 5.0.5")
-    words, _ = started(["mpirun", "-x", "PYTHONPATH=/own", "-x", "OTHER", "train.py"])
-    assert [
-        "mpirun",
-        "-x",
-        VARIABLE,
-        "-x",
-        f"PYTHONPATH={SITE}:/own",
-        "-x",
-        "OTHER",
-        "train.py",
-    ] == words
-    words, _ = started(["mpirun", "-x", "PYTHONPATH", "train.py", "-x"])
-    assert ["mpirun", "-x", VARIABLE, "-x", "PYTHONPATH", "train.py", "-x"] == words
+OPEN_MPI = "mpirun (Open MPI) 5.0.5"
+INTEL_MPI = "Intel(R) MPI Library for Linux* OS, Version 2021.13"
+ADDED = f"-x PYTHONPATH -x {VARIABLE}"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("typed", "version", "started_as"),
     [
-        ("--export=ALL,A=1", "--export=ALL,A=1"),
-        ("--export=NONE", f"--export=PYTHONPATH,{VARIABLE}"),
-        ("--export A,B=2", f"--export A,B=2,PYTHONPATH,{VARIABLE}"),
-        ("--export=A,PYTHONPATH=/own", f"--export=A,PYTHONPATH={SITE}:/own,{VARIABLE}"),
-        ("--export=ALL,PYTHONPATH=/own", f"--export=ALL,PYTHONPATH={SITE}:/own"),
+        ("mpirun -n 2 train.py", OPEN_MPI, f"mpirun {ADDED} -n 2 train.py"),
+        (
+            "mpirun.openmpi train.py",
+            "mpirun.openmpi (OpenRTE) 4.1.2",
+            f"mpirun.openmpi {ADDED} train.py",
+        ),
+        ("prterun train.py", "", f"prterun {ADDED} train.py"),
+        ("mpiexec.hydra train.py", INTEL_MPI, "mpiexec.hydra train.py"),
+        ("mpirun train.py", "a wrapper of the site", "mpirun train.py"),
+        (
+            "mpirun -x PYTHONPATH=/own -x OTHER train.py",
+            OPEN_MPI,
+            f"mpirun -x {VARIABLE} -x PYTHONPATH={SITE}:/own -x OTHER train.py",
+        ),
+        (
+            "mpirun -x PYTHONPATH train.py -x",
+            OPEN_MPI,
+            f"mpirun -x {VARIABLE} -x PYTHONPATH train.py -x",
+        ),
+        ("srun --export=ALL,A=1 train.py", "", "srun --export=ALL,A=1 train.py"),
+        ("srun --export=NONE train.py", "", f"srun --export=PYTHONPATH,{VARIABLE} train.py"),
+        ("srun --export A,B=2 t.py", "", f"srun --export A,B=2,PYTHONPATH,{VARIABLE} t.py"),
+        (
+            "srun --export=A,PYTHONPATH=/own t.py",
+            "",
+            f"srun --export=A,PYTHONPATH={SITE}:/own,{VARIABLE} t.py",
+        ),
+        (
+            "srun --export=ALL,PYTHONPATH=/own t.py",
+            "",
+            f"srun --export=ALL,PYTHONPATH={SITE}:/own t.py",
+        ),
     ],
 )
-def test_srun_exports_both_variables(
-    started: Started,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    arguments: str,
-    expected: str,
+def test_launchers_carry_both_variables(
+    started: Started, typed: str, version: str, started_as: str
 ) -> None:
-    """Extend a restrictive --export, and keep others."""
-    add_program(monkeypatch, tmp_path, "srun", "slurm 24.05")
-    words, _ = started(["srun", *arguments.split(), "python", "train.py"])
-    assert ["srun", *expected.split(), "python", "train.py"] == words
+    """Add -x only to Open MPI's launcher, extend a restrictive --export of srun, keep what a person
+    forwards by herself, and put our directory first in an assigned PYTHONPATH.
+    """
+    words, _ = started(typed.split(), version=version)
+    assert started_as.split() == words
 
 
-def test_an_export_that_sbatch_was_given_is_widened(
-    started: Started,
-) -> None:
+def test_an_export_that_sbatch_was_given_is_widened(started: Started) -> None:
     """Extend the variable by which an inner srun inherits --export."""
-    assert (
-        f"PYTHONPATH,{VARIABLE}"
-        == started(["true"], SLURM_EXPORT_ENV="NONE")[1]["SLURM_EXPORT_ENV"]
-    )
+    _, environment = started(["true"], SLURM_EXPORT_ENV="NONE")
+    assert f"PYTHONPATH,{VARIABLE}" == environment["SLURM_EXPORT_ENV"]
 
 
 @pytest.mark.mpi

@@ -4,6 +4,7 @@ conclusion.
 
 import dataclasses
 import multiprocessing
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,6 +65,15 @@ def run_script(out: Path, ending: str) -> int:
     return subprocess.run(
         [sys.executable, "-c", code, str(out), ending], check=False, timeout=120
     ).returncode
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a launch that was killed; tests work on copies."""
+    out = tmp_path_factory.mktemp("killed") / "run"
+    assert -signal.SIGKILL == run_script(out, "killed")
+    assert "running" == load_run(out).info["status"]
+    return out
 
 
 def test_a_run_is_read_like_any_other(tmp_path: Path) -> None:
@@ -139,10 +149,9 @@ def test_a_script_with_another_setting_does_not_mix(tmp_path: Path) -> None:
     make_live_run(out)  # the directory is free again
 
 
-def test_a_launch_that_was_killed_is_ended_by_the_next(tmp_path: Path) -> None:
+def test_a_launch_that_was_killed_is_ended_by_the_next(killed: Path, tmp_path: Path) -> None:
     """Record the end of an earlier launch that was never completed."""
-    out = tmp_path / "mine"
-    run_script(out, "killed")
+    out = shutil.copytree(killed, tmp_path / "mine")
     make_live_run(out)
     run = load_run(out)
     assert [("cut", "ended"), ("ok", "decided")] == [
@@ -196,11 +205,10 @@ def test_a_full_disk_stops_writing_and_nothing_else(
 
 
 def test_a_disk_that_is_still_full_does_not_hide_the_conclusion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Conclude from the records on disk, and report that the rest was not written."""
-    out = tmp_path / "mine"
-    run_script(out, "killed")
+    out = shutil.copytree(killed, tmp_path / "mine")
 
     def fail(_store: Store, **_entries: object) -> None:
         raise LaunchError("no space is left; make room.")
@@ -212,17 +220,17 @@ def test_a_disk_that_is_still_full_does_not_hide_the_conclusion(
 
 
 @pytest.mark.parametrize("ending", ["ended", "killed"])
-def test_a_script_that_ends_before_the_decision(tmp_path: Path, ending: str) -> None:
+def test_a_script_that_ends_before_the_decision(killed: Path, tmp_path: Path, ending: str) -> None:
     """Conclude from the available blocks, in the process or, after a kill, in the command."""
     out = tmp_path / "mine"
-    assert (0 if ending == "ended" else -signal.SIGKILL) == run_script(out, ending)
-    assert ("cut" if ending == "ended" else "running") == load_run(out).info["status"]
+    if ending == "killed":
+        shutil.copytree(killed, out)
+    else:
+        assert 0 == run_script(out, ending)
+        assert "cut" == load_run(out).info["status"]
     lines = complete(make_options(out))
     run = load_run(out)
-    assert ("cut", "the training ended too early") == (
-        run.info["status"],
-        run.info["reason"],
-    )
+    assert ("cut", "the training ended too early") == (run.info["status"], run.info["reason"])
     assert ["ended"] == [entry["ending"] for entry in run.info["launches"]]
     assert run.recommendation is not None
     assert (12, "change") == (run.recommendation.blocks, run.recommendation.verdict)
@@ -245,21 +253,17 @@ def test_a_complete_run_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_only_launches_of_the_command_are_its_conclusion(tmp_path: Path) -> None:
-    """Report that nothing was tuned if all launches are of an earlier command."""
-    out = tmp_path / "mine"
-    (line,) = complete(make_options(out))
-    assert line.startswith("Nothing was tuned: a line above says why, or no model was trained")
-    make_live_run(out)
-    (line,) = complete(make_options(out, invocation="second"))
-    assert line.startswith("Nothing was tuned")
-
-
-def test_a_host_without_rank_0_says_where_the_results_are(tmp_path: Path) -> None:
-    """Name the host with the results on a host without rank 0."""
-    witness = tmp_path / "witness"
+    """Report that nothing was tuned if all launches are of an earlier command, and on a host without
+    rank 0 where the results are.
+    """
+    out, witness = tmp_path / "mine", tmp_path / "witness"
     witness.touch()
-    (line,) = complete(make_options(tmp_path / "mine", witness=str(witness)))
-    assert line.startswith("The ranks of this host were tuned.")
+    nothing = "Nothing was tuned: a line above says why, or no model was trained"
+    host = "The ranks of this host were tuned."
+    assert complete(make_options(out))[0].startswith(nothing)
+    assert complete(make_options(out, witness=str(witness)))[0].startswith(host)
+    make_live_run(out)
+    assert complete(make_options(out, invocation="second"))[0].startswith(nothing)
 
 
 def test_every_model_has_its_conclusion(tmp_path: Path) -> None:

@@ -37,18 +37,15 @@ def compared(check: Check) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_parameters_end_to_the_bit_as_without_tuning(compared: Any, way: str) -> None:
-    """End with equal parameters and buffers with and without tuning, on both ranks."""
-    assert compared[way]["same"]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_several_settings_are_tried_and_nothing_stays(compared: Any, way: str) -> None:
-    """Try several settings, conclude alike on both ranks, and remove every hook."""
+def test_a_tuned_training_ends_to_the_bit_as_without(compared: Any, way: str) -> None:
+    """Try several settings, conclude alike on both ranks, remove every hook, and end with equal
+    parameters and buffers.
+    """
     outcome = compared[way]
+    assert outcome["same"]
     assert outcome["settings"] > 3
     assert outcome["done"]
-    assert outcome["verdicts"][0] == outcome["verdicts"][1]
+    assert len(set(outcome["verdicts"])) == 1
     assert outcome["hooks_left"] == [0, 0]
 
 

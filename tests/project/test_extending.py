@@ -115,10 +115,13 @@ class Copy:
 
 def with_element(source: str, name: str, code: str, *, after: str | None) -> str:
     """Return a module's source with one more element in the collection ``name``, which an
-    assignment or a loop names.
+    assignment or a loop names, or one more field in the class of that name.
     """
     value: Any = None
     for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            lines = source.splitlines(keepends=True)
+            return "".join([*lines[: node.end_lineno], code, *lines[node.end_lineno :]])
         targets = getattr(node, "targets", [getattr(node, "target", None)])
         if name in [getattr(target, "id", "") for target in targets]:
             value = getattr(node, "value", None) or getattr(node, "iter", None)
@@ -275,6 +278,35 @@ from commbench.report.figures import all_figures
 print(len(drawing.png) > 1000)
 """
     assert "True" == apply("A figure").run("-c", program).strip()
+
+
+@pytest.mark.programs
+def test_a_column_is_filled(apply: Callable[[str], Copy]) -> None:
+    """Fill the new column of a kept run, as the last one of its table."""
+    run = ROOT / "results" / "links_1gbit_xeon2core_20261125"
+    program = f"""
+from commbench import load_run
+
+table = load_run({str(run)!r}).collectives
+print(table.columns[-1], (table.time_us_max >= table.time_us_p95).all())
+"""
+    assert "time_us_max True" == apply("A CSV column").run("-c", program).strip()
+
+
+@pytest.mark.programs
+def test_a_sentence_is_said(apply: Callable[[str], Copy]) -> None:
+    """Conclude the page of a kept run with the new sentence."""
+    run = ROOT / "results" / "links_1gbit_xeon2core_20261125"
+    program = f"""
+from commbench import load_run
+from commbench.report.page.conclusion import find_conclusion
+
+entries = find_conclusion([load_run({str(run)!r})])
+print(*(text for entry in entries if entry.label == "Longest" for text in entry.texts))
+"""
+    said = apply("A sentence").run("-c", program)
+    assert " takes " in said
+    assert said.endswith(".\n")
 
 
 @pytest.mark.programs

@@ -102,17 +102,18 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
     if task["free_bytes"] is not None:
         device.free_bytes = lambda: task["free_bytes"]  # type: ignore[method-assign]
     with marking_steps(device):
-        finished = session.train_launch(
-            cases,
-            Terms(seed=5, **task["terms"]),
-            session.TrainingRank(control=control, device=device, progress=(progress := Progress())),
-            session.Duty(
-                begin=begun.append,
-                finish=records.append,
-                is_out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
-            ),
+        launch = session.TrainingLaunch(
+            cases=cases,
+            terms=Terms(seed=5, **task["terms"]),
             launch=task["launch"],
+            control=control,
+            device=device,
+            progress=(progress := Progress()),
+            on_begin=begun.append,
+            on_record=records.append,
+            is_out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
         )
+        finished = launch.train()
     vars(block)["make_hook"], block.Training.run_block = made, RUN_BLOCK
     observations = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
     by_key = {record.case.key: dataclasses.asdict(record) for record in records}

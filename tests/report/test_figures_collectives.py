@@ -146,20 +146,6 @@ def test_groups_are_the_slowest_in_time_and_together_in_bandwidth() -> None:
     assert {"mpi": {MIB: pytest.approx(MIB / 10e3 + MIB / 20e3)}} == values_of(rates)
 
 
-def test_energy_has_a_panel_for_what_was_counted() -> None:
-    """Draw joules of one operation, a panel for each kind of counter."""
-    runs = []
-    for counters in ("gpu", "cpu+gpu"):
-        records = make_launches(STEADY, energy_J=1e-6, energy_of=counters)
-        runs.append(run_of(records, counters))
-    _, _, gpus, both = chart_of(*runs).panels
-    assert "energy of the GPUs alone, J" == gpus.label
-    assert [{"gpu: mpi": {KIB: 1e-6}}, {"cpu+gpu: mpi": {KIB: 1e-6}}] == [
-        values_of(gpus),
-        values_of(both),
-    ]
-
-
 def test_without_data_there_is_no_chart() -> None:
     """Draw nothing without collectives, no sizes of a matrix, and no launches of a single one."""
     matrix = make_launches(STEADY, make_case("bandwidth", pattern="matrix"))

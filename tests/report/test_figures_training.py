@@ -1,4 +1,4 @@
-"""Tests of the charts of training: buckets, bytes, energy, learning, and the timeline of a step."""
+"""Tests of the charts of training: buckets, learning, and the timeline of a step."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ from drawings import recommendation_of, run_of, values_of
 from training_builders import launches_of, make_bucket, make_training_case, make_training_record
 
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.report.figures.bars import energy_charts, traffic_charts
 from commbench.report.figures.buckets import bucket_charts
 from commbench.report.figures.charts import Chart
 from commbench.report.figures.learning import learning_charts, windows_of
@@ -33,9 +32,7 @@ def sweep(**changes: Any) -> list[TrainingRecord]:
     return records
 
 
-@pytest.mark.parametrize(
-    "charts_of", [bucket_charts, traffic_charts, energy_charts, learning_charts, timeline_charts]
-)
+@pytest.mark.parametrize("charts_of", [bucket_charts, learning_charts, timeline_charts])
 def test_without_data_there_is_no_chart(charts_of: Any) -> None:
     """Draw nothing for no setting, or for a single one without bytes, losses and times of passes."""
     bare = launches_of(20.0, sent_bytes=None, backward_ms=None, losses=[float("nan")])
@@ -95,36 +92,6 @@ def test_workloads_have_figures_of_their_own() -> None:
     charts = bucket_charts([run_of(name=name, training=records) for name in ("old", "new")])
     assert 2 == len({chart.name for chart in charts})
     assert [["old: none", "new: none"]] * 2 == [chart.names for chart in charts]
-
-
-# ------------------------------------------------------------------------------- bytes and energy
-
-
-def test_bytes_stand_beside_the_dense_ones() -> None:
-    """Draw a row for each hook, and the bytes of a dense all-reduce as a limit."""
-    records = []
-    for hook, sent_bytes in {"none": 40e6, "topk:0.01": 0.8e6}.items():
-        case = make_training_case(hook)
-        records += launches_of(10.0, case, sent_bytes=sent_bytes, dense_bytes=40e6)
-    (chart,) = traffic_charts([run_of(training=records)])
-    (panel,) = chart.panels
-    assert {"none": {0.0: 40.0}, "topk:0.01": {0.0: 0.8}} == values_of(panel)
-    assert [40.0] == [limit.value for limit in panel.limits]
-
-
-def test_the_most_frugal_setting_comes_first() -> None:
-    """Draw a row for each setting that counts the same, beside the default's energy."""
-    records = [
-        *launches_of(20.0, energy_J=8.0, energy_of="cpu"),
-        *launches_of(10.0, make_training_case("fp16"), energy_J=6.0, energy_of="cpu"),
-        *launches_of(9.0, make_training_case("bf16"), energy_J=7.0, energy_of="gpu"),
-        *launches_of(9.0, make_training_case("local"), energy_J=5.0, energy_of="cpu"),
-    ]
-    processors, gpus = energy_charts([run_of(training=records)])
-    (panel,) = processors.panels
-    assert ["fp16 with default buckets", DEFAULT] == list(values_of(panel))
-    assert [8.0] == [limit.value for limit in panel.limits]
-    assert ["bf16 with default buckets"] == list(values_of(gpus.panels[0]))
 
 
 # ---------------------------------------------------------------------------------------- learning

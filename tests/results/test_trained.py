@@ -14,12 +14,12 @@ from training_builders import (
     make_training_launches,
     make_training_record,
     rows_of,
+    training_rows,
 )
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.trained import Speedup, speedup_of, time_to_target_s, trained
-from commbench.results.training_summary import training_rows
 from commbench.stats import student_interval
 
 FP16 = make_training_case("fp16")

@@ -13,10 +13,11 @@ from training_builders import (
     make_training_launches,
     make_training_record,
     rows_of,
+    training_rows,
 )
 
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.results.training_summary import bucket_rows, training_rows
+from commbench.results.training_summary import bucket_rows
 
 FP16 = make_training_case("fp16")
 LOCAL = make_training_case("local")

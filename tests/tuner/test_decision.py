@@ -24,10 +24,17 @@ from commbench.results.trained import Speedup
 from commbench.results.verdict import recommendation_findings, snippets, verdict_findings
 from commbench.stats import MARGIN, median, student_interval
 from commbench.tuner.conclusion import recommend
-from commbench.tuner.decision import candidates
+from commbench.tuner.decision import finalists
 from commbench.tuner.learning import withheld
 from commbench.tuner.rules import judge, level_of
 from commbench.tuner.snippet import keep_snippet, snippet_of
+
+
+def found(recommendation: Recommendation) -> tuple[str, str, str]:
+    """Return the verdict, and the hook and bucket size of the best setting."""
+    best = recommendation.best
+    return recommendation.verdict, best.hook, best.bucket_cap_mb
+
 
 # ---------------------------------------------------------------------------------- what to confirm
 
@@ -49,7 +56,7 @@ def test_the_fastest_of_each_effect_on_learning_are_confirmed(
 ) -> None:
     """Confirm the baseline, the fastest of each effect if faster, and the fastest allowed one."""
     records = [*sweep(**step_ms), *launches_of(1, BASE.local())]
-    baseline, *others = candidates(records, info)
+    baseline, *others = finalists(records, info)
     assert confirmed(BASE) == baseline
     assert sorted(map(confirmed, expected), key=str) == sorted(others, key=str)
 
@@ -70,8 +77,8 @@ def test_broken_cases_never_win(changes: dict[str, Any]) -> None:
     good = {"losses": [2.0, 1.9]}
     records = [make_training_record(BASE, **good), make_training_record(FP16, step_ms=19, **good)]
     broken = make_training_record(TOPK, **{"step_ms": 5, **good, **changes})
-    assert [confirmed(BASE), confirmed(FP16)] == candidates([*records, broken], {})
-    assert confirmed(TOPK) in candidates(
+    assert [confirmed(BASE), confirmed(FP16)] == finalists([*records, broken], {})
+    assert confirmed(TOPK) in finalists(
         [*records, make_training_record(TOPK, step_ms=5, **good)], {}
     )
 
@@ -84,16 +91,16 @@ def test_group_with_most_ranks_decides() -> None:
         for ranks in (2, 4)
         for batch in (64, 16)
     ]
-    assert {(4, 16)} == {(case.world_size, case.batch_per_rank) for case in candidates(records, {})}
-    named = candidates(records, {"batches": [64, 16]})
+    assert {(4, 16)} == {(case.world_size, case.batch_per_rank) for case in finalists(records, {})}
+    named = finalists(records, {"batches": [64, 16]})
     assert {(4, 64)} == {(case.world_size, case.batch_per_rank) for case in named}
 
 
 def test_nothing_to_confirm_without_a_baseline() -> None:
     """Confirm nothing if the default failed."""
     broken = make_training_record(BASE, status="failed", reason="no memory")
-    assert [] == candidates([broken, make_training_record(FP16)], {})
-    assert [] == candidates([], {})
+    assert [] == finalists([broken, make_training_record(FP16)], {})
+    assert [] == finalists([], {})
 
 
 # -------------------------------------------------------------------------- what may be recommended
@@ -128,11 +135,7 @@ def test_a_withheld_setting_does_not_decide() -> None:
     """
     records = [*sweep(five=16, fp16=14, topk=10), *fresh((FIVE, 16), (FP16, 14), (TOPK, 10))]
     recommendation = decide(records, named_hooks=["topk:0.01"], accepts_loss=False)
-    assert ("change", "none", "5") == (
-        recommendation.verdict,
-        recommendation.best.hook,
-        recommendation.best.bucket_cap_mb,
-    )
+    assert ("change", "none", "5") == found(recommendation)
     assert snippet_of(FIVE) == recommendation.snippet
     half, lossy = recommendation.altering
     assert [("half precision", "unnamed", ""), ("lossy", "unproven", "")] == [
@@ -160,7 +163,7 @@ def test_each_allowed_effect_has_its_lines_to_paste() -> None:
     """List the lines of the safe setting, then of FP16, then of the fastest."""
     records = [*sweep(five=16, fp16=14, topk=10), *fresh((FIVE, 16), (FP16, 14), (TOPK, 10))]
     recommendation = decide(records, named_hooks=["fp16", "topk:0.01"], accepts_loss=True)
-    assert ("change", "topk") == (recommendation.verdict, recommendation.best.hook)
+    assert ("change", "topk", "5") == found(recommendation)
     assert [snippet_of(FIVE), snippet_of(FP16), snippet_of(TOPK)] == [
         text for _, text in snippets(recommendation)
     ]
@@ -172,37 +175,26 @@ def test_each_allowed_effect_has_its_lines_to_paste() -> None:
 def test_the_default_is_kept_if_nothing_may_be_recommended() -> None:
     """Keep the default if all alternatives are withheld, and say so."""
     recommendation = decide([*sweep(topk=10), *fresh((TOPK, 10))], named_hooks=[])
-    assert ("keep", "none", 6) == (
-        recommendation.verdict,
-        recommendation.best.hook,
-        recommendation.launches,
-    )
-    assert keep_snippet() == recommendation.snippet
+    assert ("keep", "none", "default") == found(recommendation)
+    assert (6, keep_snippet()) == (recommendation.launches, recommendation.snippet)
 
 
 # ------------------------------------------------------------------------------------- the decision
 
 
 def test_clear_gain_is_a_change() -> None:
-    """Recommend a setting faster beyond the margin, with its evidence."""
-    recommendation = decide([*sweep(five=16), *fresh((FIVE, 16))])
-    assert ("change", 6, "mlp", 2) == (
-        recommendation.verdict,
-        recommendation.launches,
-        recommendation.workload,
-        recommendation.world_size,
-    )
-    assert (1.25, (1.25, 1.25)) == (
-        pytest.approx(recommendation.speedup),
-        pytest.approx(recommendation.speedup_ci),
-    )
-    assert ("5", "none", 16) == (
-        recommendation.best.bucket_cap_mb,
-        recommendation.best.hook,
-        pytest.approx(recommendation.best.step_ms, rel=1e-2),
-    )
+    """Recommend a setting faster beyond the margin, with its evidence and the steps with DDP."""
+    records = [*sweep(five=16), *fresh((FIVE, 16)), *launches_of(5, BASE.local())]
+    recommendation = decide(records)
+    assert ("change", "none", "5") == found(recommendation)
+    evidence = (recommendation.launches, recommendation.workload, recommendation.world_size)
+    assert (6, "mlp", 2) == evidence
+    assert (6 + 12) * 22 == recommendation.measured_steps
+    assert 1.25 == pytest.approx(recommendation.speedup)
+    assert (1.25, 1.25) == pytest.approx(recommendation.speedup_ci)
+    steps_ms = (recommendation.best.step_ms, recommendation.baseline.step_ms)
+    assert (16, 20) == pytest.approx(steps_ms, rel=1e-2)
     assert recommendation.best == recommendation.best_uncompressed
-    assert 20 == pytest.approx(recommendation.baseline.step_ms, rel=1e-2)
     assert snippet_of(FIVE) == recommendation.snippet
 
 
@@ -235,28 +227,17 @@ def test_the_interval_decides(
     default if no alternative may exceed the margin; one launch decides nothing.
     """
     recommendation = decide([*sweep(five=19, topk=18), *records])
-    found = recommendation.best
-    assert (verdict, best.hook, best.bucket_cap_mb) == (
-        recommendation.verdict,
-        found.hook,
-        found.bucket_cap_mb,
-    )
+    assert (verdict, best.hook, best.bucket_cap_mb) == found(recommendation)
     assert (keep_snippet() == recommendation.snippet) == (verdict != "change")
 
 
 def test_nothing_is_decided_without_fresh_launches() -> None:
     """Claim no speedup without confirmation."""
     recommendation = decide(sweep(five=16, topk=10))
-    assert ("inconclusive", None, None, 0) == (
-        recommendation.verdict,
-        recommendation.speedup,
-        recommendation.speedup_ci,
-        recommendation.launches,
-    )
-    assert ("topk", "5") == (
-        recommendation.best.hook,
-        recommendation.best_uncompressed.bucket_cap_mb,
-    )
+    assert ("inconclusive", "topk", "5") == found(recommendation)
+    claims = (recommendation.speedup, recommendation.speedup_ci, recommendation.launches)
+    assert (None, None, 0) == claims
+    assert "none" == recommendation.best_uncompressed.hook
     assert 10 == pytest.approx(recommendation.best.step_ms, rel=1e-2)
     assert keep_snippet() == recommendation.snippet
 
@@ -316,36 +297,35 @@ def test_nothing_trained_recommends_nothing() -> None:
     assert recommend(launches_of(10, BASE.local()), {}) is None
 
 
-def test_default_alone_decides_nothing() -> None:
-    """Return inconclusive if only the default succeeded."""
-    alone = decide(sweep())
-    assert ("inconclusive", "default", ()) == (
-        alone.verdict,
-        alone.best.bucket_cap_mb,
-        alone.alternatives,
-    )
-    broken = make_training_record(confirmed(TOPK), status="hung", reason="Rank 1 stopped.")
-    recommendation = decide([*sweep(topk=10), *fresh(), broken])
-    assert "Rank 1 stopped" in recommendation.reason
+BROKEN = {"status": "failed", "reason": "Rank 1 stopped."}
 
 
-def test_failed_default_decides_nothing() -> None:
-    """Return inconclusive if the default failed."""
-    broken = make_training_record(confirmed(BASE), status="failed", reason="No memory.")
-    recommendation = decide([*sweep(five=10), broken, *launches_of(10, confirmed(FIVE))])
-    assert ("inconclusive", None, None) == (
-        recommendation.verdict,
-        recommendation.baseline.step_ms,
-        recommendation.speedup,
-    )
-    assert "No memory" in recommendation.reason
-    assert "" == recommendation.snippet
-
-
-def test_steps_are_counted() -> None:
-    """Count all steps with DDP."""
-    records = [*sweep(five=18, fp16=19), *fresh((FIVE, 18)), *launches_of(5, BASE.local())]
-    assert (9 + 12) * 22 == decide(records).measured_steps
+@pytest.mark.parametrize(
+    ("records", "words", "snippet"),
+    [
+        (sweep(), "", keep_snippet()),
+        (
+            [*sweep(topk=10), *fresh(), make_training_record(confirmed(TOPK), **BROKEN)],
+            BROKEN["reason"][:-1],
+            keep_snippet(),
+        ),
+        (
+            [*launches_of(10, confirmed(FIVE)), make_training_record(confirmed(BASE), **BROKEN)],
+            BROKEN["reason"][:-1],
+            "",
+        ),
+    ],
+    ids=["the default alone", "alternative failed", "default failed"],
+)
+def test_a_setting_alone_decides_nothing(
+    records: list[TrainingRecord], words: str, snippet: str
+) -> None:
+    """Return inconclusive if only the default succeeded, or if it failed."""
+    recommendation = decide(records)
+    assert ("inconclusive", "none", "default") == found(recommendation)
+    assert snippet == recommendation.snippet
+    assert words in recommendation.reason
+    assert (snippet == "") == (recommendation.baseline.step_ms is None)
 
 
 # ----------------------------------------------------------------------------------- honest numbers
@@ -378,7 +358,7 @@ def simulate(
     ]
     fresh = {
         chosen: gains_by_case[dataclasses.replace(chosen, phase="sweep")]
-        for chosen in candidates(records, {})
+        for chosen in finalists(records, {})
     }
     records += [
         record for launch in range(6) for record in _launch(fresh, launch, blocks=2, **noise)

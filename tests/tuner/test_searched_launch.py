@@ -1,6 +1,7 @@
 """Tests of a launch that searches, without ranks: which records it keeps when it is cut."""
 
 import itertools
+import types
 from collections import defaultdict
 from typing import Any
 
@@ -13,26 +14,25 @@ from commbench.tuner.search import Search
 
 pytest.importorskip("torch")
 
+from commbench.ddp.session import TrainingLaunch
+
 HOOKS = ("none", "fp16")
+CASES = make_cases(HOOKS)
 #: Blocks of a round that compares the hooks: each hook, and the step without DDP.
 BLOCKS = len(HOOKS) + 1
 
 
-class OneRank:
-    """A session of one rank whose blocks take no time; its records are the cases."""
+class OneRank(TrainingLaunch):
+    """A launch of one rank whose blocks take no time; it keeps cases in place of records."""
 
-    def __init__(self) -> None:
-        self.control = self
-        self.rounds: defaultdict[str, list[int]] = defaultdict(list)
-        self.records: list[TrainingCase] = []
+    def __post_init__(self) -> None:
+        """Begin without records."""
+        self._rounds = defaultdict(list)
+        self.kept: list[TrainingCase] = []
 
-    def broadcast(self, value: Any) -> Any:
-        """Return the value."""
-        return value
-
-    def prepare_search(self, cases: list[TrainingCase]) -> int:
+    def prepare_search(self) -> int:
         """Have room for all cases."""
-        return len(cases)
+        return len(self.cases)
 
     def block(self, _: TrainingCase, *, last: bool) -> bool:  # noqa: ARG002 - as in the product
         """Train without a failure."""
@@ -43,9 +43,9 @@ class OneRank:
         return true_ms(case)
 
     def finish(self, case: TrainingCase, *, is_kept: bool = True) -> None:
-        """Keep the case in place of its record."""
+        """Keep the case."""
         if is_kept:
-            self.records.append(case)
+            self.kept.append(case)
 
 
 def train(blocks: int | None) -> tuple[bool, list[TrainingCase]]:
@@ -53,20 +53,17 @@ def train(blocks: int | None) -> tuple[bool, list[TrainingCase]]:
 
     Return whether it came to the end, and the cases with a record.
     """
-    from commbench.ddp.session import Duty, train_search
-
-    cases = make_cases(HOOKS)
-    seconds = 100.0 * BLOCK_STEPS
     numbers = itertools.count()
-    duty = Duty(
-        begin=lambda _: None,
-        finish=lambda _: None,
+    unused: Any = dict.fromkeys(("terms", "launch", "device", "progress", "on_record"))
+    launch = OneRank(
+        **unused,
+        cases=CASES,
+        control=types.SimpleNamespace(broadcast=lambda value: value),  # type: ignore[arg-type]
+        on_begin=lambda _: None,
         is_out_of_time=lambda: next(numbers) == blocks,
-        search=Search(cases, seconds=seconds, seed="1"),
+        search=Search(CASES, seconds=100.0 * BLOCK_STEPS, seed="1"),
     )
-    session = OneRank()
-    is_complete = train_search(cases, session, duty)  # type: ignore[arg-type]
-    return is_complete, session.records
+    return launch.train_search(), launch.kept
 
 
 def test_a_search_keeps_a_record_of_each_case_that_it_has_trained() -> None:
@@ -74,14 +71,13 @@ def test_a_search_keeps_a_record_of_each_case_that_it_has_trained() -> None:
     is_complete, records = train(None)
     assert is_complete
     assert len(records) == len(set(records))
-    assert set(make_cases(HOOKS)) == set(records)
+    assert set(CASES) == set(records)
 
 
 @pytest.mark.parametrize("rounds", [1, FIRST_ROUNDS])
 def test_a_search_that_is_cut_early_is_repeated(rounds: int) -> None:
     """Keep what was measured; without the default's record if hooks were not compared."""
     is_complete, records = train(rounds * BLOCKS)
-    default = make_cases(HOOKS)[0]
     assert not is_complete
-    assert (rounds == FIRST_ROUNDS) == (default in records)
+    assert (rounds == FIRST_ROUNDS) == (CASES[0] in records)
     assert {"fp16", "local"} <= {case.hook_name for case in records}

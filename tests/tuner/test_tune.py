@@ -3,7 +3,6 @@ input.
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,27 +20,10 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
 WORKLOADS = HERE / "ranks" / "train_workloads.py"
 #: A model of 320 KiB, for which 100 MiB buckets are those of the default.
-TINY = [
-    "--backend",
-    "gloo",
-    "--workload",
-    f"{WORKLOADS}:tiny",
-    "--steps",
-    "6",
-    "--seed",
-    "1",
-    "--out",
-    "r",
-]
-FEW = [
-    *TINY,
-    "--allow",
-    "none,fp16",
-    "--bucket-cap-mb",
-    "default,0.1,100",
-    "--confirm-launches",
-    "1",
-]
+FEW = (
+    f"--backend gloo --workload {WORKLOADS}:tiny --steps 6 --seed 1 --out r --allow none,fp16"
+    " --bucket-cap-mb default,0.1,100 --confirm-launches 1"
+).split()
 
 
 @pytest.fixture(autouse=True)
@@ -50,24 +32,17 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield from marked_environment(monkeypatch)
 
 
-def start(
-    command: list[str], cwd: Path, timeout_s: float = 200
-) -> subprocess.CompletedProcess[str]:
-    """Run a command and wait until it exits."""
+def start(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a Python module and wait until it exits."""
+    command = [sys.executable, "-m", *words]
     return subprocess.run(
-        command,
-        cwd=cwd,
-        env={**os.environ},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
+        command, cwd=cwd, capture_output=True, text=True, timeout=200, check=False
     )
 
 
-def tune(cwd: Path, *words: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
-    """Run ``commbench tune`` in a process."""
-    return start([sys.executable, "-m", "commbench", "tune", *words], cwd, timeout_s)
+def tune(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the tuning on two ranks in a process, with some other options."""
+    return start("commbench", "tune", *FEW, *words, "-n", "2", "--oversubscribe", cwd=cwd)
 
 
 def info_of(folder: Path) -> dict[str, Any]:
@@ -83,7 +58,7 @@ def stages_of(folder: Path) -> list[tuple[str, int]]:
 
 def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_path: Path) -> None:
     """Search among the candidates, conclude with the compared settings, and resume into nothing."""
-    done = tune(tmp_path, *FEW, "-n", "2", "--oversubscribe")
+    done = tune(tmp_path)
     assert 0 == done.returncode, done.stdout + done.stderr
     out = tmp_path / "r"
     assert [("search", 0), ("confirm", 0)] == stages_of(out)
@@ -102,7 +77,7 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     assert all(len(record.rounds) == len(record.block_lengths) for record in swept.values())
     assert all(record.ranks_agree for record in records if record.case.uses_ddp)
 
-    again = tune(tmp_path, *FEW, "-n", "2", "--oversubscribe")
+    again = tune(tmp_path)
     assert 0 == again.returncode, again.stdout + again.stderr
     assert "Resuming" in again.stdout
     assert 2 == len(stages_of(out))
@@ -110,7 +85,7 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
         (["--bucket-cap-mb", "default,0.2"], "candidates"),
         (["--max-accuracy-loss", "0.01"], "max_accuracy_loss is null there and 0.01 here"),
     ):
-        other = tune(tmp_path, *FEW, *words, "-n", "2", "--oversubscribe")
+        other = tune(tmp_path, *words)
         assert 2 == other.returncode
         assert "another plan" in other.stderr
         assert difference in other.stderr
@@ -120,18 +95,17 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
 def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
     """Print the next launch after each torchrun, and end when nothing is left."""
     torchrun = [
-        sys.executable,
-        "-m",
         "torch.distributed.run",
         "--standalone",
         "--nproc-per-node",
         "2",
         "-m",
+        "commbench",
+        "tune",
     ]
-    command = [*torchrun, "commbench", "tune", *FEW]
     made, messages = [], []
     for _ in range(2):
-        done = start(command, tmp_path)
+        done = start(*torchrun, *FEW, cwd=tmp_path)
         assert 0 == done.returncode, done.stdout + done.stderr
         made.append(stages_of(tmp_path / "r"))
         messages.append(done.stderr)

@@ -489,9 +489,6 @@ class TrainingSweep:
         check_choice("training backend", self.backend, TRAINING_BACKENDS)
         for precision in self.precisions:
             check_choice("precision", precision, PRECISIONS)
-        for mode in self.compile_modes:
-            if mode:
-                check_choice("compile mode", mode, COMPILE_MODES)
         object.__setattr__(
             self,
             "bucket_caps",
@@ -649,9 +646,7 @@ FEWEST_SEARCHED = 3
 FEWEST_TIMED, MOST_SHORT_BLOCKS = 2, 32
 
 
-def short_blocks(
-    steps: int, *, early: int, settling: int, fewest_timed: int = FEWEST_TIMED
-) -> list[int]:
+def short_blocks(steps: int, *, early: int, settling: int) -> list[int]:
     """Return the steps of each short block, untimed ones included, into which the steps of a
     training are divided.
 
@@ -659,9 +654,9 @@ def short_blocks(
         steps: of all blocks together.
         early: untimed steps of the first block.
         settling: untimed steps of each later block.
-        fewest_timed: of a block.
     """
-    blocks = min(MOST_SHORT_BLOCKS, max(1, (steps - early + settling) // (settling + fewest_timed)))
+    most = (steps - early + settling) // (settling + FEWEST_TIMED)
+    blocks = min(MOST_SHORT_BLOCKS, max(1, most))
     timed = steps - early - (blocks - 1) * settling
     bounds = [timed * number // blocks for number in range(blocks + 1)]
     lengths = [settling + end - begin for begin, end in itertools.pairwise(bounds)]

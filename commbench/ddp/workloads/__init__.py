@@ -7,7 +7,6 @@ workload.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from commbench.ddp.plan.workload import Workload
@@ -19,47 +18,15 @@ from commbench.system.user_files import is_callable_of_file
 TRACE = "trace:"
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkloadEntry:
-    """One of commbench's own workloads."""
-
-    make: Callable[..., Workload]
-    """Takes any of ``seed``, ``rank``, ``world_size`` and ``batch_size``."""
-    summary: str
-    """A description in one sentence."""
-
-
-WORKLOADS: Mapping[str, WorkloadEntry] = MappingProxyType(
+#: commbench's own workloads: each takes any of ``seed``, ``rank``, ``world_size`` and
+#: ``batch_size``.
+WORKLOADS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
     {
-        "digits": WorkloadEntry(
-            make=vision.digits,
-            summary=(
-                "a small convolutional network on real handwritten digits, trained to a stated"
-                " accuracy"
-            ),
-        ),
-        "gpt": WorkloadEntry(
-            make=language.gpt,
-            summary=(
-                "a small decoder with a large embedding, 5.8 million parameters, on synthetic"
-                " tokens"
-            ),
-        ),
-        "mlp": WorkloadEntry(
-            make=vision.mlp,
-            summary=(
-                "a perceptron of 8.4 million parameters in large matrices, so that communication"
-                " dominates"
-            ),
-        ),
-        "resnet18": WorkloadEntry(
-            make=vision.resnet18,
-            summary="ResNet-18 for 32x32 images, 11.17 million parameters, on synthetic images",
-        ),
-        "text": WorkloadEntry(
-            make=language.text,
-            summary="a small decoder over bytes of real English text, Python's own documentation",
-        ),
+        "digits": vision.digits,
+        "gpt": language.gpt,
+        "mlp": vision.mlp,
+        "resnet18": vision.resnet18,
+        "text": language.text,
     }
 )
 
@@ -85,7 +52,7 @@ def load_workload(
             spec.removeprefix(TRACE), seed=seed, rank=rank, batch_size=batch_size
         )
     if spec in WORKLOADS:
-        make = WORKLOADS[spec].make
+        make = WORKLOADS[spec]
         return make(**own.accepted_arguments(make, arguments))
     if is_callable_of_file(spec):
         return own.workload(spec, arguments)

@@ -9,8 +9,7 @@ count as Any.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from commbench.ddp.workloads.sampling import (
 )
 from commbench.errors import InputError
 
+ADAM = partial(torch.optim.AdamW, lr=1e-3)
 GPT_BATCH = 4
 VOCABULARY = 16384
 LENGTH = 64
@@ -44,11 +44,6 @@ WINDOWS = 128
 
 
 # ---------------------------------------------------------------------------------------------- gpt
-
-
-def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimiser for transformers, Adam."""
-    return torch.optim.AdamW(parameters, lr=1e-3)
 
 
 def gpt(*, seed: int, rank: int, batch_size: int = GPT_BATCH) -> Workload:
@@ -64,7 +59,7 @@ def gpt(*, seed: int, rank: int, batch_size: int = GPT_BATCH) -> Workload:
         loss=next_token_loss,
         batches=cycled(chains(batch_size, seed=seed, rank=rank)),
         batch_size=batch_size,
-        optimizer=adam,
+        optimizer=ADAM,
         steps=100,
     )
 
@@ -124,7 +119,7 @@ def text(*, seed: int, rank: int, batch_size: int = TEXT_BATCH) -> Workload:
         loss=next_token_loss,
         batches=Batches(make),
         batch_size=batch_size,
-        optimizer=adam,
+        optimizer=ADAM,
         evaluate=evaluate,
         metric="nats_per_byte",
         steps=200,

@@ -68,19 +68,13 @@ def _arguments(
             f"A batch of {requested['batch_size']} was asked for and {spec} takes no argument"
             " batch_size: add it, or leave the batch to the workload."
         )
-    for parameter in inspect.signature(function).parameters.values():
-        optional = parameter.default is not parameter.empty or parameter.kind in {
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        }
-        if not optional and parameter.name not in arguments:
-            hint = f"take only {ARGUMENTS}"
-            if parameter.name in requested:
-                hint = "give it a default value"
-            raise InputError(
-                f"{spec} needs the argument {parameter.name}, which commbench does not give:"
-                f" {hint}."
-            )
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise InputError(
+            f"{spec} needs an argument that commbench does not give ({error}): take {ARGUMENTS},"
+            " batch_size with a default value."
+        ) from error
     return arguments
 
 

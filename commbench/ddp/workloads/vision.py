@@ -8,7 +8,8 @@ data/DIGITS.txt. torch is untyped here, so its classes count as Any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import resources
 
 import numpy as np
@@ -70,11 +71,6 @@ def perceptron() -> nn.Sequential:
 # ----------------------------------------------------------------------------------------- resnet18
 
 
-def _resnet_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return SGD with a learning rate for small batches."""
-    return torch.optim.SGD(parameters, lr=0.003, momentum=0.9)
-
-
 def resnet18(*, seed: int, rank: int, batch_size: int = RESNET_BATCH) -> Workload:
     """Return this rank's workload."""
     with initial_weights(seed):
@@ -84,7 +80,7 @@ def resnet18(*, seed: int, rank: int, batch_size: int = RESNET_BATCH) -> Workloa
         loss=classification_loss,
         batches=labelled_patterns((3, 32, 32), batch_size, strength=1.0, seed=seed, rank=rank),
         batch_size=batch_size,
-        optimizer=_resnet_sgd,
+        optimizer=partial(torch.optim.SGD, lr=0.003, momentum=0.9),
         steps=60,
     )
 
@@ -151,11 +147,6 @@ def residual_stages(
 # ------------------------------------------------------------------------------------------- digits
 
 
-def _digits_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return SGD with a learning rate for this network."""
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-
-
 def convolutional_network() -> nn.Sequential:
     """Return a network of 76 thousand parameters from (batch, 1, 8, 8) to 10 logits, without
     buffers.
@@ -193,7 +184,7 @@ def digits(*, seed: int, rank: int, world_size: int, batch_size: int = DIGITS_BA
         loss=classification_loss,
         batches=sharded(TRAINING_IMAGES, batch_size, pick, seed=seed, rank=rank, ranks=world_size),
         batch_size=batch_size,
-        optimizer=_digits_sgd,
+        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
         evaluate=evaluate,
         metric="accuracy",
         target=0.97,

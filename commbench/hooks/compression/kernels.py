@@ -315,18 +315,30 @@ def add(indices: Words, values: Floats, into: Floats) -> None:
 
 
 @partial(compiled, fastmath={"reassoc"})
-def _sum_squares(gradient: Floats, residual: Floats | None) -> np.float32:
-    """Return the sum of squares of gradient + residual.
+def _sum_squares(gradient: Floats, residual: Floats | None, kind: type[np.floating]) -> float:
+    """Return the sum of squares of gradient + residual, in a type of NumPy.
 
     The order of the additions is free, so that they are vectorised.
     """
-    total = np.float32(0)
+    total = kind(0)
     for i in range(gradient.shape[0]):
         element = gradient[i]
         if residual is not None:
             element += residual[i]
-        total += element * element
+        total += kind(element) * kind(element)
     return total
+
+
+@compiled
+def _norm(gradient: Floats, residual: Floats | None) -> np.float32:
+    """Return the norm of gradient + residual.
+
+    float32 cannot hold the square of an element above 1.8e19, so float64 then adds up.
+    """
+    squares = _sum_squares(gradient, residual, np.float32)
+    if squares < np.inf:
+        return np.sqrt(squares)
+    return np.float32(np.sqrt(_sum_squares(gradient, residual, np.float64)))
 
 
 @compiled
@@ -339,9 +351,9 @@ def measure_chunks(gradient: Floats, residual: Floats | None, chunk: int, norms:
     for number in range(norms.shape[0]):
         start, end = number * chunk, min(number * chunk + chunk, n)
         if residual is None:
-            norms[number] = np.sqrt(_sum_squares(gradient[start:end], None))
+            norms[number] = _norm(gradient[start:end], None)
         else:
-            norms[number] = np.sqrt(_sum_squares(gradient[start:end], residual[start:end]))
+            norms[number] = _norm(gradient[start:end], residual[start:end])
 
 
 @compiled

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from commbench.report.figures.bars import energy_charts, traffic_charts
 from commbench.report.figures.buckets import bucket_charts
 from commbench.report.figures.charts import Chart
 from commbench.report.figures.drawing import Drawing
@@ -21,13 +20,11 @@ _KINDS = (
     bucket_charts,
     live_charts,
     timeline_charts,
-    traffic_charts,
     learning_charts,
     soak_charts,
     size_charts,
     launch_charts,
     matrix_figures,
-    energy_charts,
 )
 
 

@@ -1,4 +1,4 @@
-"""Time, bus bandwidth and energy over message size: a figure for each operation."""
+"""Time and bus bandwidth over message size: a figure for each operation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commbench.report.figures.charts import MICROSECONDS, Chart, Limit, Panel, S
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import prefixes
 from commbench.report.findings import busbw_of
-from commbench.report.state import counted_energy, explain_time
+from commbench.report.state import explain_time
 from commbench.results import Run
 from commbench.results.info import measures_interconnect
 from commbench.results.tables import rows_by
@@ -47,8 +47,8 @@ _WORDS: Mapping[tuple[str, object], str] = {
     ("env", ""): "unchanged",
 }
 _READING = (
-    "Bands and bars are 95 % intervals over launches; crosses have no result. Lower times and"
-    " energies and higher bandwidths are better."
+    "Bands and bars are 95 % intervals over launches; crosses have no result. Lower times"
+    " and higher bandwidths are better."
 )
 _TIME, _RATE = "time", "bus bandwidth"
 _QUANTITIES = {"both": (_TIME, _RATE), "time": (_TIME,), "bandwidth": (_RATE,)}
@@ -104,8 +104,6 @@ def _measure(run: Run, prefix: str, case: Case, rows: Sequence[Row]) -> _Measure
     if not has_failed:
         low_us, high_us = slowest.time_us_ci_low, slowest.time_us_ci_high
         values = {_TIME: estimate(slowest.time_us, low_us, high_us), _RATE: _together(rows)}
-        if slowest.energy_J is not None:
-            values[f"energy of {counted_energy(slowest.energy_of)}"] = estimate(slowest.energy_J)
     link = limit_of(slowest, run.info)
     limits = []
     if link is not None and link.bound_bps:
@@ -125,9 +123,7 @@ def _together(rows: Sequence[Row]) -> Estimate | None:
 
 
 def _chart(operation: str, measured: Sequence[_Measured], remarks: Sequence[Finding]) -> Chart:
-    quantities = dict.fromkeys(_QUANTITIES[OPERATIONS[operation].quantity])
-    for one in measured:
-        quantities |= dict.fromkeys(name for name in one.values if name not in _UNITS)
+    quantities = _QUANTITIES[OPERATIONS[operation].quantity]
     sizes = {one.case.message_bytes for one in measured}
     title = f"{operation} over message size"
     if len(sizes) == 1:
@@ -163,7 +159,7 @@ def _panel(quantity: str, measured: Sequence[_Measured], *, has_curves: bool) ->
     return Panel(
         series=series,
         quantity=quantity,
-        unit=_UNITS.get(quantity, "J"),
+        unit=_UNITS[quantity],
         has_zero=quantity == _RATE,
         x="size" if has_curves else "rows",
         x_label="message size",

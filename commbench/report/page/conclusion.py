@@ -10,6 +10,7 @@ from commbench.findings import Finding
 from commbench.report.columns import Tone
 from commbench.report.findings import (
     bandwidths,
+    grave_warnings,
     latencies,
     pairs,
     precision,
@@ -17,7 +18,6 @@ from commbench.report.findings import (
     soak,
     stragglers,
     unfinished,
-    warnings_of,
     watched,
 )
 from commbench.report.page.parts import Code, Entry, named
@@ -143,7 +143,7 @@ def _warnings(runs: Sequence[Run]) -> list[Entry]:
     every: list[Finding] = []
     hidden: list[Finding] = []
     for run in runs:
-        warnings = warnings_of(run)
+        warnings = grave_warnings(run)
         texts.append((run.name, map(str, warnings[:MOST_WARNINGS])))
         every += warnings
         hidden += warnings[MOST_WARNINGS:]

@@ -17,15 +17,13 @@ from commbench.report.env import env_tables
 from commbench.report.expectations import answer_sentences, answer_table
 from commbench.report.figures.drawing import Drawing
 from commbench.report.findings import (
-    kinds_of,
     model_error,
     origins,
-    row_warnings,
+    section_warnings,
     setting,
     soak,
     stragglers,
     time_spent,
-    training_warnings,
     unmetered,
     watched,
 )
@@ -97,7 +95,7 @@ def make_page(
         collectives.collective_tables(runs),
         collectives.overlap_tables(runs),
         collectives.overhead_tables(runs),
-        warnings=_row_warnings(runs, "collectives"),
+        warnings=_warnings(runs, "collectives"),
     )
     add(
         "pairs",
@@ -105,7 +103,7 @@ def make_page(
         _each(runs, stragglers),
         collectives.straggler_tables(runs),
         collectives.pair_tables(runs),
-        warnings=_row_warnings(runs, "pairs"),
+        warnings=_warnings(runs, "pairs"),
     )
     add(
         "training",
@@ -114,7 +112,7 @@ def make_page(
         watched_tables(runs),
         env_tables(runs, of_training=True),
         training_tables(runs),
-        warnings=_each(runs, training_warnings),
+        warnings=_warnings(runs, "training"),
         codes=[code for run in runs for code in snippet_codes(run, by=len(runs) > 1)],
     )
     add("prediction", "Prediction", _each(runs, model_error), model_tables(runs))
@@ -155,13 +153,8 @@ def _each(runs: Sequence[Run], find: Callable[[Run], Iterable[Finding]]) -> list
     return named((run.name, [finding.in_full for finding in find(run)]) for run in runs)
 
 
-def _row_warnings(runs: Sequence[Run], section: str) -> list[str]:
-    """Return the warnings about one kind of rows."""
-    warnings = []
-    for run in runs:
-        kinds = [kind for kind in kinds_of(run) if kind.section == section]
-        warnings.append((run.name, [each.in_full for each in row_warnings(kinds, run.info)]))
-    return named(warnings)
+def _warnings(runs: Sequence[Run], section: str) -> list[str]:
+    return _each(runs, lambda run: section_warnings(run, section))
 
 
 def _verdict(run: Run) -> list[Finding]:

@@ -5,6 +5,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,6 +39,20 @@ def network(outputs: int = 10) -> nn.Sequential:
     for _ in range(6):
         layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(WIDTH, outputs))
+
+
+class Parts(nn.Module):
+    """A model whose forward pass is a function of the model and the data."""
+
+    def __init__(self, function: Callable[[Any, torch.Tensor], Any], **parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, data: torch.Tensor) -> Any:
+        """Return what the function makes of the data."""
+        return self.function(self, data)
 
 
 def batches(rank: int, steps: int = STEPS) -> Iterator[torch.Tensor]:

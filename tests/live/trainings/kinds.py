@@ -3,14 +3,16 @@
 import copy
 import gc
 import io
+import itertools
 import os
 import sys
 import time
 import weakref
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import RANKS, STEPS, WIDTH, batches, begin, network, report, train
+from common import RANKS, STEPS, WIDTH, Parts, batches, begin, network, report, train
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -52,33 +54,20 @@ def preview(rank: int) -> list[nn.Module]:
 def nested(rank: int) -> list[nn.Module]:
     """Give the model a nested tensor."""
 
-    class Padded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = network()
+    def pad(model: Any, data: torch.Tensor) -> torch.Tensor:
+        return model.body(torch.nested.to_padded_tensor(data, 0.0)).mean()
 
-        def forward(self, data: torch.Tensor) -> torch.Tensor:
-            return self.body(torch.nested.to_padded_tensor(data, 0.0)).mean()
-
-    ddp = DistributedDataParallel(Padded())
+    ddp = DistributedDataParallel(Parts(pad, body=network()))
     as_nested = torch.nested.nested_tensor
     return train(ddp, rank, loss=lambda m, x: m(as_nested([x[:3], x[3:]])))
 
 
 def sparse(rank: int) -> list[nn.Module]:
     """Train an embedding with sparse gradients."""
-
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(50, WIDTH, sparse=True)
-            self.body = network()
-
-        def forward(self, data: torch.Tensor) -> torch.Tensor:
-            return self.body(self.words(data))
-
+    words = nn.Embedding(50, WIDTH, sparse=True)
+    model = Parts(lambda m, words: m.body(m.words(words)), words=words, body=network())
     return train(
-        DistributedDataParallel(Words()),
+        DistributedDataParallel(model),
         rank,
         loss=lambda m, x: m((x[:, 0].abs() * 10).long() % 50).square().mean(),
     )
@@ -134,19 +123,12 @@ def by_hand(rank: int) -> list[nn.Module]:
 
 def reentrant(rank: int) -> list[nn.Module]:
     """Call ``backward()`` inside ``backward()``, by reentrant checkpoints."""
-    model = network()
 
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = model
+    def call(model: Any, data: torch.Tensor) -> torch.Tensor:
+        data = checkpoint(model.body[:6], data.requires_grad_(), use_reentrant=True)
+        return model.body[6:](data)
 
-        def forward(self, data: torch.Tensor) -> torch.Tensor:
-            data = data.requires_grad_()
-            data = checkpoint(self.body[:6], data, use_reentrant=True)
-            return self.body[6:](data)
-
-    return train(DistributedDataParallel(Checkpointed(), static_graph=True), rank)
+    return train(DistributedDataParallel(Parts(call, body=network()), static_graph=True), rank)
 
 
 def sharpness(rank: int) -> list[nn.Module]:
@@ -208,22 +190,17 @@ def uneven(rank: int) -> list[nn.Module]:
 
 def unused(rank: int) -> list[nn.Module]:
     """Leave out another layer on each rank and step."""
-    model = network()
+    calls = itertools.count(rank)
 
-    class Dropped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = model
-            self.calls = 0
+    def call(model: Any, data: torch.Tensor) -> torch.Tensor:
+        left_out = 2 * (next(calls) % 6)
+        for number, layer in enumerate(model.body):
+            if number != left_out:
+                data = layer(data)
+        return data
 
-        def forward(self, data: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            for number, layer in enumerate(self.body):
-                if number != 2 * ((self.calls + rank) % 6):
-                    data = layer(data)
-            return data
-
-    return train(DistributedDataParallel(Dropped(), find_unused_parameters=True), rank)
+    model = Parts(call, body=network())
+    return train(DistributedDataParallel(model, find_unused_parameters=True), rank)
 
 
 def few(rank: int) -> list[nn.Module]:
@@ -245,21 +222,14 @@ def shared_group(rank: int) -> list[nn.Module]:
 
 def halves(rank: int) -> list[nn.Module]:
     """Call ``backward()`` for each of two outputs that share no parameter."""
-
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = network(), network()
-
-        def forward(self, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.first(data), self.second(data)
+    two = Parts(lambda m, x: (m.first(x), m.second(x)), first=network(), second=network())
 
     def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         first, second = model(x)
         first.square().mean().backward()
         return second.square().mean()
 
-    return train(DistributedDataParallel(Two()), rank, loss=loss)
+    return train(DistributedDataParallel(two), rank, loss=loss)
 
 
 def late_hook(rank: int) -> list[nn.Module]:
@@ -415,20 +385,16 @@ def penalised(rank: int) -> list[nn.Module]:
 def adapted(rank: int) -> list[nn.Module]:
     """Train tied adapters of two types of numbers beside a frozen and checkpointed body."""
 
-    class Adapted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = network(WIDTH).requires_grad_(requires_grad=False)
-            self.down = nn.Linear(WIDTH, 8)
-            self.ups = nn.ModuleList([nn.Linear(8, WIDTH, dtype=torch.bfloat16) for _ in "ab"])
-            self.ups[1].weight = self.ups[0].weight
+    def call(model: Any, data: torch.Tensor) -> torch.Tensor:
+        narrow = model.down(data).bfloat16()
+        wide = model.ups[0](narrow) + model.ups[1](narrow)
+        return checkpoint(model.body, data + wide.float(), use_reentrant=False)
 
-        def forward(self, data: torch.Tensor) -> torch.Tensor:
-            narrow = self.down(data).bfloat16()
-            wide = self.ups[0](narrow) + self.ups[1](narrow)
-            return checkpoint(self.body, data + wide.float(), use_reentrant=False)
-
-    return train(DistributedDataParallel(Adapted()), rank)
+    body = network(WIDTH).requires_grad_(requires_grad=False)
+    ups = nn.ModuleList([nn.Linear(8, WIDTH, dtype=torch.bfloat16) for _ in "ab"])
+    ups[1].weight = ups[0].weight
+    model = Parts(call, body=body, down=nn.Linear(WIDTH, 8), ups=ups)
+    return train(DistributedDataParallel(model), rank)
 
 
 def by_own_exchange(rank: int) -> list[nn.Module]:
