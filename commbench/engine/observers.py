@@ -15,7 +15,7 @@ import numpy as np
 from commbench.collectives.cases import Case
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
-from commbench.engine.energy import RunMeter
+from commbench.engine.energy import EnergyMeter
 from commbench.engine.records import Overlap
 from commbench.engine.samples import Samples
 from commbench.engine.session import Session
@@ -80,7 +80,7 @@ class Disturbance:
 class EnergyObserver:
     """The energy of an operation on all hosts."""
 
-    meter: RunMeter
+    meter: EnergyMeter
     """The counters that each rank reads."""
     progress: Progress
     """Counts the repetitions."""
@@ -92,7 +92,7 @@ class EnergyObserver:
 
     def before(self) -> None:
         """Read the counters."""
-        self._readings = self.meter.own.read()
+        self._readings = self.meter.read()
         self._repeated_before = int(self.progress.counters[1])
         self._begun = time.perf_counter()
 
@@ -104,7 +104,7 @@ class EnergyObserver:
             repeat()
         self._lasted_s = time.perf_counter() - self._begun
         self._repetitions = int(self.progress.counters[1]) - self._repeated_before
-        return self.meter.own.joules_since(self._readings)
+        return self.meter.joules_since(self._readings)
 
     def fields(self, ranks: Sequence[float | None]) -> Fields:
         """Return the energy of one operation.

@@ -9,7 +9,7 @@ from functools import cached_property
 from commbench.collectives.cases import Case
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, gather_everywhere
-from commbench.engine.energy import RunMeter
+from commbench.engine.energy import EnergyMeter
 from commbench.engine.gpu_clocks import GpuClocks
 from commbench.engine.timing.clocks import GlobalClock, is_close
 from commbench.engine.timing.loops import Call, Progress, Timer, empty_call, median_us
@@ -39,7 +39,7 @@ class Session:
     """The host of each rank; empty: all are on one."""
     slice_s: float = 0.0
     """Time slice of a case, in seconds; 0: the budget's."""
-    meter: RunMeter = field(default_factory=RunMeter)
+    meter: EnergyMeter = field(default_factory=EnergyMeter)
     """Energy counters that this rank reads."""
     kept_bytes: int = 0
     """Bytes of buffers that cases keep between their visits, the same on all ranks."""

@@ -26,7 +26,7 @@ from commbench.collectives.cases import Case, shuffled
 from commbench.ddp.plan.cases import Terms, TrainingCase
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
-from commbench.engine.energy import RunMeter, own_meter
+from commbench.engine.energy import EnergyMeter, own_meter
 from commbench.engine.matrix import time_slices
 from commbench.engine.measure import CaseRun
 from commbench.engine.sampling import is_due, repeatable, rounds_of_launch
@@ -160,7 +160,7 @@ class LaunchCases:
     visits: Iterator[int] = field(default_factory=itertools.count)
     """Numbers of visits and blocks, which show the rank that is behind; cases come in turns."""
 
-    def measure(self, places: Sequence[Place], clock: GlobalClock, meter: RunMeter) -> bool:
+    def measure(self, places: Sequence[Place], clock: GlobalClock, meter: EnergyMeter) -> bool:
         """Measure collectives in rounds, the first in the planned order.
 
         Return whether all were measured.
@@ -214,7 +214,7 @@ class LaunchCases:
         cases = [planned.case for planned in self.plan.cases]
         return [case for case in cases if isinstance(case, TrainingCase)]
 
-    def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:
+    def train(self, terms: Terms, device: Device, meter: EnergyMeter) -> bool:
         """Train configurations in turns, in the order that ``terms`` fix.
 
         Return whether all were trained.
