@@ -11,7 +11,7 @@ import pytest
 from builders import make_case, make_record, summarise_run
 from faking import FakeCommunicator, FakeRun, fake_case
 from launching import records_from_lab
-from verifying import surprises
+from verifying import read_cases, surprises
 
 from commbench.collectives.cases import Case, Sweep
 from commbench.collectives.composed import (
@@ -116,13 +116,10 @@ BACKENDS = "mpi,gloo" if importlib.util.find_spec("torch") else "mpi"
 @pytest.fixture(scope="module", params=[pytest.param(3, marks=pytest.mark.slow), 4])
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> Any:
     """Return all findings on each number of ranks, from one launch."""
-    results = run_ranks(request.param, "verify_patterns.py", BACKENDS, "cases")
-    for entry in results["cases"]:
-        entry["case"] = Case(**entry["case"])
-    return results["cases"]
+    return read_cases(run_ranks(request.param, "verify_patterns.py", BACKENDS, "cases"))["cases"]
 
 
-def refusal(case: Case) -> str:
+def refusal(case: Case, _: int) -> str:
     """Return the beginning of the sentence that must refuse a case, or an empty text."""
     return "MPI has no avg" if case.backend == "mpi" and case.redop == "avg" else ""
 
