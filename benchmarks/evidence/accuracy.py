@@ -156,7 +156,8 @@ def be_rank(options: argparse.Namespace) -> NoReturn:
 
     control = MpiControl()
     communicator = MpiCommunicator(control)
-    session = Session(control=control, budget=BUDGETS["standard"], progress=Progress())
+    budget = replace(BUDGETS["standard"], visits=1)
+    session = Session(control=control, budget=budget, progress=Progress())
     library = load_library(options.library)
     cases = {}
     for case in shuffled(SWEEP.cases(RANKS), 0, options.launch):
