@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import simulated_cupy
-from faking import fake_case
+from faking import fake_case, make_session
 from simulated_cupy import L2_BYTES, MEMORY_BYTES, OPERATION_NS, Graph, NcclError, simulated
 from simulated_nvml import SimulatedNvml
 from threads import run_threads
@@ -29,12 +29,10 @@ from commbench.collectives.primitives import Request
 from commbench.engine.control import Control
 from commbench.engine.measure import measure
 from commbench.engine.records import FixedSettings
-from commbench.engine.session import Session
 from commbench.engine.setup import GRAPH_OPERATIONS, prepare
-from commbench.engine.timing.loops import Call, Progress
+from commbench.engine.timing.loops import Call
 from commbench.errors import InputError
 from commbench.findings import UnsupportedError
-from commbench.stats.budgets import BUDGETS
 
 #: Those that import cupy.
 MODULES = tuple(f"commbench.backends.{name}" for name in ("nccl", "cupy_device"))
@@ -187,11 +185,10 @@ def records_of(
     nccl: ModuleType, size: int, cases: Sequence[Case], *, fixed: FixedSettings | None = None
 ) -> list[Any]:
     """Return rank 0's records of cases, and last the addresses and calls of its communicator."""
-    budget = dataclasses.replace(BUDGETS["quick"], slice_s=0.005)
 
     def work(control: Control) -> list[Any]:
         communicator = nccl.NcclCommunicator(control)
-        session = Session(control=control, budget=budget, progress=Progress())
+        session = make_session(control, slice_s=0.005, visits=24)
         records = [measure(case, communicator, session, launch=0, fixed=fixed) for case in cases]
         token, underlying = communicator._token.address, communicator._comm
         communicator.close()  # which asserts that no graph holds the communicator

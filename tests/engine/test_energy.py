@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 from builders import make_case, make_grouped, make_record, summarise_run
-from faking import FakeCommunicator
+from faking import FakeCommunicator, fake_case
 from simulated_nvml import SimulatedNvml
 from threads import run_threads
 from training_builders import make_training_case, make_training_launches, rows_of
 
-from commbench.collectives.cases import Case
 from commbench.engine.control import Control
 from commbench.engine.energy import LEAST_S, Counter, EnergyMeter, Kind, own_meter
 from commbench.engine.measure import measure
@@ -235,14 +234,7 @@ def measured(
 ) -> Record:
     """Return the record of a case on two ranks with the given meter."""
     monkeypatch.setattr("commbench.engine.energy.LEAST_S", dict.fromkeys(LEAST_S, least_s))
-    case = Case(
-        backend="gloo",
-        operation="all_reduce",
-        message_bytes=64,
-        dtype="int8",
-        redop="sum",
-        in_place=True,
-    )
+    case = fake_case(message_bytes=64, dtype="int8")
     budget = dataclasses.replace(BUDGETS["quick"], energy_s=energy_s, visits=1)
 
     def work(control: Control) -> Record | None:
