@@ -78,9 +78,13 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
         """
         if self.size == 1:
             return "self"
-        shares_host, spans_hosts = len(set(self._hosts)) < self.size, len(set(self._hosts)) > 1
-        names = [*(self._interfaces if spans_hosts else []), *(["lo"] if shares_host else [])]
-        return f"tcp/{'+'.join(names)}" if names else "tcp"
+        hosts = len(set(self._hosts))
+        interfaces: list[str] = []
+        if hosts > 1:
+            interfaces += self._interfaces
+        if hosts < self.size:
+            interfaces.append("lo")
+        return "/".join(filter(None, ("tcp", "+".join(interfaces))))
 
     @cached_property
     def _interfaces(self) -> list[str]:

@@ -204,10 +204,8 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
 
     def _copy(self, buffer: StagedBuffer, *, to_host: bool) -> Callable[[], object]:
         runtime = cupy.cuda.runtime
-        target, source = (
-            (buffer.host.address, buffer.address)
-            if to_host
-            else (buffer.address, buffer.host.address)
-        )
-        kind = runtime.memcpyDeviceToHost if to_host else runtime.memcpyHostToDevice
-        return partial(runtime.memcpyAsync, target, source, buffer.nbytes, kind, self._stream.ptr)
+        ends, kind = [buffer.address, buffer.host.address], runtime.memcpyHostToDevice
+        if to_host:
+            ends.reverse()
+            kind = runtime.memcpyDeviceToHost
+        return partial(runtime.memcpyAsync, *ends, buffer.nbytes, kind, self._stream.ptr)
