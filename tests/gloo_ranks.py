@@ -66,8 +66,6 @@ OF_MEMORIES = {
         "goes on": True,
         "agree": True,
         "scale": 512.0,
-        "discarded": 1,
-        "discarded later": 1,
     },
     "infinite": {"seen by all": True, "kept": True, "clean": True, "goes on": True},
 }

@@ -128,7 +128,15 @@ def carry_out(
     identity = identify(os.environ, settings.role)
     if identity.role == "rank":
         _be_rank(settings, identity, plan)
-    launcher = find_launcher(settings)
+    placement = Placement(
+        hostfile=settings.hostfile,
+        oversubscribe=settings.oversubscribe,
+        extra=tuple(word for text in settings.launcher_arg or () for word in shlex.split(text)),
+        ranks_per_node=settings.ranks_per_node,
+        bind_to=settings.bind_to,
+        interface=settings.interface,
+    )
+    launcher = choose_launcher(settings.launcher, placement)
     ranks = settings.ranks
     if ranks is None:
         ranks = default_ranks(launcher, by_gpus)
@@ -144,24 +152,7 @@ def carry_out(
     return _conduct(task, settings, launcher, messages)
 
 
-def find_launcher(settings: Settings) -> Launcher:
-    """Return the requested launcher, else the one found.
-
-    Raises:
-        InputError: there is none, or it does not support a requested option.
-    """
-    placement = Placement(
-        hostfile=settings.hostfile,
-        oversubscribe=settings.oversubscribe,
-        extra=tuple(word for text in settings.launcher_arg or () for word in shlex.split(text)),
-        ranks_per_node=settings.ranks_per_node,
-        bind_to=settings.bind_to,
-        interface=settings.interface,
-    )
-    return choose_launcher(settings.launcher, placement)
-
-
-def default_ranks(launcher: Launcher, by_gpus: Callable[[], int | None] = lambda: None) -> int:
+def default_ranks(launcher: Launcher, by_gpus: Callable[[], int | None]) -> int:
     """Return the default number of ranks: the ranks per node on each host, else one for every slot.
 
     On this host alone: one for each measured GPU, or at most `DEFAULT_RANKS` if GPUs do not decide.
@@ -198,12 +189,19 @@ def _print_left_out(task: Task, messages: Console) -> None:
 
 
 def _print_plan(task: Task, messages: Console, hosts: Mapping[str, int]) -> int:
-    """Print the cases, the hosts by their slots, and how long it would take."""
+    """Print the cases, the settings that a tuning chooses from, the hosts by their slots, and how
+    long it would take.
+    """
     for request in task.requests:
         for case in request.cases:
             messages.print(str(case))
-    for sentence in _candidates(task):
-        messages.print(sentence, soft_wrap=True)
+    by_hook: dict[str, list[str]] = {}
+    for key in task.info.get("candidates") or ():
+        candidate = TrainingCase.from_key(key)
+        by_hook.setdefault(candidate.hook_name, []).append(candidate.bucket_cap_mb)
+    for hook, caps in by_hook.items():
+        line = f"To choose from: {hook} with buckets of {join_names(caps)} MiB"
+        messages.print(line, soft_wrap=True)
     by_slots: dict[int, list[str]] = {}
     for name, slots in hosts.items():
         by_slots.setdefault(slots, []).append(name)
@@ -213,18 +211,6 @@ def _print_plan(task: Task, messages: Console, hosts: Mapping[str, int]) -> int:
     closing = f"{task.extent}, about {format_duration(task.estimate_s())}. Nothing was measured."
     messages.print(closing, soft_wrap=True)
     return 0
-
-
-def _candidates(task: Task) -> list[str]:
-    """Return the settings that a tuning chooses from, a sentence for each hook."""
-    by_hook: dict[str, list[str]] = {}
-    for key in task.info.get("candidates") or ():
-        case = TrainingCase.from_key(key)
-        by_hook.setdefault(case.hook_name, []).append(case.bucket_cap_mb)
-    return [
-        f"To choose from: {hook} with buckets of {join_names(caps)} MiB"
-        for hook, caps in by_hook.items()
-    ]
 
 
 def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Console) -> int:

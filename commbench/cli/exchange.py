@@ -113,7 +113,7 @@ def import_(
     rows = _write(path, imported, sources)
     _print_import(imported, rows, path, make_console())
     is_row_wrong = any(record.status == "wrong" for record in imported.records)
-    if is_row_wrong or any(reading.wrong for _, reading in imported.readings):
+    if is_row_wrong or any(reading.wrong for reading in imported.readings):
         return WrongDataError.exit_code
     return 0
 
@@ -157,10 +157,10 @@ def _print_import(imported: Imported, rows: int, path: Path, console: Console) -
     assumed: dict[str, None] = {}
     left_out = []
     remarks = []
-    for tool, reading in imported.readings:
+    for reading in imported.readings:
         version = reading.version.removeprefix("OSU ")
         measurements = counted(len(reading.records), "measurement")
-        lines.append(f"{reading.name}: {measurements} of {f'{tool.title} {version}'.strip()}.")
+        lines.append(f"{reading.name}: {measurements} of {f'{reading.tool} {version}'.strip()}.")
         assumed |= reading.assumed
         for text, times in reading.left_out.items():
             repeated = f" ({times} times)" if times > 1 else ""

@@ -214,15 +214,16 @@ def down(
 def _print(lab: Lab, console: Console) -> None:
     """Print a lab: its shape, and its hosts with their processes, one on each line."""
     plan, running = lab.plan, lab.running()
-    words = [f"{lab.name}: {counted(len(plan.hosts), 'emulated host')}"]
-    if plan.racks > 1:
-        words.append(f"{plan.racks} racks with uplinks of {format_rate(plan.uplink_bps)}")
-    words.append(f"process {lab.pid}")
-    end = "until its command ends"
+    end = "its command ends"
     if lab.stays:
-        end = f"until `commbench lab down {lab.name}`"
-    words.append(f"since {lab.since:%Y-%m-%d %H:%M:%S} {end}")
-    console.print(", ".join(words), soft_wrap=True, style="bold")
+        end = f"`commbench lab down {lab.name}`"
+    title = (
+        f"{lab.name}: {counted(len(plan.hosts), 'emulated host')}, process {lab.pid}, since"
+        f" {lab.since:%Y-%m-%d %H:%M:%S} until {end}"
+    )
+    console.print(title, soft_wrap=True, style="bold")
+    if plan.racks > 1:
+        console.print(f"{plan.racks} racks with uplinks of {format_rate(plan.uplink_bps)}")
     table = Table(box=None, pad_edge=False)
     for column in ("host", "address", "rate", "rack", "slots", "runs"):
         table.add_column(column, overflow="fold")

@@ -106,7 +106,14 @@ def bench(
         collectives = plan_suite(suite, limited, timing, like, is_named=backends is not None)
         task = replace(collectives(place), draws_page=True, is_brief=True)
         if budget == "quick" and launches is None:
-            task = _with_more_launches(task)
+            (request,) = task.requests
+            request = replace(
+                request,
+                budget=replace(request.budget, launches=MOST_LAUNCHES),
+                aim_s=LAUNCHES_S,
+                fewest_launches=request.budget.launches,
+            )
+            task = replace(task, requests=(request,), stages=single_stage(request))
         if lack:
             task = replace(task, left_out=[*task.left_out, lack])
         if trains_over is None or lack:
@@ -142,16 +149,6 @@ def _training_lack(trains_over: str, place: Place) -> str:
         # a launcher that is named for collectives may lack torch or start ranks on other hosts
         lack = try_device(TRAINING_BACKENDS[trains_over].name).refusal
     return lack or ""
-
-
-def _with_more_launches(task: Task) -> Task:
-    """Return the task with up to `MOST_LAUNCHES` launches of its collectives."""
-    (request,) = task.requests
-    budget = replace(request.budget, launches=MOST_LAUNCHES)
-    request = replace(
-        request, budget=budget, aim_s=LAUNCHES_S, fewest_launches=request.budget.launches
-    )
-    return replace(task, requests=(request,), stages=single_stage(request))
 
 
 def _trains_over(backends: Sequence[str] | None) -> str | None:

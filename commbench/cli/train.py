@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from commbench.cli.command_line import Given, takes_options
@@ -184,19 +185,15 @@ def backend_at(place: Place, requested: str, workload: str) -> tuple[str, list[s
     """Return the training backend of a workload at a place, see `choose_training_backend`."""
     backend, left_out = choose_training_backend(requested, place)
     uses_gpu = TRAINING_BACKENDS[backend].uses_gpu
-    if requested == AUTO_BACKEND and uses_gpu and _computes_on_hosts(workload):
+    kind, _, name = workload.partition(":")
+    is_of_cpu = kind == "trace" and load_trace(name).device == "cpu"
+    if requested == AUTO_BACKEND and uses_gpu and is_of_cpu:
         sentence = (
             f"{workload} was recorded on CPUs, which replay it; --backend nccl sends its gradients"
             " by NCCL."
         )
         return "gloo", [f"{ON_CPUS} {sentence}"]
     return backend, left_out
-
-
-def _computes_on_hosts(workload: str) -> bool:
-    """Return whether the workload is a trace whose replay uses CPU time."""
-    kind, _, name = workload.partition(":")
-    return kind == "trace" and load_trace(name).device == "cpu"
 
 
 def training_ranks(backend: str) -> int | None:
@@ -281,11 +278,5 @@ def short_name(command: str, workload: str) -> str:
     """Return a name for the directory of results: ``train-resnet18``, or ``train-own_model`` for a
     file.
     """
-    stem = (
-        workload.removeprefix("trace:")
-        .split("/")[-1]
-        .split(":")[0]
-        .removesuffix(".py")
-        .removesuffix(".json")
-    )
+    stem = Path(workload.removeprefix("trace:").split(":")[0]).stem
     return f"{command}-{stem}"

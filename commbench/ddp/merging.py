@@ -62,17 +62,16 @@ def merge(
     if case.uses_ddp:
         ranks_agree = all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks)
         dense_bytes = ring_bytes(FLOAT32_BYTES * parameters, case.world_size)
-    grad_rel_error = None
-    for rank in reversed(all_ranks):
-        if rank.grad_rel_error is not None:
-            grad_rel_error = rank.grad_rel_error
-    metrics: dict[str, Any] = {}
+    sent = [rank.sent_bytes for rank in all_ranks if rank.sent_bytes is not None]
+    errors = [rank.grad_rel_error for rank in all_ranks if rank.grad_rel_error is not None]
+    optional: dict[str, Any] = _energy(blocks, meter) | _bucket_times(blocks)
     if longest[0].metrics:
-        metrics = {
-            "metric_name": workload.metric,
-            "metrics": longest[0].metrics,
-            "target": workload.target,
-        }
+        optional["metrics"] = longest[0].metrics
+        optional |= {"metric_name": workload.metric, "target": workload.target}
+    if errors:
+        optional["grad_rel_error"] = errors[0]
+    if sent:
+        optional["sent_bytes"] = float(np.mean(sent))
     flags = []
     if clocks and clocks.slowed_by:
         flags.append("throttled")
@@ -87,20 +86,16 @@ def merge(
         backward_ms=backward,
         optimizer_ms=optimizer,
         bucket_bytes=blocks[-1][0].bucket_bytes,
-        **_bucket_times(blocks),
-        sent_bytes=_mean([rank.sent_bytes for rank in all_ranks]),
         expected_bytes=blocks[-1][0].expected_bytes,
         dense_bytes=dense_bytes,
         losses=np.mean([rank.losses for rank in longest], axis=0).tolist(),
-        **metrics,
-        grad_rel_error=grad_rel_error,
         ranks_agree=ranks_agree,
         skipped_steps=sum(ranks[0].skipped for ranks in blocks),
         peak_memory_bytes=max(rank.peak_memory_bytes or 0 for rank in all_ranks) or None,
-        **_energy(blocks, meter),
         clocks=clocks,
         flags=flags,
         measuring_s=sum(ranks[0].seconds for ranks in blocks),
+        **optional,
         **fields,
     )
     if ranks_agree is False:
@@ -143,13 +138,6 @@ def _early(times: Floats, least: int) -> int:
             warmup_steps = half
         early = max(least, min(half, warmup_steps))
     return min(early, len(times) - 1)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    if not numbers:
-        return None
-    return float(np.mean(numbers))
 
 
 def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> dict[str, Any]:
@@ -213,8 +201,8 @@ def _busy(starts: Floats, ends: Floats) -> Floats:
     ends = np.maximum.accumulate(np.take_along_axis(ends, order, -1), axis=-1)
     covered = np.roll(ends, 1, axis=-1)
     covered[..., 0] = -np.inf
-    lengths: Floats = (ends - np.maximum(starts, covered)).clip(min=0)
-    return lengths.sum(axis=-1)
+    busy: Floats = np.maximum(0, ends - np.maximum(starts, covered)).sum(axis=-1)
+    return busy
 
 
 def _median_ms(nanoseconds: Floats) -> float:

@@ -22,15 +22,9 @@ from commbench.backends.torch_control import TIMEOUT, join_world, unpinned
 from commbench.ddp.block import BlockContext, BlockSamples, Training
 from commbench.ddp.devices import EARLY_STEPS, Device
 from commbench.ddp.merging import merge
-from commbench.ddp.plan.cases import (
-    CONFIRM,
-    Terms,
-    TrainingCase,
-    schedule,
-    search_blocks,
-    short_blocks,
-)
+from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.terms import Terms, schedule, search_blocks, short_blocks
 from commbench.ddp.workloads import load_workload
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.energy import EnergyMeter
@@ -162,7 +156,7 @@ class TrainingLaunch:
             return self._train_blocks()
 
     def _train_blocks(self) -> bool:
-        """Train the blocks as `commbench.ddp.plan.cases.schedule` orders them."""
+        """Train the blocks as `commbench.ddp.plan.terms.schedule` orders them."""
         blocks = len(self.lengths) or self.terms.blocks
         order = schedule(
             self.cases,

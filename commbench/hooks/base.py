@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import GradBucket
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 #: Turns the value of a collective's future into the averaged bucket, shape (numel,).
-Finish = Callable[[Any], torch.Tensor]
+Finish = Callable[[Any], Tensor]
+#: What a hook has begun for a bucket: the future of its communication, and what follows it.
+Launched: TypeAlias = tuple[Future, Finish]
 
 #: The state of a hook for a checkpoint, as in torch.
 StateDict: TypeAlias = dict[str, Any]
@@ -40,18 +45,19 @@ class Stopwatch:
 
     def __init__(self, clock: Clock = host_clock) -> None:
         self.clock = clock
-        self.ready = self.encoded_at = self.start = self.arrived_at = self.done = clock()
+        self.ready = self.start = self.arrived_at = self.done = clock()
         """DDP called the hook: every gradient of the bucket is ready."""
+        self.encoded_at: Mark | None = None
         self.between: list[tuple[Mark, Mark]] = []
         """Begin and end of local work between collectives."""
-
-    def encoded(self) -> None:
-        """Mark the end of the local work on the autograd thread."""
-        self.encoded_at = self.clock()
 
     def started(self) -> None:
         """Mark the issue of the first collective."""
         self.start = self.clock()
+
+    def encoded(self) -> None:
+        """Mark the end of the local work on the autograd thread, if it is not the start."""
+        self.encoded_at = self.clock()
 
     def worked(self, since: Mark) -> None:
         """Mark the end of local work between collectives that began at the mark ``since``."""
@@ -75,7 +81,7 @@ class Stopwatch:
             elapsed_ns(since, self.ready),
             elapsed_ns(since, self.start),
             elapsed_ns(since, self.done),
-            elapsed_ns(self.ready, self.encoded_at),
+            elapsed_ns(self.ready, self.encoded_at or self.start),
             decode_ns,
         )
 
@@ -177,13 +183,17 @@ class Hook(HookSpec):
         """
 
     @abstractmethod
-    def launch(
-        self, bucket: dist.GradBucket, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+    def launch(self, bucket: GradBucket, watch: Stopwatch) -> Launched:
         """Start the communication of one bucket.
 
         Return its future and the local work that follows it.
         """
+
+    def reduce_whole(self, buffer: Tensor, watch: Stopwatch) -> Launched:
+        """Start to sum a buffer over the ranks; the sum is in the buffer."""
+        watch.started()
+        work = dist.all_reduce(buffer, group=self._group, async_op=True)
+        return work.get_future(), lambda _: buffer
 
     def begin_step(self) -> None:
         """Prepare a step, before its first bucket."""
@@ -212,7 +222,7 @@ class Hook(HookSpec):
         """Ranks in the model's process group."""
         return int(self._group.size())
 
-    def run(self, bucket: dist.GradBucket) -> torch.futures.Future:
+    def run(self, bucket: GradBucket) -> Future:
         """Return the future of the averaged bucket, with the result checked.
 
         DDP calls this for each bucket.
@@ -230,9 +240,7 @@ class Hook(HookSpec):
             raise
         return future.then(lambda done: self._finished(done, finish, watch))
 
-    def _finished(
-        self, done: torch.futures.Future, finish: Finish, watch: Stopwatch
-    ) -> torch.Tensor:
+    def _finished(self, done: Future, finish: Finish, watch: Stopwatch) -> Tensor:
         """Decode and check the result of a bucket, and notify the observer.
 
         The callback of its future.

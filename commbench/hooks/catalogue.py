@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, NamedTuple
 
 from commbench.errors import InputError
 from commbench.findings import UnpredictedError
@@ -13,7 +13,6 @@ from commbench.hooks.message import (
     FLOAT32_BYTES,
     BucketShape,
     ChunkLayout,
-    MatrixFactors,
     Message,
     PayloadLayout,
     PayloadPart,
@@ -22,7 +21,6 @@ from commbench.hooks.message import (
     ValueType,
     all_reduce,
     kept_elements,
-    matrix_factors,
     payload_bytes,
 )
 from commbench.hooks.options import (
@@ -34,7 +32,6 @@ from commbench.hooks.options import (
     SHARES,
     SWITCH,
     WHOLE,
-    Effect,
     Feedback,
     HookSpec,
     one_of,
@@ -57,6 +54,8 @@ FactorType = Literal["float32", "float16", "bfloat16"]
 class Dense(HookSpec):
     """A hook that sends every element in one all_reduce."""
 
+    formula = "2(p-1)/p x 4n"
+    effect = "none"
     sent_dtype: ClassVar[str] = ""
     """The type in which elements are sent; empty: that of the gradients."""
 
@@ -69,42 +68,38 @@ class Dense(HookSpec):
 class NoHook(Dense):
     """DDP without a hook."""
 
-    name: ClassVar[str] = "none"
-    formula: ClassVar[str] = "2(p-1)/p x 4n"
-    effect: ClassVar[Effect] = "none"
+    name = "none"
 
 
 @dataclass(kw_only=True, eq=False)
 class PassThrough(Dense):
     """The same all-reduce as DDP's without a hook; measures the overhead of a hook."""
 
-    name: ClassVar[str] = "passthrough"
-    module: ClassVar[str] = "dense"
-    formula: ClassVar[str] = "2(p-1)/p x 4n"
-    effect: ClassVar[Effect] = "none"
-    is_instrument: ClassVar[bool] = True
+    name = "passthrough"
+    module = "dense"
+    is_instrument = True
 
 
 @dataclass(kw_only=True, eq=False)
 class FP16(Dense):
     """IEEE half precision: 11 bits of precision, overflow above 65504, underflow below 6e-8."""
 
-    name: ClassVar[str] = "fp16"
-    module: ClassVar[str] = "dense"
-    formula: ClassVar[str] = "2(p-1)/p x 2n"
-    effect: ClassVar[Effect] = "half precision"
-    sent_dtype: ClassVar[str] = "float16"
+    name = "fp16"
+    module = "dense"
+    formula = "2(p-1)/p x 2n"
+    effect = "half precision"
+    sent_dtype = "float16"
 
 
 @dataclass(kw_only=True, eq=False)
 class BF16(Dense):
     """bfloat16: the range of float32 with 8 bits of precision."""
 
-    name: ClassVar[str] = "bf16"
-    module: ClassVar[str] = "dense"
-    formula: ClassVar[str] = "2(p-1)/p x 2n"
-    effect: ClassVar[Effect] = "half precision"
-    sent_dtype: ClassVar[str] = "bfloat16"
+    name = "bf16"
+    module = "dense"
+    formula = "2(p-1)/p x 2n"
+    effect = "half precision"
+    sent_dtype = "bfloat16"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -113,22 +108,16 @@ class Int8(Feedback):
     all_gather of sums.
     """
 
-    name: ClassVar[str] = "int8"
-    module: ClassVar[str] = "int8"
-    formula: ClassVar[str] = "2(p-1)/p x n (1 + 4/block)"
+    name = "int8"
+    module = "int8"
+    formula = "2(p-1)/p x n (1 + 4/block)"
 
     block: int = option(FROM_1, 256)
     """Elements that share a scale; smaller blocks round less and send more."""
 
-    @property
-    def runs_in_order(self) -> bool:
-        """See `HookSpec.runs_in_order`."""
-        return True
+    runs_in_order = True
 
-    @property
-    def compiles(self) -> bool:
-        """See `HookSpec.compiles`."""
-        return True
+    compiles = True
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """See `HookSpec.messages`: the two halves of a quantised all-reduce."""
@@ -146,32 +135,32 @@ class TopK(Feedback):
     all_gather per bucket.
     """
 
-    name: ClassVar[str] = "topk"
-    module: ClassVar[str] = "topk"
-    formula: ClassVar[str] = (
+    name = "topk"
+    module = "topk"
+    formula = (
         "(p-1) messages of k x (4 + value bytes), padded to 4, and the tensors sent whole as"
         " they are; with `exchange=aligned` 2(p-1)/p x 4 (n/chunk + k)"
     )
-    number: ClassVar[Literal["density", "rank"] | None] = "density"
-    usual: ClassVar[str] = "topk:0.01"
+    number = "density"
+    usual = "topk:0.01"
 
     density: float = option(SHARE, 0.01)
     """k/n."""
-    selection: Selecting = option(one_of(*get_args(Selecting)), "fast")
+    selection: Selecting = option(one_of(Selecting), "fast")
     """``fast`` is the compiled selection, on NVIDIA's GPUs by cupy; with ``exact``, or on a GPU
     without cupy, torch.topk selects. All send exactly the k largest elements; they differ in the
     choice among ties. With ``exchange=aligned``, ``fast`` is compiled for the host, and torch works
     with chunks on GPUs."""
-    values: ValueType = option(one_of(*get_args(ValueType)), "float32")
+    values: ValueType = option(one_of(ValueType), "float32")
     """The type in which values are sent; the rounding error of float16 stays in the residual."""
-    scope: Scope = option(one_of(*get_args(Scope)), "bucket")
+    scope: Scope = option(one_of(Scope), "bucket")
     """The elements among which k are selected. With ``bucket`` the result depends on the bucket
     size."""
     dense_below: int = option(FROM_0, 0)
     """Tensors of fewer elements are sent whole."""
     dense_vectors: bool = option(SWITCH, default=False)
     """Tensors of one dimension (biases, norms) are sent whole."""
-    exchange: Exchange = option(one_of(*get_args(Exchange)), "gather")
+    exchange: Exchange = option(one_of(Exchange), "gather")
     """With ``gather`` each rank sends its own elements to all ranks. With ``aligned`` the ranks sum
     the norms of their chunks, choose the same chunks and sum only these; values, scope and the
     dense options cannot be given."""
@@ -245,35 +234,40 @@ class TopK(Feedback):
 
     def layout(self, shapes: Shapes, density: float) -> PayloadLayout:
         """Lay out the message of a bucket whose tensors have these shapes."""
-        sparse: list[tuple[int, int, int]] = []  # start, elements, elements that count for k
-        dense: list[tuple[int, int]] = []  # start, elements
-        start = offset = 0
+        sparse: list[tuple[int, int, int]] = []  # start, elements, k
+        dense: list[tuple[int, int, int]] = []
+        start = selected = 0
         for shape in shapes:
             numel = math.prod(shape)
-            if numel == 0:
-                continue
-            if numel < self.dense_below or (self.dense_vectors and len(shape) <= 1):
-                dense.append((start, numel))
-            else:
-                sparse.append((start, numel, numel))
+            if numel and (numel < self.dense_below or (self.dense_vectors and len(shape) <= 1)):
+                dense.append((start, numel, 0))
+            elif numel:
+                sparse.append((start, numel, kept_elements(numel, density)))
+                selected += numel
             start += numel
         if self.scope == "bucket" and sparse:
             # One selection over the whole bucket: the tensors sent whole are zeroed first, so none
             # is selected.
-            sparse = [(0, start, sum(numel for _, numel, _ in sparse))]
-        sparse_parts, dense_parts = [], []
-        for first, numel, count in sparse:
-            k = kept_elements(count, density)
-            nbytes = payload_bytes(k, self.values)
+            sparse = [(0, start, kept_elements(selected, density))]
+        parts = []
+        offset = 0
+        for first, numel, k in sparse + dense:
+            nbytes = payload_bytes(k, self.values) if k else FLOAT32_BYTES * numel
             part = PayloadPart(start=first, numel=numel, k=k, offset=offset, nbytes=nbytes)
-            sparse_parts.append(part)
+            parts.append(part)
             offset += nbytes
-        for first, numel in dense:
-            nbytes = FLOAT32_BYTES * numel
-            part = PayloadPart(start=first, numel=numel, k=0, offset=offset, nbytes=nbytes)
-            dense_parts.append(part)
-            offset += nbytes
-        return PayloadLayout(sparse=tuple(sparse_parts), dense=tuple(dense_parts), nbytes=offset)
+        count = len(sparse)
+        return PayloadLayout(sparse=tuple(parts[:count]), dense=tuple(parts[count:]), nbytes=offset)
+
+
+class MatrixFactors(NamedTuple):
+    """A tensor as the matrix that PowerSGD factorises: factors of shapes (rows, rank) and (columns,
+    rank).
+    """
+
+    rows: int
+    columns: int
+    rank: int
 
 
 @dataclass(kw_only=True, eq=False)
@@ -282,14 +276,14 @@ class PowerSGD(Feedback):
     bucket.
     """
 
-    name: ClassVar[str] = "powersgd"
-    module: ClassVar[str] = "powersgd"
-    formula: ClassVar[str] = (
+    name = "powersgd"
+    module = "powersgd"
+    formula = (
         "2(p-1)/p x value bytes x (sum of r (rows + columns) + what is sent whole); without"
         " shapes, of one square matrix"
     )
-    number: ClassVar[Literal["density", "rank"] | None] = "rank"
-    usual: ClassVar[str] = "powersgd:2"
+    number = "rank"
+    usual = "powersgd:2"
 
     rank: int = option(FROM_1, 1)
     """r, the number of columns of the factors."""
@@ -297,21 +291,15 @@ class PowerSGD(Feedback):
     """Number of first steps without compression."""
     min_compression_rate: float = option(POSITIVE, 2.0)
     """Tensors are sent whole unless they shrink by more than this."""
-    values: FactorType = option(one_of(*get_args(FactorType)), "float32")
+    values: FactorType = option(one_of(FactorType), "float32")
     """The type in which factors and whole tensors are sent and summed; what rounding takes from
     this rank's part stays in the residual."""
     seed: int = option(WHOLE, 0)
     """For the first right factors, which are the same on all ranks."""
 
-    @property
-    def runs_in_order(self) -> bool:
-        """See `HookSpec.runs_in_order`."""
-        return True
+    runs_in_order = True
 
-    @property
-    def needs_shapes(self) -> bool:
-        """See `HookSpec.needs_shapes`."""
-        return True
+    needs_shapes = True
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """See `HookSpec.messages`: two all_reduces, the left factors with all tensors that are sent
@@ -336,18 +324,31 @@ class PowerSGD(Feedback):
         return (all_reduce(left, self.values), all_reduce(right, self.values))
 
     def factors(self, shape: Sequence[int], stride: Sequence[int] = ()) -> MatrixFactors | None:
-        """Return the factors of a tensor in its memory order; None if it is sent whole."""
-        rate = self.min_compression_rate
-        return matrix_factors(shape, rank=self.rank, min_compression_rate=rate, stride=stride)
+        """Return the factors of a tensor; None if it is sent whole.
+
+        Args:
+            shape: of the tensor.
+            stride: the tensor's memory order; empty: the order of its dimensions.
+        """
+        numel = math.prod(shape)
+        if len(shape) < 2 or numel == 0:  # noqa: PLR2004 - a matrix has two sides
+            return None
+        rows = shape[0]
+        if stride:
+            _, rows = max(zip(stride, shape, strict=True))
+        columns = numel // rows
+        rank = min(self.rank, rows, columns)
+        if numel <= self.min_compression_rate * rank * (rows + columns):
+            return None
+        return MatrixFactors(rows, columns, rank)
 
 
 @dataclass(kw_only=True, eq=False)
 class FileHook(HookSpec):
     """A callable of a user's file; its bytes can only be measured."""
 
-    name: ClassVar[str] = "FILE.py:CALLABLE"
-    formula: ClassVar[str] = "measured"
-    is_from_file: ClassVar[bool] = True
+    name = "FILE.py:CALLABLE"
+    formula = "measured"
 
     source: str
     """``FILE.py:CALLABLE``."""

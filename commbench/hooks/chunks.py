@@ -4,20 +4,20 @@ indices are sent.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
 
-from commbench.hooks.base import Stopwatch
+from commbench.hooks.compilers import array_of, find_compiler
 from commbench.hooks.feedback import is_finite, poison, put
 from commbench.hooks.message import ChunkLayout
 
 #: By it, elements are multiplied whose squares are too large.
 SCALE = 2.0**-66
 
-Memory = Mapping[str, torch.Tensor]
+Memory = Mapping[str, Tensor]
 """The ``residual`` and ``momentum`` of a bucket, if it has them, each of shape (elements,)."""
 
 
@@ -32,33 +32,13 @@ class TorchChunks:
     def __init__(self, layout: ChunkLayout, device: torch.device) -> None:
         self._layout = layout
         self.norms = torch.zeros(layout.chunks, device=device)
-        """Of each chunk; summed over the ranks by `sum_norms`."""
+        """Of each chunk."""
         self.values = torch.zeros((layout.sent_chunks, layout.chunk), device=device)
         """Of the chosen chunks."""
         self._chosen = torch.arange(layout.sent_chunks, device=device)
-        self._total: torch.Tensor | None = None
+        self._total: Tensor | None = None
 
-    def sum_norms(self, group: dist.ProcessGroup) -> dist.Work:
-        """Begin to sum the norms over the ranks."""
-        return dist.all_reduce(self.norms, group=group, async_op=True)
-
-    def sum_values(
-        self,
-        group: dist.ProcessGroup,
-        gradient: torch.Tensor,
-        residual: torch.Tensor | None,
-        *,
-        divisor: float | torch.Tensor,
-        memory: Memory,
-        watch: Stopwatch,
-    ) -> tuple[dist.Work, torch.Tensor]:
-        """Choose chunks by the sums of the norms, see `take`, and begin to sum their values."""
-        start = watch.clock()
-        self.take(gradient, residual, divisor=divisor, memory=memory)
-        watch.worked(start)
-        return dist.all_reduce(self.values, group=group, async_op=True), self.values
-
-    def measure(self, gradient: torch.Tensor, residual: torch.Tensor | None) -> None:
+    def measure(self, gradient: Tensor, residual: Tensor | None) -> None:
         """Compute the norms of the chunks of gradient + residual, each of shape (elements,)."""
         total, flat = self._sums()
         total.view(-1)[self._layout.elements :] = 0.0  # NaN after a step that was not finite
@@ -68,25 +48,16 @@ class TorchChunks:
         scaled = torch.linalg.vector_norm(total * SCALE, dim=1) / SCALE
         torch.where(norms.isinf(), scaled, norms, out=self.norms)
 
-    def take(
-        self,
-        gradient: torch.Tensor,  # noqa: ARG002 - `measure` has kept the sum
-        residual: torch.Tensor | None,  # noqa: ARG002 - as above
-        *,
-        divisor: float | torch.Tensor,
-        memory: Memory,
-    ) -> None:
+    def take(self, *, divisor: float | Tensor, memory: Memory) -> None:
         """Choose the chunks with the largest norms.
 
-        Write their sums of gradient and residual, divided, to ``values``.
+        Write their sums of the gradient and residual that were measured, divided, to ``values``.
 
         The other chunks become the new residual, and the momentum of chosen chunks becomes zero. If
         a norm is not finite, ``values`` are NaN and ``memory`` is kept. Equal norms give all ranks
         the same choice.
 
         Args:
-            gradient: as given to `measure`.
-            residual: as given to `measure`.
             divisor: of the values.
             memory: the new memory of the bucket.
         """
@@ -106,7 +77,7 @@ class TorchChunks:
         self.values.div_(divisor)
         poison(self.values, unless=finite)
 
-    def spread(self, into: torch.Tensor) -> torch.Tensor:
+    def spread(self, into: Tensor) -> Tensor:
         """Write the values of the chosen chunks to ``into``, shape (elements,), and zeros
         elsewhere; return it.
         """
@@ -114,7 +85,7 @@ class TorchChunks:
         total.zero_().index_copy_(0, self._chosen, self.values)
         return into.copy_(flat)
 
-    def _sums(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _sums(self) -> tuple[Tensor, Tensor]:
         """Return gradient + residual as chunks, and the elements of the bucket among them: only the
         last chunk reaches beyond it.
         """
@@ -136,35 +107,27 @@ class NativeChunks(TorchChunks):
         self._kernels = kernels
         self._numbers = torch.zeros(layout.sent_chunks, dtype=torch.int32).numpy()
         """Of the chosen chunks."""
+        self._measured: tuple[Any, Any] = (None, None)
+        """Gradient and residual."""
 
-    def measure(self, gradient: torch.Tensor, residual: torch.Tensor | None) -> None:
+    def measure(self, gradient: Tensor, residual: Tensor | None) -> None:
         """See `TorchChunks.measure`."""
-        old = None if residual is None else residual.numpy()
-        self._kernels.measure_chunks(gradient.numpy(), old, self._layout.chunk, self.norms.numpy())
+        self._measured = gradient.numpy(), array_of(residual)
+        self._kernels.measure_chunks(*self._measured, self._layout.chunk, self.norms.numpy())
 
-    def take(
-        self,
-        gradient: torch.Tensor,
-        residual: torch.Tensor | None,
-        *,
-        divisor: float | torch.Tensor,
-        memory: Memory,
-    ) -> None:
+    def take(self, *, divisor: float | Tensor, memory: Memory) -> None:
         """See `TorchChunks.take`."""
         if not self._kernels.choose_chunks(self.norms.numpy(), self._numbers):
             self.values.fill_(torch.nan)
             return
-        old = new = None
-        if residual is not None:
-            old, new = residual.numpy(), memory["residual"].numpy()
-        self._kernels.take_chunks(
-            gradient.numpy(), old, new, self._numbers, float(divisor), self.values.numpy()
-        )
+        rest = array_of(memory.get("residual"))
+        values = self.values.numpy()
+        self._kernels.take_chunks(*self._measured, rest, self._numbers, float(divisor), values)
         if "momentum" in memory:
             momentum = memory["momentum"].numpy()
             self._kernels.clear_chunks(self._numbers, self._layout.chunk, momentum)
 
-    def spread(self, into: torch.Tensor) -> torch.Tensor:
+    def spread(self, into: Tensor) -> Tensor:
         """See `TorchChunks.spread`."""
         self._kernels.spread_chunks(self.values.numpy(), self._numbers, into.numpy())
         return into
@@ -172,23 +135,18 @@ class NativeChunks(TorchChunks):
 
 def make_chunks(layout: ChunkLayout, device: torch.device, *, fast: bool) -> TorchChunks:
     """Return the compiled work if ``fast`` and the device has it, else torch's."""
-    if fast and is_compiled(device):
+    if fast and find_compiler(device) == "numba":
         return NativeChunks(layout)
     return TorchChunks(layout, device)
 
 
-def is_compiled(device: torch.device) -> bool:
-    """Return whether the work on chunks is compiled for a device."""
-    return device.type == "cpu" and importlib.util.find_spec("numba") is not None
-
-
 def prepare(device: torch.device) -> None:
     """Compile the work for a device, or load it from a cache, so that no step waits for it."""
-    if not is_compiled(device):
+    if find_compiler(device) != "numba":
         return
     chunks = NativeChunks(ChunkLayout.of(4, density=0.5, chunk=2))
     gradient = torch.ones(4)
     for memory in ({}, {"residual": torch.zeros(4), "momentum": torch.zeros(4)}):
         chunks.measure(gradient, memory.get("residual"))
-        chunks.take(gradient, memory.get("residual"), divisor=1.0, memory=memory)
+        chunks.take(divisor=1.0, memory=memory)
     chunks.spread(gradient)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from commbench.errors import InputError
 
@@ -30,6 +31,13 @@ def find_compiler(device: torch.device) -> str | None:
     if compiler is None or importlib.util.find_spec(compiler) is None:
         return None
     return compiler
+
+
+def array_of(tensor: Tensor | None) -> Any:  # noqa: ANN401 - an array, or None
+    """Return a tensor on the host as an array of the same memory; None for None."""
+    if tensor is None:
+        return None
+    return tensor.numpy()
 
 
 def prepare(
@@ -105,13 +113,13 @@ class Kernels:
                 )
                 self._blocks[name] = min(int(each) * processors, busy_blocks)
 
-    def launch(self, name: str, *arguments: torch.Tensor | int | np.uint64 | None) -> None:
+    def launch(self, name: str, *arguments: Tensor | int | np.uint64 | None) -> None:
         """Queue a kernel on the current stream: tensors by their addresses, None as 0, int as
         unsigned int.
         """
         values: list[np.unsignedinteger[Any]] = []
         for argument in arguments:
-            if isinstance(argument, torch.Tensor):
+            if isinstance(argument, Tensor):
                 values.append(np.uint64(argument.data_ptr()))
             elif argument is None:
                 values.append(np.uint64(0))

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import GradBucket
 
 from commbench.hooks import catalogue
-from commbench.hooks.base import Finish, Hook, Stopwatch
+from commbench.hooks.base import Hook, Launched, Stopwatch
 
 
 class PassThrough(catalogue.PassThrough, Hook):
     """The same all-reduce as DDP's without a hook; measures the overhead of a hook."""
 
-    def launch(
-        self, bucket: dist.GradBucket, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+    def launch(self, bucket: GradBucket, watch: Stopwatch) -> Launched:
         """Divide, then sum."""
-        buffer = bucket.buffer().div_(self.world_size)
-        watch.encoded()
-        watch.started()
-        return (
-            dist.all_reduce(buffer, group=self._group, async_op=True).get_future(),
-            lambda _: buffer,
-        )
+        return self.reduce_whole(bucket.buffer().div_(self.world_size), watch)
 
 
 class _Half(catalogue.Dense, Hook):
@@ -35,28 +28,19 @@ class _Half(catalogue.Dense, Hook):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._sent: dict[int, torch.Tensor] = {}
+        self._sent: dict[int, Tensor] = {}
 
-    def launch(
-        self, bucket: dist.GradBucket, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+    def launch(self, bucket: GradBucket, watch: Stopwatch) -> Launched:
         """Divide, cast, sum, cast back."""
-        buffer = bucket.buffer()
-        half = self._buffer(bucket.index(), buffer).copy_(buffer.div_(self.world_size))
-        watch.encoded()
-        watch.started()
-        future = dist.all_reduce(half, group=self._group, async_op=True).get_future()
-        return future, lambda _: buffer.copy_(half)
-
-    def _buffer(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the send buffer of a bucket, reused in every step: newly allocated pages cost as
-        much as the cast.
-        """
+        buffer, index = bucket.buffer(), bucket.index()
         half = self._sent.get(index)
         if half is None or half.shape != buffer.shape or half.device != buffer.device:
-            dtype = getattr(torch, self.sent_dtype)
-            half = self._sent[index] = torch.empty_like(buffer, dtype=dtype)
-        return half
+            # Reused in every step: newly allocated pages cost as much as the cast.
+            half = torch.empty_like(buffer, dtype=getattr(torch, self.sent_dtype))
+            self._sent[index] = half
+        half.copy_(buffer.div_(self.world_size))
+        future, _ = self.reduce_whole(half, watch)
+        return future, lambda _: buffer.copy_(half)
 
 
 class FP16(catalogue.FP16, _Half):

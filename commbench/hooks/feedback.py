@@ -17,15 +17,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
-from commbench.hooks.base import Finish, Hook, StateDict, Stopwatch
+from commbench.hooks.base import Hook, Launched, StateDict, Stopwatch
 from commbench.hooks.layout import Layout
 from commbench.hooks.options import Feedback
 
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, Tensor]
 
 
 @dataclass(kw_only=True)
@@ -54,12 +55,11 @@ class Memory:
     def __init__(self, kinds: Collection[str]) -> None:
         self.kinds = tuple(kinds)
         self.held_back = False
-        self.discarded: int | torch.Tensor = 0
         self._slots: dict[int, Slot] = {}
         self._waiting: dict[str, Tensors] = {kind: {} for kind in self.kinds}
-        self._rejections: list[torch.Tensor] = []
+        self._rejections: list[Tensor] = []
 
-    def open(self, index: int, layout: Layout, like: torch.Tensor) -> Slot:
+    def open(self, index: int, layout: Layout, like: Tensor) -> Slot:
         """Return the slot of a bucket for its next update."""
         slot = self._slots.get(index)
         if slot is None or slot.layout is not layout:
@@ -68,7 +68,7 @@ class Memory:
         slot.pending = True
         return slot
 
-    def reject(self, where: torch.Tensor) -> None:
+    def reject(self, where: Tensor) -> None:
         """Make the next `settle` drop every update of this step if the condition ``where`` holds.
 
         Thread-safe.
@@ -85,9 +85,8 @@ class Memory:
             if slot.pending and self.held_back:
                 self._accept(slot, rejected)
             slot.pending = False
-        self.discarded += int(rejected) if on_host(rejected) else rejected
 
-    def _accept(self, slot: Slot, rejected: torch.Tensor) -> None:
+    def _accept(self, slot: Slot, rejected: Tensor) -> None:
         if not on_host(rejected):
             for kind in self.kinds:
                 put(slot.old[kind], slot.new[kind], where=~rejected)
@@ -115,7 +114,7 @@ class Memory:
             for kind, tensors in copied.items()
         }
 
-    def load(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Replace the memory; the tensors wait for the buckets of their parameters."""
         self._slots.clear()
         self._rejections = []
@@ -132,7 +131,7 @@ class Memory:
                     span.name: span.view(removed.old[kind]) for span in removed.layout.spans
                 }
 
-    def _assemble(self, layout: Layout, like: torch.Tensor) -> Slot:
+    def _assemble(self, layout: Layout, like: Tensor) -> Slot:
         slot = Slot(layout=layout)
         for kind in self.kinds:
             flat = slot.old[kind] = torch.zeros_like(like)
@@ -154,23 +153,16 @@ class FeedbackHook(Feedback, Hook):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        kinds = self.memory_kinds()
-        if not self.feedback:
-            kinds = ()
-        self.memory = Memory(kinds)
+        self.memory = Memory(["residual"] if self.feedback else [])
         self._steps = 0
         self._names: dict[int, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._layouts: dict[int, Layout] = {}
         self._channels: dict[Layout, Any] = {}
         self._scaler: torch.amp.GradScaler | None = None
-        self._scale: float | torch.Tensor = 1.0
+        self._scale: float | Tensor = 1.0
         self._device = torch.device("cpu")
         self._rates: dict[str, float] = {}
-
-    def memory_kinds(self) -> tuple[str, ...]:
-        """Return what the hook keeps of each parameter, if it has feedback."""
-        return ("residual",)
 
     @property
     def step(self) -> int:
@@ -183,16 +175,7 @@ class FeedbackHook(Feedback, Hook):
         return self.step < self.start
 
     @property
-    def discarded_steps(self) -> int:
-        """Number of steps without residual updates, as an averaged bucket was not finite.
-
-        Waits for a device.
-        """
-        self.memory.settle()
-        return int(self.memory.discarded)
-
-    @property
-    def divisor(self) -> float | torch.Tensor:
+    def divisor(self) -> float | Tensor:
         """The divisor of the sum over ranks: the world size divided by the loss scale that was
         removed before.
         """
@@ -201,12 +184,12 @@ class FeedbackHook(Feedback, Hook):
     @property
     def is_scaled(self) -> bool:
         """Whether the gradients have a loss scale; a scale on a device counts even if it is 1."""
-        return isinstance(self._scale, torch.Tensor) or self._scale != 1.0
+        return isinstance(self._scale, Tensor) or self._scale != 1.0
 
     @abstractmethod
     def exchange_bucket(
-        self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+        self, buffer: Tensor, layout: Layout, slot: Slot, watch: Stopwatch
+    ) -> Launched:
         """Do as `launch`: send ``buffer`` plus ``slot.old``, write ``slot.new``, leave sum /
         `divisor` in ``buffer``.
 
@@ -214,9 +197,7 @@ class FeedbackHook(Feedback, Hook):
         written; a hook that sends blocks may treat each block by itself.
         """
 
-    def send_dense(
-        self, buffer: torch.Tensor, slot: Slot, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+    def send_dense(self, buffer: Tensor, slot: Slot, watch: Stopwatch) -> Launched:
         """Do as `exchange_bucket` by one all-reduce.
 
         The residual becomes zero, which it was except after a resume.
@@ -224,12 +205,7 @@ class FeedbackHook(Feedback, Hook):
         accumulate(buffer, slot).div_(self.divisor)
         if "residual" in slot.new:
             slot.new["residual"].zero_()
-        watch.encoded()
-        watch.started()
-        return (
-            dist.all_reduce(buffer, group=self._group, async_op=True).get_future(),
-            lambda _: buffer,
-        )
+        return self.reduce_whole(buffer, watch)
 
     def attach(
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
@@ -239,18 +215,21 @@ class FeedbackHook(Feedback, Hook):
         Raise InputError if a gradient is not float32 or the model is too small.
         """
         self._names, self._shapes = {}, {}
+        elements = 0
         for name, parameter in ddp_model.module.named_parameters():
-            if parameter.requires_grad and parameter.dtype != torch.float32:
+            self._names[id(parameter)] = name
+            self._shapes[name] = tuple(parameter.shape)
+            if not parameter.requires_grad:
+                continue
+            if parameter.dtype != torch.float32:
                 kind = str(parameter.dtype).removeprefix("torch.")
                 raise InputError(
                     f"Hook {self.name} compresses float32 gradients, {name} is {kind}: use"
                     " passthrough."
                 )
-            self._names[id(parameter)] = name
-            self._shapes[name] = tuple(parameter.shape)
-            if parameter.requires_grad:
-                self._device = parameter.device
-        self.check_size(sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad))
+            self._device = parameter.device
+            elements += parameter.numel()
+        self.check_size(elements)
         self._check_loaded(self.memory.state())
         self._scaler = scaler
         self.memory.held_back = scaler is not None
@@ -262,18 +241,13 @@ class FeedbackHook(Feedback, Hook):
         """
         self._steps += 1
         self.memory.settle()
-        self._scale = self._loss_scale()
+        unit = torch.ones((), device=self._device)
+        if self._scaler is not None and on_host(unit):
+            self._scale = float(self._scaler.get_scale())
+        elif self._scaler is not None:
+            self._scale = self._scaler.scale(unit)  # without a wait, as a tensor
         if self._optimizer is not None and self.feedback:
             self._follow_rates(self._optimizer)
-
-    def _loss_scale(self) -> float | torch.Tensor:
-        """Return the loss scale of this step: a number on the host, else a tensor, because
-        `get_scale` would wait.
-        """
-        if self._scaler is None:
-            return 1.0
-        unit = torch.ones((), device=self._device)
-        return float(self._scaler.get_scale()) if on_host(unit) else self._scaler.scale(unit)
 
     def _follow_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Multiply residuals by old rate / new rate; a rate of 0 is ignored until it changes.
@@ -281,23 +255,21 @@ class FeedbackHook(Feedback, Hook):
         A residual is a gradient of earlier steps: it then moves the parameter as far as it would
         have moved it in those steps.
         """
-        rates = {
-            self._names[id(parameter)]: float(group["lr"])
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if id(parameter) in self._names and group["lr"] > 0
-        }
-        factors = {
-            name: self._rates[name] / rate for name, rate in rates.items() if name in self._rates
-        }
-        changed = {name: factor for name, factor in factors.items() if factor != 1.0}
+        changed = {}
+        for group in optimizer.param_groups:
+            rate = float(group["lr"])
+            for parameter in group["params"]:
+                name = self._names.get(id(parameter))
+                if name is None or rate <= 0:
+                    continue
+                before = self._rates.get(name, rate)
+                self._rates[name] = rate
+                if before != rate:
+                    changed[name] = before / rate
         if changed:
             self.memory.scale("residual", changed)
-        self._rates |= rates
 
-    def launch(
-        self, bucket: dist.GradBucket, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+    def launch(self, bucket: GradBucket, watch: Stopwatch) -> Launched:
         """Find the bucket's memory, divide by the loss scale, exchange."""
         buffer, layout = bucket.buffer(), self._layout_of(bucket)
         slot = self.memory.open(bucket.index(), layout, buffer)
@@ -306,7 +278,7 @@ class FeedbackHook(Feedback, Hook):
         future, finish = self.exchange_bucket(buffer, layout, slot, watch)
         return future, lambda value: self._inspected(finish(value))
 
-    def _inspected(self, result: torch.Tensor) -> torch.Tensor:
+    def _inspected(self, result: Tensor) -> Tensor:
         """Return the averaged bucket.
 
         Drop this step's updates if a scaler will skip the step because of it.
@@ -315,7 +287,7 @@ class FeedbackHook(Feedback, Hook):
             self.memory.reject(~is_finite(result))
         return result
 
-    def _layout_of(self, bucket: dist.GradBucket) -> Layout:
+    def _layout_of(self, bucket: GradBucket) -> Layout:
         index = bucket.index()
         layout = self._layouts.get(index)
         if layout is None or not layout.holds(bucket.parameters()):
@@ -324,13 +296,13 @@ class FeedbackHook(Feedback, Hook):
             layout = self._layouts[index] = Layout.of(bucket, self._names)
         return layout
 
-    def channel_of(self, layout: Layout, like: torch.Tensor) -> Any:  # noqa: ANN401 - the subclass's own
+    def channel_of(self, layout: Layout, like: Tensor) -> Any:  # noqa: ANN401 - the subclass's own
         """Return what `make_channel` made for the bucket."""
         if layout not in self._channels:
             self._channels[layout] = self.make_channel(layout, like)
         return self._channels[layout]
 
-    def make_channel(self, layout: Layout, like: torch.Tensor) -> Any:  # noqa: ANN401 - as above
+    def make_channel(self, layout: Layout, like: Tensor) -> Any:  # noqa: ANN401 - as above
         """Return a subclass's buffers for a bucket, on the device of ``like``."""
 
     def forget(self, layout: Layout) -> None:
@@ -358,8 +330,9 @@ class FeedbackHook(Feedback, Hook):
             self._check_loaded(state["memory"])
         self._steps, self._rates = int(state["step"]), dict(state["rates"])
         self.memory.load(state["memory"])
+        self._channels.clear()  # they depend on the step
 
-    def _check_loaded(self, memory: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    def _check_loaded(self, memory: Mapping[str, Mapping[str, Tensor]]) -> None:
         for tensors in memory.values():
             for name, tensor in tensors.items():
                 if self._shapes.get(name) != tuple(tensor.shape):
@@ -370,7 +343,7 @@ class FeedbackHook(Feedback, Hook):
                     )
 
 
-def is_finite(tensor: torch.Tensor) -> torch.Tensor:
+def is_finite(tensor: Tensor) -> Tensor:
     """Return whether every element is finite, as a boolean tensor on the same device.
 
     One pass, no temporary.
@@ -381,12 +354,12 @@ def is_finite(tensor: torch.Tensor) -> torch.Tensor:
     return torch.isfinite(low) & torch.isfinite(high)
 
 
-def on_host(flag: torch.Tensor) -> bool:
+def on_host(flag: Tensor) -> bool:
     """Return whether reading a value needs no wait for a device."""
     return bool(flag.is_cpu)
 
 
-def put(into: torch.Tensor, value: torch.Tensor, *, where: torch.Tensor) -> None:
+def put(into: Tensor, value: Tensor, *, where: Tensor) -> None:
     """Write ``value`` to ``into``, of the same shape, if the condition ``where`` holds.
 
     Do not wait for a device.
@@ -397,7 +370,7 @@ def put(into: torch.Tensor, value: torch.Tensor, *, where: torch.Tensor) -> None
         into.copy_(value)
 
 
-def poison(tensor: torch.Tensor, *, unless: torch.Tensor) -> None:
+def poison(tensor: Tensor, *, unless: Tensor) -> None:
     """Make all elements NaN unless the condition holds, without waiting for a device."""
     if not on_host(unless):
         tensor.masked_fill_(~unless, torch.nan)
@@ -405,7 +378,7 @@ def poison(tensor: torch.Tensor, *, unless: torch.Tensor) -> None:
         tensor.fill_(torch.nan)
 
 
-def accumulate(buffer: torch.Tensor, slot: Slot) -> torch.Tensor:
+def accumulate(buffer: Tensor, slot: Slot) -> Tensor:
     """Add the residual to the gradients, in the bucket's buffer: a = g + e, or g without a
     residual.
     """

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from commbench.hooks import catalogue, quantisers
-from commbench.hooks.base import Finish, Stopwatch
+from commbench.hooks.base import Launched, Stopwatch
 from commbench.hooks.feedback import Slot
 from commbench.hooks.layout import Layout
 from commbench.hooks.message import QuantisedLayout
@@ -27,11 +27,11 @@ class _Channel:
 
     layout: QuantisedLayout
     quantiser: TorchQuantiser
-    sent: torch.Tensor
+    sent: Tensor
     """Shape (world_size, row_bytes): a row for every rank, and later the sums of all ranks."""
-    received: torch.Tensor
+    received: Tensor
     """Shape (world_size, row_bytes): a row from every rank."""
-    own: torch.Tensor
+    own: Tensor
     """Shape (row_bytes,): the sum of this rank's shard."""
 
 
@@ -45,15 +45,15 @@ class Int8(catalogue.Int8, OrderedHook):
     With feedback, rounding errors of gradients and, on the shard's owner, of sums are kept.
     """
 
-    opens: ClassVar[bool] = True
+    opens = True
 
     def prepare(self, device: torch.device) -> None:
         """Compile the quantisation, see `quantisers.prepare`."""
         quantisers.prepare(device)
 
     def exchange_bucket(
-        self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+        self, buffer: Tensor, layout: Layout, slot: Slot, watch: Stopwatch
+    ) -> Launched:
         """Quantise and begin to exchange shards on the autograd thread.
 
         Sum and exchange sums in an ordered job.
@@ -63,7 +63,6 @@ class Int8(catalogue.Int8, OrderedHook):
         channel = self.channel_of(layout, buffer)
         old, new = slot.old.get("residual"), slot.new.get("residual")
         channel.quantiser.encode(buffer, old, channel.sent, out_residual=new)
-        watch.encoded()
         watch.started()
 
         def send_shards(group: dist.ProcessGroup) -> dist.Work:
@@ -78,10 +77,10 @@ class Int8(catalogue.Int8, OrderedHook):
     def _reduce(
         self,
         channel: _Channel,
-        residual: torch.Tensor | None,
+        residual: Tensor | None,
         wait: Callable[[], object],
         watch: Stopwatch,
-    ) -> torch.Tensor | Ending:
+    ) -> Ending:
         """Sum this rank's shard when all shards are there, and gather the sums.
 
         The rounding error of a sum joins the residual of the shard's owner: the next sum contains
@@ -95,13 +94,13 @@ class Int8(catalogue.Int8, OrderedHook):
         )
         watch.worked(start)
         work = all_gather(channel.sent.view(-1), channel.own, group=self._private, async_op=True)
-        return self.last(work, channel.sent)
+        return Ending(work, channel.sent)
 
-    def _decode(self, channel: _Channel, buffer: torch.Tensor) -> torch.Tensor:
+    def _decode(self, channel: _Channel, buffer: Tensor) -> Tensor:
         channel.quantiser.decode(channel.sent, buffer)
         return buffer
 
-    def make_channel(self, layout: Layout, like: torch.Tensor) -> _Channel:
+    def make_channel(self, layout: Layout, like: Tensor) -> _Channel:
         """See `FeedbackHook.make_channel`."""
         quantised = QuantisedLayout.of(layout.numel, shards=self.world_size, block=self.block)
         shape = self.world_size, quantised.row_bytes

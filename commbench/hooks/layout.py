@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,13 +27,13 @@ class Span:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
-    def view(self, flat: torch.Tensor) -> torch.Tensor:
+    def view(self, flat: Tensor) -> Tensor:
         """Return the span of ``flat``, shape (bucket numel,), as a tensor of the parameter's
         shape.
         """
         return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.start)
 
-    def flat(self, flat: torch.Tensor) -> torch.Tensor:
+    def flat(self, flat: Tensor) -> Tensor:
         """Return the span of ``flat`` in memory order, shape (numel,)."""
         return flat[self.start : self.start + self.numel]
 
@@ -65,10 +66,7 @@ class Layout:
 
     def holds(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
         """Return whether the bucket consists of these parameter objects, in this order."""
-        own_parameters = self.parameters
-        return len(own_parameters) == len(parameters) and all(
-            own is given for own, given in zip(own_parameters, parameters, strict=True)
-        )
+        return list(map(id, self.parameters)) == list(map(id, parameters))
 
 
 def _stride_in_bucket(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:

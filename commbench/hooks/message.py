@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -90,7 +90,7 @@ def all_reduce(elements: int, dtype: str = "float32") -> Message:
 # ---------------------------------------------------------------------------------- sparse payloads
 
 
-def payload_bytes(k: int, value_dtype: ValueType = "float32") -> int:
+def payload_bytes(k: int, value_dtype: ValueType) -> int:
     """Return the bytes of a payload of ``k`` slots, a multiple of 4."""
     return INDEX_BYTES * k + -(-np.dtype(value_dtype).itemsize * k // 4) * 4
 
@@ -187,45 +187,5 @@ class QuantisedLayout:
         return FLOAT32_BYTES * self.blocks + self.shard
 
     def span(self, shard: int) -> slice:
-        """Return the elements of the bucket that belong to a shard."""
-        return slice(
-            min(shard * self.shard, self.elements), min((shard + 1) * self.shard, self.elements)
-        )
-
-
-# ----------------------------------------------------------------------------------- matrix factors
-
-
-class MatrixFactors(NamedTuple):
-    """A tensor as the matrix that PowerSGD factorises: factors of shapes (rows, rank) and (columns,
-    rank).
-    """
-
-    rows: int
-    columns: int
-    rank: int
-
-
-def matrix_factors(
-    shape: Sequence[int], *, rank: int, min_compression_rate: float, stride: Sequence[int] = ()
-) -> MatrixFactors | None:
-    """Return the factors of a tensor; None if it is sent whole.
-
-    Args:
-        shape: of the tensor.
-        rank: the largest number of columns of the factors.
-        min_compression_rate: the tensor is sent whole unless it shrinks by more than this.
-        stride: the tensor's memory order; empty: the order of its dimensions.
-    """
-    numel = math.prod(shape)
-    if len(shape) < 2 or numel == 0:  # noqa: PLR2004 - a matrix has two sides
-        return None
-    outermost = max(range(len(shape)), key=lambda dim: (stride[dim], shape[dim])) if stride else 0
-    rows = shape[outermost]
-    columns = numel // rows
-    r = min(rank, rows, columns)
-    return (
-        MatrixFactors(rows, columns, r)
-        if numel > min_compression_rate * r * (rows + columns)
-        else None
-    )
+        """Return the elements of a shard, which may end beyond the bucket."""
+        return slice(shard * self.shard, (shard + 1) * self.shard)

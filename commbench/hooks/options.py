@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from commbench.errors import InputError
 from commbench.hooks.message import BucketShape, Message, Shapes, sent_bytes
@@ -74,8 +74,9 @@ def option(kind: Kind, default: OptionValue) -> Any:  # noqa: ANN401 - a field o
     return dataclasses.field(default=default, metadata={"kind": kind})
 
 
-def one_of(*texts: str) -> Kind:
-    """Return the kind of an option that takes one of these texts."""
+def one_of(literal: Any) -> Kind:  # noqa: ANN401 - a type
+    """Return the kind of an option that takes one of the texts of a `Literal`."""
+    texts = get_args(literal)
     return Kind(words=" or ".join(texts), read=str, choices=texts)
 
 
@@ -106,8 +107,6 @@ class HookSpec(ABC):
     """The hook with a typical number: ``topk:0.01``; empty: it takes none."""
     is_instrument: ClassVar[bool] = False
     """Whether the hook only serves measurements and is never recommended."""
-    is_from_file: ClassVar[bool] = False
-    """Whether it is a callable of a user's file: then its bytes can only be measured."""
 
     def __post_init__(self) -> None:
         for name, kind in self.kinds().items():
@@ -173,14 +172,11 @@ class HookSpec(ABC):
         """
         kinds = cls.kinds()
         values: dict[str, Any] = {}
+        texts = dict(options)
         if density is not None:
-            if "density" not in kinds:
-                raise InputError(
-                    f"Hook {cls.name} was given density {density:g} and takes none: leave it out."
-                )
-            values["density"] = density
-        for name, text in options.items():
-            if name not in kinds or name in values:
+            texts["density"] = str(density)
+        for name, text in texts.items():
+            if name not in kinds:
                 listed = ", ".join(kinds) or "none"
                 raise InputError(f"Hook {cls.name} has no option {name!r}: it takes {listed}.")
             try:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
@@ -23,7 +25,7 @@ from commbench.hooks.ordering import (
 )
 
 #: Issues a collective on a process group, without waiting for it.
-Opening = Callable[[dist.ProcessGroup], dist.Work]
+Opening = Callable[[ProcessGroup], Work]
 
 
 class OrderedHook(FeedbackHook):
@@ -35,17 +37,12 @@ class OrderedHook(FeedbackHook):
     """
 
     _lane: CommThread | CommStream
-    _private: dist.ProcessGroup = None
+    _private: ProcessGroup = None
     """The process group of the jobs' collectives; None before `register` and after `close`."""
-    _opening: dist.ProcessGroup = None
+    _opening: ProcessGroup = None
     """The process group of openings, see `submit_opened`; None if the hook has none."""
     opens: ClassVar[bool] = False
     """Whether the hook's jobs have an opening."""
-
-    @property
-    def runs_in_order(self) -> bool:
-        """Whether the hook with its options needs jobs."""
-        return True
 
     def attach(
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
@@ -77,7 +74,7 @@ class OrderedHook(FeedbackHook):
             self._lane, self._private = borrow(self._group)
             self._opening = opening_group(self._group) if self.opens else None
 
-    def submit(self, job: Callable[[], torch.Tensor | Ending]) -> torch.futures.Future:
+    def submit(self, job: Callable[[], Tensor | Ending]) -> Future:
         """Queue a job that may issue blocking collectives on ``self._private``.
 
         Return the future of its tensor.
@@ -92,8 +89,8 @@ class OrderedHook(FeedbackHook):
         return self._lane.submit(job)
 
     def submit_opened(
-        self, opening: Opening, job: Callable[[Callable[[], object]], torch.Tensor | Ending]
-    ) -> torch.futures.Future:
+        self, opening: Opening, job: Callable[[Callable[[], object]], Tensor | Ending]
+    ) -> Future:
         """Queue a job whose first collective needs no earlier one.
 
         Over Gloo that begins before the job's turn.
@@ -106,16 +103,6 @@ class OrderedHook(FeedbackHook):
             return self.submit(lambda: job(lambda: opening(self._private).wait()))
         work = opening(self._opening)
         return self.submit(lambda: job(work.wait))
-
-    def last(self, work: dist.Work, value: torch.Tensor) -> torch.Tensor | Ending:
-        """Return what ends a job: its last collective, which was issued without waiting for it.
-
-        On a GPU the stream waits for it, and the host does not.
-        """
-        if isinstance(self._lane, CommThread):
-            return Ending(work, value)
-        work.wait()
-        return value
 
     def close(self) -> None:
         """Release the thread, which ends with its last user.

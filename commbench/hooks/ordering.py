@@ -31,40 +31,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.futures import Future
 
 from commbench.errors import InputError, LaunchError
 
 #: torch 2.13 renamed all_gather_into_tensor.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-
-class CommStream:
-    """A stream on which each job waits for earlier jobs, and for the work that was queued on the
-    device before it.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-
-    def submit(self, job: Callable[[], torch.Tensor]) -> torch.futures.Future:
-        """Run a job that queues its work, blocking collectives included.
-
-        Return the future of the job's tensor.
-
-        Waiting for the future makes the current stream wait, not the host.
-        """
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        future = torch.futures.Future(devices=[self._device])
-        with torch.cuda.stream(self._stream):
-            future.set_result(job())
-        return future
-
-
-#: Seconds for which a collective may delay the end of a process.
-LEAVE_S = 3.0
-#: The exit status of a process that a collective delayed for longer (EX_SOFTWARE).
-STUCK = 70
 
 Job = Callable[[], Any]
 
@@ -76,8 +51,41 @@ class Ending:
     """
 
     work: dist.Work
-    value: torch.Tensor
+    value: Tensor
     """The result of the job when the collective has ended."""
+
+
+class CommStream:
+    """A stream on which each job waits for earlier jobs, and for the work that was queued on the
+    device before it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def submit(self, job: Job) -> Future:
+        """Run a job that queues its work, blocking collectives included.
+
+        Return the future of the job's tensor.
+
+        Waiting for the future makes the current stream wait, not the host.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        future = Future(devices=[self._device])
+        with torch.cuda.stream(self._stream):
+            result = job()
+            if isinstance(result, Ending):
+                result.work.wait()
+                result = result.value
+            future.set_result(result)
+        return future
+
+
+#: Seconds for which a collective may delay the end of a process.
+LEAVE_S = 3.0
+#: The exit status of a process that a collective delayed for longer (EX_SOFTWARE).
+STUCK = 70
 
 
 class CommThread:
@@ -89,32 +97,32 @@ class CommThread:
     without running.
     """
 
-    def __init__(self, name: str = "commbench-comm") -> None:
+    def __init__(self) -> None:
         self.failure: Exception | None = None
-        self._jobs: SimpleQueue[tuple[Job, torch.futures.Future] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Job, Future] | None] = SimpleQueue()
         # A daemon: threading would join any other thread before our exit function can end it.
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._work, name="commbench-comm", daemon=True)
         self._thread.start()
         atexit.register(self._leave)
 
-    def submit(self, job: Job) -> torch.futures.Future:
+    def submit(self, job: Job) -> Future:
         """Queue a job; return the future of its result or error."""
         if not self._thread.is_alive():
             raise InputError(
                 "A communication thread was used after its close(): close hooks when training is"
                 " over."
             )
-        future = torch.futures.Future()
+        future = Future()
         self._jobs.put((job, future))
         return future
 
-    def close(self, timeout_s: float = LEAVE_S) -> bool:
+    def close(self) -> bool:
         """Finish the queued jobs and end the thread.
 
-        Return False if it is still busy after ``timeout_s``.
+        Return False if it is still busy after `LEAVE_S`.
         """
         self._jobs.put(None)
-        self._thread.join(timeout_s)
+        self._thread.join(LEAVE_S)
         ended = not self._thread.is_alive()
         if ended:
             atexit.unregister(self._leave)
@@ -125,7 +133,7 @@ class CommThread:
             for job, future in iter(self._jobs.get, None):
                 self._run(job, future)
 
-    def _run(self, job: Job, future: torch.futures.Future) -> None:
+    def _run(self, job: Job, future: Future) -> None:
         try:
             if self.failure is not None:
                 raise LaunchError(f"An earlier bucket could not be exchanged: {self.failure}")  # noqa: TRY301 - as the job
@@ -138,9 +146,7 @@ class CommThread:
             else:
                 future.set_result(result)
 
-    def _end(
-        self, done: torch.futures.Future, ending: Ending, future: torch.futures.Future
-    ) -> None:
+    def _end(self, done: Future, ending: Ending, future: Future) -> None:
         """Set the result of a job when its last collective has ended; on a thread of Gloo."""
         try:
             done.value()
@@ -149,7 +155,7 @@ class CommThread:
         else:
             future.set_result(ending.value)
 
-    def _fail(self, error: Exception, future: torch.futures.Future) -> None:
+    def _fail(self, error: Exception, future: Future) -> None:
         self.failure = self.failure or error
         future.set_exception(error)
 
@@ -167,10 +173,10 @@ class CommThread:
 class _Lane:
     """The thread and process group that the hooks on one process group share."""
 
-    group: dist.ProcessGroup
+    group: ProcessGroup
     """A group of the same ranks for this thread; kept when the thread ends: torch cannot create
     such a group twice."""
-    opening_group: dist.ProcessGroup | None = None
+    opening_group: ProcessGroup | None = None
     """A group of the same ranks for collectives that are issued before their job's turn; None
     until a hook needs it."""
     thread: CommThread | None = None
@@ -180,7 +186,7 @@ class _Lane:
 _lanes: weakref.WeakKeyDictionary[Any, _Lane] = weakref.WeakKeyDictionary()
 
 
-def borrow(group: dist.ProcessGroup) -> tuple[CommThread, dist.ProcessGroup]:
+def borrow(group: ProcessGroup) -> tuple[CommThread, ProcessGroup]:
     """Return the thread and the group for dependent collectives of ``group``'s ranks.
 
     All hooks share them.
@@ -195,7 +201,7 @@ def borrow(group: dist.ProcessGroup) -> tuple[CommThread, dist.ProcessGroup]:
     return lane.thread, lane.group
 
 
-def opening_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+def opening_group(group: ProcessGroup) -> ProcessGroup:
     """Return the group of ``group``'s ranks for collectives that are issued before their job's
     turn.
 
@@ -206,7 +212,7 @@ def opening_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return lane.opening_group
 
 
-def give_back(group: dist.ProcessGroup) -> None:
+def give_back(group: ProcessGroup) -> None:
     """End the thread of a group with its last user.
 
     Raise LaunchError if a collective does not end.
@@ -222,7 +228,7 @@ def give_back(group: dist.ProcessGroup) -> None:
         )
 
 
-def _new_gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+def _new_gloo_group(group: ProcessGroup) -> ProcessGroup:
     """Create a Gloo group of the same ranks, with the same timeout."""
     _equalise_group_count(group)
     options = getattr(group._get_backend(torch.device("cpu")), "options", None)  # noqa: SLF001 - torch has no public function
@@ -234,7 +240,7 @@ def _new_gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     )
 
 
-def _equalise_group_count(group: dist.ProcessGroup) -> None:
+def _equalise_group_count(group: ProcessGroup) -> None:
     """Give all ranks of a group the same count of joined groups: torch names the next group by that
     count.
     """

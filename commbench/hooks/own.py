@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from commbench.errors import InputError
 from commbench.findings import UnsupportedError
-from commbench.hooks.base import Finish, Hook, Stopwatch
+from commbench.hooks.base import Hook, Launched, Stopwatch
 from commbench.hooks.message import BucketShape, Message
 from commbench.system.user_files import callable_name, failure, load_callable
 from commbench.units import counted
@@ -45,9 +45,7 @@ class Guard(Hook):
         own_name = getattr(hook, "__name__", type(hook).__name__)
         self.name = name or own_name  # type: ignore[misc] # a class attribute of other hooks
 
-    def launch(
-        self, bucket: dist.GradBucket, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> Launched:
         """Call the hook; its whole run time counts as encoding."""
         watch.started()
         try:

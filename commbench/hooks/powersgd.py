@@ -8,18 +8,18 @@ issues collectives from callbacks, which hangs or aborts on Gloo with more than 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from commbench.hooks import catalogue
-from commbench.hooks.base import Finish, StateDict, Stopwatch
+from commbench.hooks.base import Launched, StateDict, Stopwatch
 from commbench.hooks.feedback import Slot, accumulate, is_finite, on_host, poison, put
 from commbench.hooks.layout import Layout, Span
 from commbench.hooks.ordered import OrderedHook
-
-_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +29,16 @@ class _Matrix:
     """
 
     span: Span
-    rows: int
-    columns: int
-    p: torch.Tensor
+    p: Tensor
     """Shape (rows, r)."""
-    q: torch.Tensor
+    q: Tensor
     """Shape (columns, r): the warm start, from the previous step."""
-    next_q: torch.Tensor
+    next_q: Tensor
     """Shape (columns, r): the result of this step, before the check that it is finite."""
 
-    def of(self, flat: torch.Tensor) -> torch.Tensor:
+    def of(self, flat: Tensor) -> Tensor:
         """Return the matrix as a view of a buffer of the bucket."""
-        return self.span.flat(flat).view(self.rows, self.columns)
+        return self.span.flat(flat).view(len(self.p), len(self.q))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +47,11 @@ class _Plan:
     factors.
     """
 
-    matrices: tuple[_Matrix, ...]
-    rest: tuple[tuple[Span, torch.Tensor], ...]
-    first: torch.Tensor
-    second: torch.Tensor
-    warm: torch.Tensor
+    matrices: Sequence[_Matrix]
+    rest: Sequence[tuple[Span, Tensor]]
+    first: Tensor
+    second: Tensor
+    warm: Tensor
 
 
 class PowerSGD(catalogue.PowerSGD, OrderedHook):
@@ -64,11 +62,12 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._warm: dict[str, torch.Tensor] = {}
+        self._warm: dict[str, Tensor] = {}
+        self._type: torch.dtype = getattr(torch, self.values)
 
     def exchange_bucket(
-        self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+        self, buffer: Tensor, layout: Layout, slot: Slot, watch: Stopwatch
+    ) -> Launched:
         """Project on the autograd thread.
 
         All-reduce, orthogonalise and project back in an ordered job.
@@ -81,7 +80,7 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         watch.encoded()
         return future, lambda _: buffer
 
-    def _project(self, plan: _Plan, total: torch.Tensor) -> None:
+    def _project(self, plan: _Plan, total: Tensor) -> None:
         """Compute P = M Q / ranks for every matrix.
 
         If the bucket is not finite, send NaN to all ranks.
@@ -93,7 +92,7 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         self._round(plan.first.div_(self.world_size))
         poison(plan.first, unless=is_finite(total))
 
-    def _unit(self, q: torch.Tensor) -> torch.Tensor:
+    def _unit(self, q: Tensor) -> Tensor:
         """Return right factors for the projection: of unit columns where P would else underflow in
         half precision.
 
@@ -106,20 +105,17 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         """Whether messages are sent in float32."""
         return self.values == "float32"
 
-    def _round(self, message: torch.Tensor) -> torch.Tensor:
+    def _round(self, message: Tensor) -> Tensor:
         """Round a message to the type in which it is sent."""
-        return message if self._is_whole else message.copy_(message.to(_TYPES[self.values]))
+        return message.copy_(message.to(self._type))
 
-    def _sum(self, message: torch.Tensor) -> None:
+    def _sum(self, message: Tensor) -> None:
         """Sum a rounded message over the ranks, in the type in which it is sent."""
-        sent = message if self._is_whole else message.to(_TYPES[self.values])
+        sent = message.to(self._type)  # the message itself if it has this type
         dist.all_reduce(sent, group=self._private)
-        if sent is not message:
-            message.copy_(sent)
+        message.copy_(sent)
 
-    def _refine(
-        self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch
-    ) -> torch.Tensor:
+    def _refine(self, plan: _Plan, total: Tensor, slot: Slot, watch: Stopwatch) -> Tensor:
         """Run both all-reduces of a bucket.
 
         All ranks take the same branches because they have the same sums.
@@ -140,7 +136,7 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         return total
 
     def _project_back(
-        self, plan: _Plan, total: torch.Tensor, residual: torch.Tensor | None, finite: torch.Tensor
+        self, plan: _Plan, total: Tensor, residual: Tensor | None, finite: Tensor
     ) -> None:
         """Orthonormalise P, compute Q = M^T P, and keep M - P Q^T as the residual.
 
@@ -159,7 +155,7 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
                 residual, total, where=finite
             )  # on a device, values that are not finite also reach this line
 
-    def _subtract_sent(self, plan: _Plan, total: torch.Tensor, left: torch.Tensor) -> None:
+    def _subtract_sent(self, plan: _Plan, total: Tensor, left: Tensor) -> None:
         """Write to ``left``, which may be ``total``, what this rank's messages lack of it."""
         for span, _ in plan.rest:
             whole, part = span.flat(total), span.flat(left)
@@ -173,7 +169,7 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
             arguments = matrix.of(total), matrix.p, matrix.next_q.T
             torch.addmm(*arguments, alpha=-self.world_size, out=matrix.of(left))
 
-    def _restore(self, plan: _Plan, total: torch.Tensor, finite: torch.Tensor) -> None:
+    def _restore(self, plan: _Plan, total: Tensor, finite: Tensor) -> None:
         """Rebuild the averaged bucket from its factors and restore the loss scale.
 
         NaN if it is not finite.
@@ -189,40 +185,41 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
 
     # Plans
 
-    def make_channel(self, layout: Layout, like: torch.Tensor) -> _Plan:
+    def make_channel(self, layout: Layout, like: Tensor) -> _Plan:
         """Lay out both messages, and fill in the warm factors, or the initial ones.
 
         Warm factors stay for the next bucket of their parameter.
         """
-        factors = {span.name: self.factors(span.shape, span.stride) for span in layout.spans}
-        rows = sum(each.rows * each.rank for each in factors.values() if each)
-        columns = sum(each.columns * each.rank for each in factors.values() if each)
-        whole = sum(span.numel for span in layout.spans if not factors[span.name])
-        first, second = like.new_zeros(rows + whole), like.new_zeros(columns)
+        factors = [self.factors(span.shape, span.stride) for span in layout.spans]
+        lefts, rights = [], []
+        for span, shape in zip(layout.spans, factors, strict=True):
+            lefts.append(shape.rows * shape.rank if shape else span.numel)
+            rights.append(shape.columns * shape.rank if shape else 0)
+        first, second = like.new_zeros(sum(lefts)), like.new_zeros(sum(rights))
         warm = torch.zeros_like(second)
-        matrices, rest, at, at_q = [], [], 0, 0
-        for span in layout.spans:
-            shape = factors[span.name]
+        parts = first.split(lefts), warm.split(rights), second.split(rights)
+        matrices, rest = [], []
+        for span, shape, p, q, next_q in zip(layout.spans, factors, *parts, strict=True):
             if shape is None:
-                rest.append((span, first[at : at + span.numel]))
-                at += span.numel
+                rest.append((span, p))
                 continue
-            height, width, r = shape
-            p = first[at : at + height * r].view(height, r)
-            q, next_q = (flat[at_q : at_q + width * r].view(width, r) for flat in (warm, second))
-            q.copy_(self._first_q(span.name, width, r))
-            self._warm[span.name] = q
-            matrices.append(_Matrix(span=span, rows=height, columns=width, p=p, q=q, next_q=next_q))
-            at, at_q = at + height * r, at_q + width * r
-        return _Plan(
-            matrices=tuple(matrices), rest=tuple(rest), first=first, second=second, warm=warm
-        )
+            right = shape.columns, shape.rank
+            matrix = _Matrix(
+                span=span,
+                p=p.view(shape.rows, shape.rank),
+                q=q.view(right),
+                next_q=next_q.view(right),
+            )
+            matrix.q.copy_(self._first_q(span.name, right))
+            self._warm[span.name] = matrix.q
+            matrices.append(matrix)
+        return _Plan(matrices=matrices, rest=rest, first=first, second=second, warm=warm)
 
-    def _first_q(self, name: str, width: int, r: int) -> torch.Tensor:
+    def _first_q(self, name: str, shape: tuple[int, int]) -> Tensor:
         warm = self._warm.get(name)
-        if warm is not None and warm.shape == (width, r):
+        if warm is not None and warm.shape == shape:
             return warm
-        return torch.randn((width, r), generator=seeded(self.seed, name))
+        return torch.randn(shape, generator=seeded(self.seed, name))
 
     # Checkpoints
 
@@ -233,7 +230,6 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
     def load_state_dict(self, state: StateDict) -> None:
         """See `FeedbackHook.load_state_dict`; includes the warm factors."""
         super().load_state_dict(state)
-        self._channels.clear()
         self._warm = {name: q.clone() for name, q in state["q"].items()}
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from commbench.hooks import compilers
-from commbench.hooks.compilers import WARP, Kernels
+from commbench.hooks.compilers import WARP, Kernels, array_of
 from commbench.hooks.message import FLOAT32_BYTES, LARGEST_N, QuantisedLayout
 
 #: The largest int8 that is sent.
@@ -40,11 +41,11 @@ class TorchQuantiser:
 
     def encode(
         self,
-        gradient: torch.Tensor,
-        residual: torch.Tensor | None,
-        payload: torch.Tensor,
+        gradient: Tensor,
+        residual: Tensor | None,
+        payload: Tensor,
         *,
-        out_residual: torch.Tensor | None,
+        out_residual: Tensor | None,
     ) -> None:
         """Write the payload of gradient + residual, and its rounding errors to ``out_residual``.
 
@@ -64,11 +65,11 @@ class TorchQuantiser:
 
     def combine(
         self,
-        payload: torch.Tensor,
-        own: torch.Tensor,
+        payload: Tensor,
+        own: Tensor,
         *,
-        divisor: float | torch.Tensor,
-        residual: torch.Tensor | None,
+        divisor: float | Tensor,
+        residual: Tensor | None,
     ) -> None:
         """Sum one shard over the ranks in their order.
 
@@ -86,11 +87,11 @@ class TorchQuantiser:
             size = residual.numel()
             _put(residual, residual + errors.view(-1)[:size], is_sent.reshape(-1)[:size])
 
-    def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+    def decode(self, payload: Tensor, into: Tensor) -> None:
         """Write all elements of a payload to ``into``, shape (elements,)."""
         into.copy_(self._unpack(payload).reshape(-1)[: self._layout.elements])
 
-    def _pack(self, sums: torch.Tensor, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _pack(self, sums: Tensor, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Write scales and values of shards, shape (rows, shard).
 
         Return rounding errors, and which are finite.
@@ -106,11 +107,11 @@ class TorchQuantiser:
         self._values(payload).copy_(rounded)
         return sums - rounded * self._by_element(scales), sent_elements
 
-    def _unpack(self, payload: torch.Tensor) -> torch.Tensor:
+    def _unpack(self, payload: Tensor) -> Tensor:
         """Return the elements of shards, shape (rows, shard)."""
         return self._values(payload) * self._by_element(self._scales(payload))
 
-    def _blocks(self, sums: torch.Tensor) -> torch.Tensor:
+    def _blocks(self, sums: Tensor) -> Tensor:
         """Return shards as (rows, blocks, block), the last block filled up with zeros."""
         layout = self._layout
         padding = layout.blocks * layout.block - layout.shard
@@ -118,14 +119,14 @@ class TorchQuantiser:
             len(sums), layout.blocks, layout.block
         )
 
-    def _by_element(self, by_block: torch.Tensor) -> torch.Tensor:
+    def _by_element(self, by_block: Tensor) -> Tensor:
         """Repeat a value per block for each of its elements; shape (rows, shard)."""
         return by_block.repeat_interleave(self._layout.block, dim=1)[:, : self._layout.shard]
 
-    def _scales(self, payload: torch.Tensor) -> torch.Tensor:
+    def _scales(self, payload: Tensor) -> Tensor:
         return payload.view(torch.float32)[:, : self._layout.blocks]
 
-    def _values(self, payload: torch.Tensor) -> torch.Tensor:
+    def _values(self, payload: Tensor) -> Tensor:
         return payload.view(torch.int8)[:, FLOAT32_BYTES * self._layout.blocks :]
 
 
@@ -141,34 +142,30 @@ class NativeQuantiser(TorchQuantiser):
 
     def encode(
         self,
-        gradient: torch.Tensor,
-        residual: torch.Tensor | None,
-        payload: torch.Tensor,
+        gradient: Tensor,
+        residual: Tensor | None,
+        payload: Tensor,
         *,
-        out_residual: torch.Tensor | None,
+        out_residual: Tensor | None,
     ) -> None:
         """See `TorchQuantiser.encode`."""
-        old = None if residual is None else residual.numpy()
-        rest = None if out_residual is None else out_residual.numpy()
-        self._kernels.quantise(
-            gradient.numpy(), old, rest, self._block, self._shard, _bytes(payload)
-        )
+        sums = gradient.numpy(), array_of(residual), array_of(out_residual)
+        self._kernels.quantise(*sums, self._block, self._shard, _bytes(payload))
 
     def combine(
         self,
-        payload: torch.Tensor,
-        own: torch.Tensor,
+        payload: Tensor,
+        own: Tensor,
         *,
-        divisor: float | torch.Tensor,
-        residual: torch.Tensor | None,
+        divisor: float | Tensor,
+        residual: Tensor | None,
     ) -> None:
         """See `TorchQuantiser.combine`."""
-        rest = None if residual is None else residual.numpy()
-        self._kernels.combine(
-            _bytes(payload), self._block, self._shard, float(divisor), rest, _bytes(own)
-        )
+        shape = self._block, self._shard
+        rest = array_of(residual)
+        self._kernels.combine(_bytes(payload), *shape, float(divisor), rest, _bytes(own))
 
-    def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+    def decode(self, payload: Tensor, into: Tensor) -> None:
         """See `TorchQuantiser.decode`."""
         self._kernels.dequantise(_bytes(payload), self._block, self._shard, into.numpy())
 
@@ -191,22 +188,22 @@ class CudaQuantiser(TorchQuantiser):
 
     def encode(
         self,
-        gradient: torch.Tensor,
-        residual: torch.Tensor | None,
-        payload: torch.Tensor,
+        gradient: Tensor,
+        residual: Tensor | None,
+        payload: Tensor,
         *,
-        out_residual: torch.Tensor | None,
+        out_residual: Tensor | None,
     ) -> None:
         """See `TorchQuantiser.encode`."""
         self._kernels.launch("quantise", gradient, residual, out_residual, *self._shape, payload)
 
     def combine(
         self,
-        payload: torch.Tensor,
-        own: torch.Tensor,
+        payload: Tensor,
+        own: Tensor,
         *,
-        divisor: float | torch.Tensor,
-        residual: torch.Tensor | None,
+        divisor: float | Tensor,
+        residual: Tensor | None,
     ) -> None:
         """See `TorchQuantiser.combine`."""
         self._divisor.fill_(divisor)  # a loss scale lies on the device
@@ -214,7 +211,7 @@ class CudaQuantiser(TorchQuantiser):
         sums = self._divisor, residual, elements, own
         self._kernels.launch("combine", payload, *self._shape[1:], *sums)
 
-    def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+    def decode(self, payload: Tensor, into: Tensor) -> None:
         """See `TorchQuantiser.decode`."""
         self._kernels.launch("dequantise", payload, *self._shape, into)
 
@@ -251,11 +248,11 @@ def prepare(device: torch.device) -> None:
     compilers.prepare(device, run_all, work="int8 quantises", alternative=alternative)
 
 
-def _bytes(payload: torch.Tensor) -> Any:  # noqa: ANN401 - an array
+def _bytes(payload: Tensor) -> Any:  # noqa: ANN401 - an array
     """Return a payload as int8."""
     return payload.view(torch.int8).numpy()
 
 
-def _put(into: torch.Tensor, values: torch.Tensor, where: torch.Tensor) -> None:
+def _put(into: Tensor, values: Tensor, where: Tensor) -> None:
     """Write the values of the elements for which ``where`` holds; all of shape (n,)."""
     torch.where(where, values, into, out=into)

@@ -87,9 +87,8 @@ def make_hook(
 # --------------------------------------------------------------------------- hooks of a user's file
 
 
-def is_file_hook(text: str) -> bool:
-    """Return whether a hook is a callable of a user's file: ``FILE.py:CALLABLE``."""
-    return is_callable_of_file(text)
+#: Returns whether a hook is a callable of a user's file: ``FILE.py:CALLABLE``.
+is_file_hook = is_callable_of_file
 
 
 def find_file_hooks(hooks: Iterable[str]) -> tuple[str, ...]:

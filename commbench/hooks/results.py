@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
 
 from commbench.errors import CommbenchError, InputError, LaunchError
 
@@ -48,7 +50,7 @@ class Expected:
             device=buffer.device,
         )
 
-    def check(self, hook: str, result: object) -> torch.Tensor:
+    def check(self, hook: str, result: object) -> Tensor:
         """Return the result if DDP can use it.
 
         Otherwise raise InputError with the hook, the bucket and the problem.
@@ -58,7 +60,7 @@ class Expected:
         """
         if isinstance(result, list) and len(result) == 1:  # the value of a Gloo all_reduce
             result = result[0]
-        if isinstance(result, torch.Tensor) and self._fits(result):
+        if isinstance(result, Tensor) and self._fits(result):
             return result
         raise InputError(
             f"Hook {hook} returned {_describe(result)} for bucket {self.index}; it must return a"
@@ -66,7 +68,7 @@ class Expected:
             f" {self.device}."
         )
 
-    def _fits(self, result: torch.Tensor) -> bool:
+    def _fits(self, result: Tensor) -> bool:
         return bool(
             result.shape == (self.numel,)
             and result.dtype == self.dtype
@@ -74,7 +76,7 @@ class Expected:
             and result.is_contiguous()
         )
 
-    def value_of(self, hook: str, done: torch.futures.Future) -> Any:  # noqa: ANN401 - a future's value
+    def value_of(self, hook: str, done: Future) -> Any:  # noqa: ANN401 - a future's value
         """Return the value of a future.
 
         Raise InputError for a failed callback, LaunchError for a lost rank.
@@ -98,7 +100,7 @@ class Expected:
 
 
 def _describe(result: object) -> str:
-    if not isinstance(result, torch.Tensor):
+    if not isinstance(result, Tensor):
         return "None" if result is None else f"a {type(result).__name__}"
     strided = "" if result.is_contiguous() else "strided "
     return (

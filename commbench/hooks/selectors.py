@@ -9,10 +9,11 @@ from typing import get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from commbench.errors import WrongDataError
 from commbench.hooks import compilers
-from commbench.hooks.compilers import WARP, Kernels
+from commbench.hooks.compilers import WARP, Kernels, array_of
 from commbench.hooks.feedback import put
 from commbench.hooks.message import INDEX_BYTES, ValueType, payload_bytes
 
@@ -43,11 +44,11 @@ class TorchSelector:
 
     def encode(
         self,
-        gradient: torch.Tensor,
-        residual: torch.Tensor | None,
-        payload: torch.Tensor,
+        gradient: Tensor,
+        residual: Tensor | None,
+        payload: Tensor,
         *,
-        out_residual: torch.Tensor | None,
+        out_residual: Tensor | None,
         step: int,  # noqa: ARG002 - torch.topk decides among equal elements
     ) -> None:
         """Write the payload of a = gradient + residual, and the unsent part of a to
@@ -72,19 +73,13 @@ class TorchSelector:
         indices, values = split(payload, self._k, self._dtype)
         indices.copy_(positions)
         values.fill_(torch.nan)
-        put(
-            values,
-            total[positions].clamp_(-_largest(self._dtype), _largest(self._dtype)),
-            where=finite,
-        )
+        limit = torch.finfo(self._dtype).max  # the rest of larger values stays in the residual
+        put(values, total[positions].clamp_(-limit, limit), where=finite)
         if out_residual is not None:
-            put(
-                out_residual,
-                total.index_add_(0, positions, values.to(total.dtype), alpha=-1),
-                where=finite,
-            )
+            unsent = total.index_add_(0, positions, values.to(total.dtype), alpha=-1)
+            put(out_residual, unsent, where=finite)
 
-    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+    def add(self, payload: Tensor, into: Tensor) -> None:
         """Add the values of a payload to ``into``, shape (n,), at its indices."""
         indices, values = split(payload, self._k, self._dtype)
         into.index_add_(0, indices, values.to(into.dtype))
@@ -104,19 +99,17 @@ class NativeSelector(TorchSelector):
 
     def encode(
         self,
-        gradient: torch.Tensor,
-        residual: torch.Tensor | None,
-        payload: torch.Tensor,
+        gradient: Tensor,
+        residual: Tensor | None,
+        payload: Tensor,
         *,
-        out_residual: torch.Tensor | None,
+        out_residual: Tensor | None,
         step: int,
     ) -> None:
         """See `TorchSelector.encode`."""
         kernels = self._kernels
-        source, old, rest = gradient.numpy(), None, None
-        if residual is not None and out_residual is not None:
-            old = residual.numpy()
-            source = rest = out_residual.numpy()
+        old, rest = array_of(residual), array_of(out_residual)
+        source = gradient.numpy() if rest is None else rest
         indices, values = (part.numpy() for part in split(payload, self._k, self._dtype))
         count = kernels.select(gradient.numpy(), old, source, step, indices)
         if count == kernels.NOT_FINITE:
@@ -134,7 +127,7 @@ class NativeSelector(TorchSelector):
             if rest is not None:
                 rest[indices[:count]] = sent - values[:count]
 
-    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+    def add(self, payload: Tensor, into: Tensor) -> None:
         """See `TorchSelector.add`.
 
         Raises:
@@ -178,11 +171,11 @@ class CudaSelector(TorchSelector):
 
     def encode(
         self,
-        gradient: torch.Tensor,
-        residual: torch.Tensor | None,
-        payload: torch.Tensor,
+        gradient: Tensor,
+        residual: Tensor | None,
+        payload: Tensor,
         *,
-        out_residual: torch.Tensor | None,
+        out_residual: Tensor | None,
         step: int,
     ) -> None:
         """See `TorchSelector.encode`."""
@@ -202,7 +195,7 @@ class CudaSelector(TorchSelector):
         step_halves = np.uint64(step), int(self._dtype == torch.float16)
         launch("emit", gradient, rest, n, k, *step_halves, state, counts, self._before, payload)
 
-    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+    def add(self, payload: Tensor, into: Tensor) -> None:
         """See `TorchSelector.add`.
 
         An index out of range makes an element NaN: to raise an error would need a wait for the
@@ -246,17 +239,9 @@ def fast_selection(device: torch.device) -> str:
     return compilers.find_compiler(device) or SLOW
 
 
-def split(payload: torch.Tensor, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def split(payload: Tensor, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the k int32 indices and the k values of a payload, as views."""
     return payload[: INDEX_BYTES * k].view(torch.int32), payload[INDEX_BYTES * k :].view(dtype)[:k]
-
-
-def _largest(dtype: torch.dtype) -> float:
-    """Return the largest value that can be sent.
-
-    Values are clipped to it, and the rest stays in the residual.
-    """
-    return float(torch.finfo(dtype).max)
 
 
 def _halved(values: NDArray[np.float32]) -> NDArray[np.float16]:

@@ -4,18 +4,19 @@ same chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
 
 from commbench.errors import InputError
 from commbench.hooks import catalogue, chunks, selectors
-from commbench.hooks.base import Finish, Stopwatch
+from commbench.hooks.base import Launched, Stopwatch
 from commbench.hooks.chunks import TorchChunks
-from commbench.hooks.feedback import Slot, is_finite, on_host, put
+from commbench.hooks.feedback import Memory, Slot, is_finite, on_host, put
 from commbench.hooks.layout import Layout
 from commbench.hooks.message import ChunkLayout, PayloadLayout, PayloadPart
 from commbench.hooks.ordered import OrderedHook
@@ -28,10 +29,10 @@ class _Channel:
     """One bucket's message layout, and its send and receive buffers, reused in every step."""
 
     payload: PayloadLayout
-    selectors: tuple[TorchSelector, ...]
-    sent: torch.Tensor
+    selectors: Sequence[TorchSelector]
+    sent: Tensor
     """uint8, shape (payload.nbytes,)."""
-    gathered: torch.Tensor
+    gathered: Tensor
     """uint8, shape (world_size, payload.nbytes)."""
 
 
@@ -41,17 +42,12 @@ class TopK(catalogue.TopK, OrderedHook):
     With ``exchange=aligned``, all ranks send the same chunks.
     """
 
-    opens: ClassVar[bool] = True
+    opens = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._selectors: dict[tuple[int, int], TorchSelector] = {}
-
-    def memory_kinds(self) -> tuple[str, ...]:
-        """See `FeedbackHook.memory_kinds`."""
         if self.momentum:
-            return ("residual", "momentum")
-        return ("residual",)
+            self.memory = Memory(["residual", "momentum"])
 
     def check_size(self, elements: int) -> None:
         """See `Hook.check_size`: a chunk must not be larger than the model."""
@@ -71,8 +67,8 @@ class TopK(catalogue.TopK, OrderedHook):
             selectors.prepare(device)
 
     def exchange_bucket(
-        self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+        self, buffer: Tensor, layout: Layout, slot: Slot, watch: Stopwatch
+    ) -> Launched:
         """Gather every rank's message and sum the messages in rank order, or exchange chunks."""
         if self.clip:
             self._clip(buffer, layout)
@@ -84,42 +80,40 @@ class TopK(catalogue.TopK, OrderedHook):
             return self._exchange_chunks(buffer, layout, slot, watch)
         channel = self.channel_of(layout, buffer)
         self._encode(channel, buffer, slot)
-        watch.encoded()
-        watch.started()
         if not channel.payload.sparse:
-            return (
-                dist.all_reduce(buffer, group=self._group, async_op=True).get_future(),
-                lambda _: buffer,
-            )
-        future = all_gather(
-            channel.gathered.view(-1), channel.sent, group=self._group, async_op=True
-        ).get_future()
-        return future, lambda _: self._decode(channel, buffer)
+            return self.reduce_whole(buffer, watch)
+        watch.started()
+        gathered = channel.gathered.view(-1)
+        work = all_gather(gathered, channel.sent, group=self._group, async_op=True)
+        return work.get_future(), lambda _: self._decode(channel, buffer)
 
     def _exchange_chunks(
-        self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+        self, buffer: Tensor, layout: Layout, slot: Slot, watch: Stopwatch
+    ) -> Launched:
         """Compute norms and begin to sum them on the autograd thread.
 
         Choose chunks and sum them in an ordered job.
         """
         channel, residual = self.channel_of(layout, buffer), slot.old.get("residual")
         channel.measure(buffer, residual)
-        watch.encoded()
         watch.started()
 
-        def sum_values(wait: Callable[[], object]) -> torch.Tensor | Ending:
-            wait()
-            work, values = channel.sum_values(
-                self._private, buffer, residual, divisor=self.divisor, memory=slot.new, watch=watch
-            )
-            return self.last(work, values)
+        def sum_norms(group: ProcessGroup) -> Work:
+            return dist.all_reduce(channel.norms, group=group, async_op=True)
 
-        return self.submit_opened(channel.sum_norms, sum_values), lambda _: channel.spread(buffer)
+        def sum_values(wait: Callable[[], object]) -> Ending:
+            wait()
+            start = watch.clock()
+            channel.take(divisor=self.divisor, memory=slot.new)
+            watch.worked(start)
+            work = dist.all_reduce(channel.values, group=self._private, async_op=True)
+            return Ending(work, channel.values)
+
+        return self.submit_opened(sum_norms, sum_values), lambda _: channel.spread(buffer)
 
     # Sending
 
-    def _encode(self, channel: _Channel, buffer: torch.Tensor, slot: Slot) -> None:
+    def _encode(self, channel: _Channel, buffer: Tensor, slot: Slot) -> None:
         """Write the message; this overwrites ``buffer`` unless no element of it is selected."""
         self._take_whole(channel, buffer, slot)
         old, new, momentum = (
@@ -144,7 +138,7 @@ class TopK(catalogue.TopK, OrderedHook):
             ):  # float16 values would be rounded again: their sums are divided instead
                 values.div_(self.divisor)
 
-    def _take_whole(self, channel: _Channel, buffer: torch.Tensor, slot: Slot) -> None:
+    def _take_whole(self, channel: _Channel, buffer: Tensor, slot: Slot) -> None:
         """Move tensors that are sent whole to the message.
 
         If the bucket has no others, divide them in place.
@@ -165,7 +159,7 @@ class TopK(catalogue.TopK, OrderedHook):
 
     # Receiving
 
-    def _decode(self, channel: _Channel, buffer: torch.Tensor) -> torch.Tensor:
+    def _decode(self, channel: _Channel, buffer: Tensor) -> Tensor:
         """Sum the messages in the order of the ranks, so that all ranks have the same bits."""
         buffer.zero_()
         for block in channel.gathered:
@@ -180,7 +174,7 @@ class TopK(catalogue.TopK, OrderedHook):
 
     # Deep Gradient Compression
 
-    def _clip(self, buffer: torch.Tensor, layout: Layout) -> None:
+    def _clip(self, buffer: Tensor, layout: Layout) -> None:
         """Clip each tensor's norm.
 
         The norm of the whole gradient is unknown when a bucket is ready.
@@ -194,7 +188,7 @@ class TopK(catalogue.TopK, OrderedHook):
             elif norm > limit:
                 flat.mul_(limit / float(norm))
 
-    def _correct(self, buffer: torch.Tensor, slot: Slot) -> None:
+    def _correct(self, buffer: Tensor, slot: Slot) -> None:
         """Accumulate u = m u + g in place of g; a gradient that is not finite is not added."""
         old, new, finite = slot.old["momentum"], slot.new["momentum"], is_finite(buffer)
         if not on_host(finite):
@@ -212,7 +206,7 @@ class TopK(catalogue.TopK, OrderedHook):
 
     # Memory
 
-    def make_channel(self, layout: Layout, like: torch.Tensor) -> _Channel | TorchChunks:
+    def make_channel(self, layout: Layout, like: Tensor) -> _Channel | TorchChunks:
         """See `FeedbackHook.make_channel`."""
         if self.runs_in_order:
             chunk_layout = ChunkLayout.of(
@@ -222,24 +216,16 @@ class TopK(catalogue.TopK, OrderedHook):
         shapes = [span.shape for span in layout.spans]
         payload = self.layout(shapes, self.current_density)
         ranks = self.world_size if payload.sparse else 0
+        part_selectors = []
+        for part in payload.sparse:
+            sizes = part.numel, part.k, self.values
+            part_selectors.append(make_selector(*sizes, fast=self.compiles, device=like.device))
         return _Channel(
             payload=payload,
-            selectors=tuple(self._selector(part, like) for part in payload.sparse),
+            selectors=part_selectors,
             sent=torch.zeros(payload.nbytes, dtype=torch.uint8, device=like.device),
             gathered=torch.zeros((ranks, payload.nbytes), dtype=torch.uint8, device=like.device),
         )
-
-    def _selector(self, part: PayloadPart, buffer: torch.Tensor) -> TorchSelector:
-        """Return the selector for a part.
-
-        Parts of one size share a selector, because they are encoded in turn.
-        """
-        key = (part.numel, part.k)
-        if key not in self._selectors:
-            self._selectors[key] = make_selector(
-                *key, self.values, fast=self.compiles, device=buffer.device
-            )
-        return self._selectors[key]
 
     def begin_step(self) -> None:
         """See `FeedbackHook.begin_step`; also drop all channels if the density changes."""
@@ -247,32 +233,24 @@ class TopK(catalogue.TopK, OrderedHook):
         super().begin_step()
         if self.current_density != before:
             self._channels.clear()
-            self._selectors.clear()
-
-    def forget(self, layout: Layout) -> None:
-        """See `FeedbackHook.forget`; other channels keep their selectors."""
-        super().forget(layout)
-        self._selectors.clear()
 
 
-def _elements(part: PayloadPart, flat: torch.Tensor) -> torch.Tensor:
+def _elements(part: PayloadPart, flat: Tensor) -> Tensor:
     """Return the part of a bucket, shape (part.numel,)."""
     return flat[part.start : part.start + part.numel]
 
 
-def _bytes(part: PayloadPart, block: torch.Tensor) -> torch.Tensor:
+def _bytes(part: PayloadPart, block: Tensor) -> Tensor:
     """Return the part of a message, uint8 of shape (part.nbytes,)."""
     return block[part.offset : part.offset + part.nbytes]
 
 
-def _forget(momentum: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
+def _forget(momentum: Tensor, indices: Tensor, values: Tensor) -> None:
     """Zero the sent elements.
 
     Unused slots (value 0) and slots that are not finite (NaN) send nothing.
     """
     sent = values.abs() > 0
-    if on_host(sent):
-        momentum.index_fill_(0, indices[sent].long(), 0.0)
-    else:  # subtract: an unused slot may have the index of a sent element
-        at = indices.long()
-        momentum.index_add_(0, at, torch.where(sent, momentum[at], 0.0), alpha=-1)
+    at = indices.long()
+    # Subtract: an unused slot may have the index of a sent element.
+    momentum.index_add_(0, at, torch.where(sent, momentum[at], 0.0), alpha=-1)

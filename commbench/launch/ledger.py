@@ -44,7 +44,7 @@ from commbench.launch.tables import write_tables
 from commbench.results import Store
 from commbench.results.info import Launch as Entry
 from commbench.results.info import RunInfo, VariableValues
-from commbench.results.plan import DONE, budget_fields, launch_times, slice_seconds
+from commbench.results.plan import DONE, launch_times, slice_seconds
 from commbench.results.record_types import AnyCase, blank_record
 from commbench.results.summary import latest
 
@@ -93,8 +93,14 @@ class Ledger:
         number, reason = launch.plan.launch, ""
         if self._status != "running":
             reason = str(Finding("launch_begun", numbers={"launch": number + 1}))
-        budget = budget_fields(launch.request)
-        self.store.update(status=self._status, reason=reason, launcher=self.launcher, **budget)
+        budget = launch.request.budget
+        self.store.update(
+            status=self._status,
+            reason=reason,
+            launcher=self.launcher,
+            budget=budget.name,
+            relative_half_width=budget.relative_half_width,
+        )
         stage = " ".join(filter(None, (launch.stage, launch.plan.env)))
         started = LaunchStarted(launch=number, launches=launch.launches, stage=stage)
         self.display.on(started)

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import Case, shuffled
-from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.terms import Terms
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.engine.energy import EnergyMeter, own_meter

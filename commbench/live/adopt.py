@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import cuda
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
@@ -47,16 +48,30 @@ def take(instance: object) -> str:
         return ""
     if isinstance(instance, DistributedDataParallel):
         try:
-            adopt(instance, LiveOptions.loads(os.environ[VARIABLE]))
+            reason = why_untouchable(instance)
+            if not reason:
+                adopt(instance, LiveOptions.loads(os.environ[VARIABLE]))
         except Exception as error:  # noqa: BLE001 - whatever fails here must not fail the training
             return f"commbench could not begin ({type(error).__name__}: {error})"
-        return ""
+        return reason
     name = type(instance).__name__
     for base in type(instance).__mro__:
         for package, engine in ENGINES.items():
             if base.__module__.startswith(package):
                 name = engine
     return f"{name} exchanges gradients itself, without the buckets of DDP"
+
+
+def why_untouchable(ddp_model: DistributedDataParallel) -> str:
+    """Return why not even a mark may be taken in a training, as a clause; empty if one may.
+
+    To wait for an event ends the capture of a CUDA graph with an error. A model whose steps are
+    captured has to be made on a stream of its own.
+    """
+    device = ddp_model.device
+    if device.type == "cuda" and cuda.current_stream(device) != cuda.default_stream(device):
+        return "it was made on a stream of its own, as a training whose steps are a CUDA graph is"
+    return ""
 
 
 def adopt(ddp_model: DistributedDataParallel, options: LiveOptions) -> None:

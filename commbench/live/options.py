@@ -44,7 +44,7 @@ def say(text: str, *, is_passing: bool = False) -> None:
             line += "\n"
         sys.stderr.write(line)
         sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # the training has closed or replaced stderr
+    except Exception:  # noqa: BLE001, S110 - the training has closed or replaced stderr
         pass
 
 

@@ -6,6 +6,7 @@ passes, optimiser steps, evaluations and saves may differ between ranks.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import operator
@@ -134,9 +135,8 @@ class Passes:
         self.registered = [p for p in ddp_model._module_parameters if p.requires_grad]  # noqa: SLF001 - the only way
         """The parameters that DDP has registered."""
         self._ids = set(map(id, self.registered))
-        self.is_watched = is_watched
-        self.has_fired = False
-        """Whether a gradient was accumulated in the backward pass under way."""
+        self.fired: collections.deque[nn.Parameter] = collections.deque(maxlen=1)
+        """The last parameter whose gradient was accumulated in the backward pass under way."""
         self.clock = clock_of(ddp_model)
         self.open = Pass(index=0)
         """The pass under way."""
@@ -158,9 +158,11 @@ class Passes:
         self.forward_hook = forward.id
         """The key under which the model holds the hook."""
         handles = [forward]
-        fire = functools.partial(_fire, weakref.ref(self))
+        note_gradient = functools.partial(_note_gradient, weakref.ref(self))
         for parameter in self.registered:
-            handles.append(parameter.register_post_accumulate_grad_hook(fire))
+            handles.append(parameter.register_post_accumulate_grad_hook(self.fired.append))
+            if is_watched:
+                handles.append(parameter.register_post_accumulate_grad_hook(note_gradient))
         self._remove_hooks = weakref.finalize(self, _remove, handles)
         self._remove_hooks.atexit = False
         _Calls.observe(self)
@@ -228,15 +230,15 @@ class Passes:
 
     def after_backward(self, tensors: object) -> None:
         """Take the end of an outermost call of ``backward()``."""
-        has_fired, self.has_fired = self.has_fired, False
-        if not has_fired:
+        if not self.fired:
             return
+        self.fired.clear()
         with contextlib.suppress(Exception):  # as above
             self._forget_much()
             self.open.ended = self.clock()
             self.open.backwards.append((self._begun, self.open.ended))
             if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
-                self.open.losses.append(tensors.detach())
+                self.open.losses.append(tensors.detach().clone())  # scripts average it in place
         if not self._is_armed or not self._is_reduced():
             return
         self._is_armed = False
@@ -273,13 +275,11 @@ class Passes:
         return int(self.registered[0]._version)  # noqa: SLF001 - autograd's own count
 
 
-def _fire(reference: weakref.ref[Passes], _parameter: nn.Parameter) -> None:
-    """Note that a gradient was accumulated."""
+def _note_gradient(reference: weakref.ref[Passes], _: nn.Parameter) -> None:
+    """Take the time at which a gradient was accumulated."""
     passes = reference()
     if passes is not None:
-        passes.has_fired = True
-        if passes.is_watched:
-            passes.open.last_gradient = passes.clock()
+        passes.open.last_gradient = passes.clock()
 
 
 def _remove(handles: Sequence[RemovableHandle]) -> None:
@@ -302,8 +302,9 @@ class _Calls:
         if torch.autograd.backward is not cls._wrapper:
             cls._wrapper = torch.autograd.backward = _wrapped(torch.autograd.backward)
         if not cls._handles:
-            before = functools.partial(cls.tell, Passes.before_update)
-            after = functools.partial(cls.tell, Passes.after_update)
+            tell = torch.compiler.disable(cls.tell)
+            before = functools.partial(tell, Passes.before_update)
+            after = functools.partial(tell, Passes.after_update)
             cls._handles.append(register_optimizer_step_pre_hook(before))
             cls._handles.append(register_optimizer_step_post_hook(after))
         cls._observers[id(observer)] = observer
@@ -328,16 +329,20 @@ class _Calls:
 
 
 def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``torch.autograd.backward`` with observers of the outermost call."""
+    """Return ``torch.autograd.backward`` with observers of the outermost call.
+
+    A script may compile the function that calls it: what commbench does there is not compiled.
+    """
     task_under_way = torch._C._current_graph_task_id  # noqa: SLF001 - the only way
+    tell = torch.compiler.disable(_Calls.tell)
 
     @functools.wraps(backward)
     def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - torch's
         if task_under_way() != -1:  # an inner call
             return backward(tensors, *arguments, **keywords)
-        _Calls.tell(Passes.before_backward)
+        tell(Passes.before_backward)
         result = backward(tensors, *arguments, **keywords)
-        _Calls.tell(Passes.after_backward, tensors)
+        tell(Passes.after_backward, tensors)
         return result
 
     return call

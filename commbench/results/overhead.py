@@ -56,35 +56,29 @@ class Overhead:
 
 
 def overheads(rows: Iterable[Row]) -> list[Overhead]:
-    """Return every case that was timed both ways, in the order of the rows."""
+    """Return every case that was timed both ways, in the order of the rows.
+
+    The interval of a difference is conservative: each time may be anywhere in its own interval.
+    """
     timed = [row for row in rows if row.status == "ok" and row.time_us]
     case_of = attrgetter(*ALIKE)
     by_case = {(row.backend, case_of(row)): row for row in timed}
     found = []
     for row in timed:
         direct = by_case.get((PATHS.get(row.backend, ""), case_of(row)))
-        if direct is not None:
-            found.append(_between(direct, row))
+        if direct is None or not direct.time_us or not row.time_us:
+            continue
+        columns = copied(Overhead, row)
+        for end, other in (("low", "high"), ("high", "low")):
+            through_us = getattr(row, f"time_us_ci_{end}")
+            direct_us = getattr(direct, f"time_us_ci_{other}")
+            if through_us is not None and direct_us is not None:
+                columns[f"added_us_ci_{end}"] = through_us - direct_us
+        overhead = Overhead(
+            **columns,
+            direct_us=direct.time_us,
+            through_us=row.time_us,
+            added_us=row.time_us - direct.time_us,
+        )
+        found.append(overhead)
     return found
-
-
-def _between(direct: Row, through: Row) -> Overhead:
-    """Return the difference with a conservative interval: each time may be anywhere in its own
-    interval.
-    """
-    direct_us = direct.time_us or 0.0
-    through_us = through.time_us or 0.0
-    return Overhead(
-        **copied(Overhead, through),
-        direct_us=direct_us,
-        through_us=through_us,
-        added_us=through_us - direct_us,
-        added_us_ci_low=_difference(through.time_us_ci_low, direct.time_us_ci_high),
-        added_us_ci_high=_difference(through.time_us_ci_high, direct.time_us_ci_low),
-    )
-
-
-def _difference(minuend: float | None, subtrahend: float | None) -> float | None:
-    if minuend is None or subtrahend is None:
-        return None
-    return minuend - subtrahend

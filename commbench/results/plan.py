@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from commbench.collectives.cases import Case, shuffled
-from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.terms import Terms
 from commbench.engine.matrix import time_slices
 from commbench.engine.records import FixedSettings
 from commbench.engine.sampling import settings_after
@@ -113,14 +114,6 @@ class RunRequest:
         return sum(
             time_slices(case, self.ranks) if isinstance(case, Case) else 1.0 for case in cases
         )
-
-
-def budget_fields(request: RunRequest) -> JsonObject:
-    """Return the budget's entries of run.json, which the summary uses."""
-    return {
-        "budget": request.budget.name,
-        "relative_half_width": request.budget.relative_half_width,
-    }
 
 
 #: Plans one part of a run from all records of the parts before it; returns None if there is nothing

@@ -215,7 +215,16 @@ def load_run(path: str | Path) -> Run:
                 f"{path} holds no run of commbench (no {RUN}); give the directory that --out named."
             )
         records, _ = read_samples(path)
-        return make_run(path, read_info(path), records, recommendation=_read_recommendation(path))
+        info, recommendation = read_info(path), None
+        if os.path.lexists(path / RECOMMENDATION):
+            content = _read_json(path / RECOMMENDATION)
+            try:
+                recommendation = Recommendation.from_json(content)
+            except InputError as error:
+                raise InputError(
+                    f"{path / RECOMMENDATION} is not one of commbench ({error}); remove it."
+                ) from error
+        return make_run(path, info, records, recommendation=recommendation)
 
 
 def make_run(
@@ -282,18 +291,6 @@ def _remedy(file: Path) -> str:
         f'restore it, or write {{"schema": {SCHEMA}}} into it to read what {samples.name} beside it'
         " holds, without the conditions"
     )
-
-
-def _read_recommendation(path: Path) -> Recommendation | None:
-    """Read ``recommendation.json``; None if there is no such file."""
-    file = path / RECOMMENDATION
-    if not os.path.lexists(file):
-        return None
-    conclusion = _read_json(file)
-    try:
-        return Recommendation.from_json(conclusion)
-    except InputError as error:
-        raise InputError(f"{file} cannot be used: {error}") from error
 
 
 def read_info(path: Path) -> RunInfo:

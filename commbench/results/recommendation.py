@@ -9,7 +9,6 @@ from typing import Literal, get_args
 
 from commbench.ddp.plan.cases import TrainingCase, baseline_name, setting_name
 from commbench.ddp.plan.records import TrainingRow
-from commbench.errors import InputError
 from commbench.hooks.options import Effect
 from commbench.hooks.registry import find_hook
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
@@ -224,24 +223,12 @@ class Recommendation:
         Raises:
             InputError: the data are something else.
         """
-        try:
-            if isinstance(data, Mapping):
-                data = {**data, **{name: data[key] for name, key in _KEYS.items() if key in data}}
-            read = read_as(cls, data)
-            choices = (
-                read.baseline,
-                read.best,
-                read.best_uncompressed,
-                read.safe,
-                *read.alternatives,
-                *read.altering,
-            )
-            for choice in choices:
-                choice.case.checked()
-        except InputError as error:
-            raise InputError(
-                f"recommendation.json is not one of commbench ({error}); remove it."
-            ) from error
+        if isinstance(data, Mapping):
+            data = {**data, **{name: data[key] for name, key in _KEYS.items() if key in data}}
+        read = read_as(cls, data)
+        choices = [read.baseline, read.best, read.best_uncompressed, read.safe]
+        for choice in (*choices, *read.alternatives, *read.altering):
+            choice.case.checked()
         return read
 
 

@@ -90,9 +90,9 @@ def find_states(records: Iterable[Record]) -> dict[str, MachineStates]:
         probes.setdefault(probed_name(record.case), []).extend(_visit_probes(record))
     states = {}
     for backend, probes_us in probes.items():
-        modes = None
-        if len(probes_us) >= FEWEST_VISITS:
-            modes = stats.modes_of(probes_us, apart=APART)
+        if len(probes_us) < FEWEST_VISITS:
+            continue
+        modes = stats.modes_of(probes_us, apart=APART)
         if modes:
             boundary_us = math.sqrt(modes[0] * modes[1])
             fast = [probe_us for probe_us in probes_us if probe_us <= boundary_us]

@@ -266,7 +266,13 @@ def _summarise(records: Sequence[Record], info: RunInfo) -> Row:
         columns["message_bytes"] = None
     if case.algorithm != AUTO:
         columns["algorithm_requested"] = case.algorithm
-    columns |= _conditions(timed or records)
+    for name in _TEXTS:
+        columns[name] = joined_texts(timed or records, name)
+    last = (timed or records)[-1]
+    columns["group_size"] = last.group_size or None
+    columns["wrong"] = _total(record.wrong for record in timed or records)
+    if len(last.times_us):
+        columns |= {"batch": last.batch, "window": last.window}
     medians = [launch_value(record) for record in timed]
     if timed:
         columns |= _times(timed, medians)
@@ -308,17 +314,6 @@ def requested(
     for name in of_run:
         columns[name] = info.get(name)
     columns["ranks_per_gpu"] = ranks_per_gpu(case.backend, info)
-    return columns
-
-
-def _conditions(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the columns about how the case was measured."""
-    last = records[-1]
-    columns: dict[str, Any] = {name: joined_texts(records, name) for name in _TEXTS}
-    columns["group_size"] = last.group_size or None
-    columns["wrong"] = _total(record.wrong for record in records)
-    if len(last.times_us):
-        columns |= {"batch": last.batch, "window": last.window}
     return columns
 
 

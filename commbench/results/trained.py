@@ -153,11 +153,9 @@ def speedup_of(
     launches = common_launches(configuration, baseline)
     if pairs_blocks(configuration, baseline):
         return dataclasses.replace(speedup_of_rounds(ratios, level), launches=len(launches))
-    is_divided = len(launches) > 1 and all(
-        has_rounds(configuration, baseline, launch) for launch in launches
-    )
     interval = stats.launch_interval(ratios, level)
-    if is_divided:
+    divided = [has_rounds(configuration, baseline, launch) for launch in launches]
+    if len(divided) > 1 and all(divided):
         interval = stats.student_interval(ratios, level)
     return Speedup(ratio=median(ratios), launches=len(launches), ratios=ratios, interval=interval)
 
@@ -300,9 +298,8 @@ def paired_losses(
     configuration: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
 ) -> list[tuple[EqualLosses, EqualLosses]]:
     """Return the losses of two configurations in each launch that has both."""
-    launches = sorted(configuration.timed.keys() & base.timed.keys())
     pairs = []
-    for launch in launches:
+    for launch in common_launches(configuration, base):
         own = losses.get((configuration.case.key, launch))
         theirs = losses.get((base.case.key, launch))
         if own is not None and theirs is not None:
@@ -323,12 +320,10 @@ def time_to_target_s(configuration: Trained) -> float | None:
 
     For the direction of a metric see `falls`.
     """
-    aimed = [
-        record
-        for record in configuration.timed.values()
-        if record.target is not None and len(record.metrics)
-    ]
-    times = [_reached(record) * configuration.steps_ms[record.launch] / 1e3 for record in aimed]
+    times = []
+    for launch, record in configuration.timed.items():
+        if record.target is not None and len(record.metrics):
+            times.append(_reached(record) * configuration.steps_ms[launch] / 1e3)
     time_s = median_known(times)
     if time_s is None or not math.isfinite(time_s):
         return None

@@ -219,32 +219,34 @@ def _supported(verdict: str, columns: Mapping[str, Any]) -> str:
 def _measured(
     trained_case: Trained, losses: Mapping[tuple[str, int], EqualLosses], info: RunInfo
 ) -> dict[str, Any]:
-    """Return the columns of a configuration by itself."""
+    """Return the columns of a configuration by itself; devices that differ are all named."""
     timed = list(trained_case.timed.values())
-    columns = requested(TrainingRow, trained_case.case, info, _OF_RUN)
-    columns |= _conditions(timed or trained_case.records)
-    columns |= vars(trained_case.outcome)
-    if timed:
-        columns |= _steps(trained_case)
-        columns |= _parts(timed)
-        columns |= _learning(trained_case, losses)
-    return columns
-
-
-def _conditions(records: Sequence[TrainingRecord]) -> dict[str, Any]:
-    """Return the columns about how it was trained.
-
-    Devices that differ between launches are all named.
-    """
+    records = timed or trained_case.records
     last = records[-1]
-    return {
+    columns = requested(TrainingRow, trained_case.case, info, _OF_RUN)
+    columns |= {
         "device": joined_texts(records, "device"),
         "parameters": last.parameters or None,
         "threads_per_rank": last.threads_per_rank,
         "bucket_count": len(last.bucket_bytes) or None,
         "bucket_mb": "+".join(_digits(size / MB) for size in last.bucket_bytes),
         "metric_name": last.metric_name,
+        **vars(trained_case.outcome),
     }
+    if timed:
+        columns |= _steps(trained_case) | _parts(timed)
+        key = trained_case.case.key
+        equal = [losses[key, each.launch] for each in timed if (key, each.launch) in losses]
+        first = [each.losses[0] for each in timed if len(each.losses)]
+        metrics = [each.metrics[-1][1] for each in timed if len(each.metrics)]
+        columns |= {
+            "loss_first": median_known(first),
+            "loss_equal_steps": median_known(loss.steps for loss in equal),
+            "loss_equal_time": median_known(loss.time for loss in equal),
+            "metric": median_known(metrics),
+            "time_to_target_s": time_to_target_s(trained_case),
+        }
+    return columns
 
 
 def _steps(trained_case: Trained) -> dict[str, Any]:
@@ -252,20 +254,20 @@ def _steps(trained_case: Trained) -> dict[str, Any]:
     timed = list(trained_case.timed.values())
     steps_ms = list(trained_case.steps_ms.values())
     step_ms = median(steps_ms)
+    interval = stats.launch_interval(steps_ms)
+    if len(timed) == 1:
+        interval = stats.median_interval(timed[0].step_ms)
     columns: dict[str, Any] = {
         "launches": len(timed),
         "blocks": int(median([len(record.block_lengths) for record in timed])) or None,
         "steps": sum(len(record.step_ms) for record in timed),
         "step_ms": step_ms,
         "step_ms_p95": median([float(np.percentile(record.step_ms, 95)) for record in timed]),
+        **interval_columns("step_ms", interval),
     }
-    if len(timed) == 1:
-        interval = stats.median_interval(timed[0].step_ms)
-    else:
-        interval = stats.launch_interval(steps_ms)
     if step_ms:
         columns["samples_per_s"] = 1e3 * trained_case.case.samples_per_step / step_ms
-    return columns | interval_columns("step_ms", interval)
+    return columns
 
 
 def _parts(timed: Sequence[TrainingRecord]) -> dict[str, Any]:
@@ -285,23 +287,6 @@ def _parts(timed: Sequence[TrainingRecord]) -> dict[str, Any]:
     if memory:
         columns["peak_memory_MB"] = max(memory) / MB
     return columns
-
-
-def _learning(
-    trained_case: Trained, losses: Mapping[tuple[str, int], EqualLosses]
-) -> dict[str, Any]:
-    """Return the columns about loss and metric, medians over launches."""
-    key = trained_case.case.key
-    timed = trained_case.timed.values()
-    equal = [losses[key, launch] for launch in trained_case.timed if (key, launch) in losses]
-    metrics = [record.metrics[-1][1] for record in timed if len(record.metrics)]
-    return {
-        "loss_first": median_known(record.losses[0] for record in timed if len(record.losses)),
-        "loss_equal_steps": median_known(loss.steps for loss in equal),
-        "loss_equal_time": median_known(loss.time for loss in equal),
-        "metric": median_known(metrics),
-        "time_to_target_s": time_to_target_s(trained_case),
-    }
 
 
 def _beside_local(

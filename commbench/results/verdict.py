@@ -57,6 +57,10 @@ def recommendation_findings(recommendation: Recommendation) -> list[Finding]:
     details. Then the gains of others; what changes in learning; how the choice was limited and
     found; and warnings.
     """
+    warnings = []
+    for warning in recommendation.warnings:
+        numbers = {"sentence": warning}
+        warnings.append(Finding(code="limit", numbers=numbers, level="warning"))
     return [
         _headline(recommendation),
         *_stated("env_chosen", recommendation.env_reason),
@@ -65,7 +69,7 @@ def recommendation_findings(recommendation: Recommendation) -> list[Finding]:
         *_learning(recommendation),
         *_accuracy(recommendation),
         *_search(recommendation.search),
-        *_warnings(recommendation),
+        *warnings,
     ]
 
 
@@ -265,21 +269,7 @@ def _search(search: Search | None) -> list[Finding]:
     """Return how a tuning selected its choice; nothing for a sweep."""
     if search is None:
         return []
-    numbers: dict[str, Value] = {
-        "settings": search.settings,
-        "afresh": search.afresh,
-        "in_rounds": search.in_rounds,
-        "untried": search.untried,
-    }
     code = "search"
     if search.untried:
         code = "search_of_some"
-    return [Finding(code=code, numbers=numbers)]
-
-
-def _warnings(recommendation: Recommendation) -> list[Finding]:
-    findings = []
-    for warning in recommendation.warnings:
-        numbers = {"sentence": warning}
-        findings.append(Finding(code="limit", numbers=numbers, level="warning"))
-    return findings
+    return [Finding(code=code, numbers=vars(search))]

@@ -86,11 +86,7 @@ class Store:
         self.records, sound = read_samples(path)
         sign_lock(lock)  # the first that is written: until here the run could be refused
         if not self.resumed:
-            self._set_info(
-                {"schema": SCHEMA, "run_id": path.resolve().name}
-                | as_json(header)
-                | {"schema": SCHEMA}
-            )
+            self._set_info({"schema": SCHEMA, "run_id": path.resolve().name, **as_json(header)})
             replace_file(path / RUN, encode(self.info, indent=1) + "\n")
         self._samples = os.open(path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._samples, sound)
@@ -327,7 +323,12 @@ def check_out(path: str | Path, plan: JsonMapping | None = None) -> None:
             )
         if (path / RUN).exists():
             check_plan(path, read_info(path), plan)
-            _check_plain(path)
+            samples = samples_file(path)
+            if samples.name == COMPRESSED_SAMPLES:
+                raise InputError(
+                    f"--out {path} holds a run whose samples are compressed, to which nothing is"
+                    f" added; choose another --out, or decompress them: gunzip {samples}"
+                )
         elif above == path:
             foreign = sorted({entry.name for entry in path.iterdir()} - SCAFFOLD)
             if foreign:
@@ -347,36 +348,20 @@ def check_plan(path: Path, info: RunInfo, plan: JsonMapping | None) -> None:
     if plan is None:
         return
     recorded, requested = info.get("plan") or {}, as_json(plan)
-    unlike = [
-        name
-        for name in sorted(recorded.keys() | requested.keys())
-        if recorded.get(name) != requested.get(name)
-    ]
+    unlike = []
+    for name in sorted(recorded.keys() | requested.keys()):
+        if recorded.get(name) == requested.get(name):
+            continue
+        kept, asked = (json.dumps(each.get(name)) for each in (recorded, requested))
+        if name == "cases_sha256":
+            if recorded.get("cases") == requested.get("cases"):  # else their number says it
+                unlike.append("other cases, as many as here")
+        elif max(len(kept), len(asked)) > LONGEST:
+            unlike.append(name)
+        else:
+            unlike.append(f"{name} is {kept} there and {asked} here")
     if unlike:
-        if "cases" in unlike and "cases_sha256" in unlike:  # their number says it already
-            unlike.remove("cases_sha256")
-        listed = ", ".join(
-            _difference(name, recorded.get(name), requested.get(name)) for name in unlike
-        )
         raise InputError(
-            f"--out {path} holds a run with another plan ({listed}); choose another --out."
-        )
-
-
-def _difference(name: str, kept: object, requested: object) -> str:
-    """Name an entry, and its values where they are short enough to read."""
-    if name == "cases_sha256":
-        return "other cases, as many as here"
-    texts = [json.dumps(value) for value in (kept, requested)]
-    if max(map(len, texts)) > LONGEST:
-        return name
-    return f"{name} is {texts[0]} there and {texts[1]} here"
-
-
-def _check_plain(path: Path) -> None:
-    file = samples_file(path)
-    if file.name == COMPRESSED_SAMPLES:
-        raise InputError(
-            f"--out {path} holds a run whose samples are compressed, to which nothing is added;"
-            f" choose another --out, or decompress them: gunzip {file}"
+            f"--out {path} holds a run with another plan ({', '.join(unlike)}); choose another"
+            " --out."
         )

@@ -11,9 +11,10 @@ from functools import cached_property, partial
 from typing import Any
 
 from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
-from commbench.ddp.plan.cases import CONFIRM, DEFAULT_CAP, Terms, TrainingCase, TrainingSweep
+from commbench.ddp.plan.cases import CONFIRM, DEFAULT_CAP, TrainingCase, TrainingSweep
 from commbench.ddp.plan.layout import case_bucket_bytes, group_by_layout
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.terms import Terms
 from commbench.ddp.plan.workload import WorkloadFacts, named
 from commbench.hooks.registry import find_file_hooks
 from commbench.results.info import RunInfo
@@ -53,7 +54,7 @@ class TrainingPlan:
     permission: Permission = ANY_HOOK
     """The hooks that may be recommended."""
     steps: int | None = None
-    """Steps of every block; None: see `commbench.ddp.plan.cases.Terms`."""
+    """Steps of every block; None: see `commbench.ddp.plan.terms.Terms`."""
     threads: int | None = None
     case_timeout_s: float = 60.0
     time_limit_s: float | None = None

@@ -113,7 +113,7 @@ def test_the_version_is_told(commbench: Command) -> None:
 
 def test_importing_is_light() -> None:
     """Import the package and the command line without numpy or any heavier library."""
-    heavy = ("torch", "mpi4py", "numba", "numpy", "pandas", "matplotlib", "scipy")
+    heavy = ("torch", "mpi4py", "numba", "numpy", "pandas", "matplotlib", "scipy", "jinja2")
     for module in ("commbench", "commbench.cli"):
         code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
         done = subprocess.run(
@@ -305,28 +305,15 @@ def test_a_quick_bench_makes_more_launches_than_a_quick_run(
     assert f"the fastest again in {fresh} confirmation launches, " in outcome.out
 
 
-@pytest.fixture
-def compressed(commbench: Command) -> Command:
-    """Return the command in a directory with a tuning whose samples were compressed."""
-    shutil.copytree(RESULTS / "tune_resnet18_batch1_1gbit_xeon2core_20261127", commbench.home / "r")
-    return commbench
-
-
 def test_a_tuning_reads_compressed_samples(
-    compressed: Command, monkeypatch: pytest.MonkeyPatch
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Know the workload from the run, instead of trying it again."""
+    shutil.copytree(RESULTS / "tune_resnet18_batch1_1gbit_xeon2core_20261127", commbench.home / "r")
     monkeypatch.setattr("commbench.cli.tune.probe_workload", None)
-    outcome = compressed("tune --workload resnet18 -n 2 --out r --dry-run")
+    outcome = commbench("tune --workload resnet18 -n 2 --out r --dry-run")
     assert (0, "") == (outcome.code, outcome.err)
     assert "To choose from: fp16" in outcome.out
-
-
-def test_a_run_whose_samples_were_compressed_is_not_resumed(compressed: Command) -> None:
-    """End with code 2, and leave the samples."""
-    outcome = compressed("run -n 2 --backend mpi --sizes 8 --out r")
-    assert (2, "") == (outcome.code, outcome.out)
-    assert (compressed.home / "r" / "samples.jsonl.gz").exists()
 
 
 def test_who_reads_may_have_enough() -> None:

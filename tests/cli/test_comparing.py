@@ -3,7 +3,6 @@
 import csv
 import html
 import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -138,21 +137,6 @@ def test_csv_has_a_line_a_case(good: Path, new: Path, capsys: pytest.CaptureFixt
     )
     assert 1.02 < float(slow["ratio_ci_low"]) < float(slow["ratio"]) < float(slow["ratio_ci_high"])
     assert ["false", "false"] == [rows[0]["regression"], rows[2]["regression"]]
-
-
-def test_json_says_all(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Write counts, regressions beyond the threshold, conditions and cases as JSON."""
-    assert 0 == compare([good, new], output_format="json", threshold="20%", sort=True)
-    facts = json.loads(capsys.readouterr().out)
-    assert (1, 0) == (facts["counts"]["slower"], facts["counts"]["faster"])
-    assert ([], False, 0.2, True) == (
-        facts["regressions"],
-        facts["forced"],
-        facts["threshold"],
-        facts["complete"],
-    )
-    assert 5 == len(facts["a"])
-    assert "slower" == facts["cases"][0]["verdict"]
 
 
 def test_a_file_takes_the_format_of_its_name(

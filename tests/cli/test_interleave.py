@@ -108,17 +108,11 @@ class Simulated:
 def test_it_ends_with_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, verdict: Verdict
 ) -> None:
-    """End at the first look at which the case has a verdict."""
+    """End at the first look at which the case has a verdict; launch in the order A B B A."""
     simulated = Simulated(tmp_path, ratio, monkeypatch)
     assert 1 == simulated.decide()[verdict]
     assert len(simulated.order) / 2 in LOOKS
     assert simulated.lines[-1].endswith("1 of 1 case decided")
-
-
-def test_sides_take_turns_at_being_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the launches of both sides in the order A B B A."""
-    simulated = Simulated(tmp_path, 1.2, monkeypatch)
-    simulated.decide()
     assert [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 3), ("b", 3)] == simulated.order[:6]
 
 

@@ -29,7 +29,7 @@ from commbench.cli.request import (
 )
 from commbench.collectives.backends import USUAL_BACKENDS
 from commbench.collectives.suites import Suite
-from commbench.ddp.plan.cases import Terms
+from commbench.ddp.plan.terms import Terms
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED
 from commbench.results import Store
@@ -137,38 +137,36 @@ def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, refusal: str | None = No
 
 
 @pytest.mark.parametrize(
-    ("ranks_here", "refusal", "environment", "reason"),
+    ("counts", "refusal", "environment", "reason"),
     [
-        (4, None, "", ""),
-        (0, None, "", ""),
-        (0, "no NCCL.", "", "no NCCL"),
-        (5, None, "", "--ranks-per-node 4"),
-        (1, None, '{"hosts": 2}', "emulated hosts"),
+        ((4, 4), None, "", ""),
+        ((4, 0), None, "", ""),
+        ((0, 2), None, "", ""),
+        ((4, 0), "no NCCL.", "", "no NCCL"),
+        ((4, 5), None, "", "--ranks-per-node 4"),
+        ((4, 1), None, '{"hosts": 2}', "emulated hosts"),
     ],
 )
 def test_nccl_is_measured_unasked_where_each_rank_has_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
-    ranks_here: int,
+    counts: tuple[int, int],
     refusal: str | None,
     environment: str,
     reason: str,
 ) -> None:
-    """Leave NCCL out with a sentence where it cannot be measured alone; take it if it is named."""
-    machine(monkeypatch, 4, refusal)
+    """Leave NCCL out with a sentence where it cannot be measured alone, and without one where there
+    is no GPU; take it if it is named.
+    """
+    gpus, ranks_here = counts
+    machine(monkeypatch, gpus, refusal)
     monkeypatch.setenv(EMULATED, environment)
     suite = Suite(name="s", sweeps=[Sweep()])
     usable, sentences = usable_suite(suite, at(ranks_here), is_named=False)
-    assert (reason == "") == ("torch-nccl" in usable.backends)
+    assert (reason == "" and gpus > 0) == ("torch-nccl" in usable.backends)
+    assert (reason == "") == (not sentences)
     assert reason in " ".join(sentences)
     alone = suite_of(["torch-nccl"])
     assert (alone, []) == usable_suite(alone, at(ranks_here), is_named=True)
-
-
-def test_nccl_is_left_out_silently_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say nothing of GPUs where there are none."""
-    machine(monkeypatch, 0)
-    usable, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), at(2), is_named=False)
-    assert (("mpi", "gloo"), []) == (usable.backends, sentences)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from networks import (
 )
 
 from commbench.cli.predict import parse_rates, parse_world_sizes
-from commbench.ddp.plan.records import TrainingRecord
 
 pytestmark = pytest.mark.programs
 
@@ -60,18 +59,6 @@ def refused(command: Command, words: str) -> str:
     done = command(f"predict {words}")
     assert (2, "") == (done.code, done.out)
     return " ".join(done.err.split())
-
-
-def settings_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> list[TrainingRecord]:
-    """Return records of the step without DDP, and of two bucket sizes per hook."""
-    records = [
-        replace(record, case=replace(record.case, **changes))
-        for record in training_of(steps_ms, ranks)
-    ]
-    others = [
-        replace(record, case=replace(record.case, bucket_cap_mb="5")) for record in records[1:]
-    ]
-    return [*records, *others]
 
 
 def test_collectives_follow_the_law(commbench: Command, network: Path) -> None:
@@ -125,7 +112,7 @@ def test_training_within_a_host_met_no_link(
 ) -> None:
     """Replay training within a host from collectives within a host, and not without them."""
     inside = network_info(2, None, **INSIDE, **FACTS)
-    write_run(tmp_path / "trained", training=settings_of(STEPS), **inside)
+    write_run(tmp_path / "trained", training=training_of(STEPS), **inside)
     line = f"{network} trained --world-size 8 --rate 1gbit --ranks-per-node 1"
     assert {"ok"} != {row["status"] for row in predicted(commbench, line)["steps"]}
     fast = network_records((2,), hop=Hop(alpha_us=5.0, beta_us_per_byte=8e-4))

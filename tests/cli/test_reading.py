@@ -2,8 +2,6 @@
 refused.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -85,18 +83,6 @@ def test_page_that_fails_costs_bench_nothing(
     output = capsys.readouterr().out
     assert 1 == output.count("\n")
     assert str(error) in output
-
-
-def test_reading_commands_start_without_matplotlib_and_jinja() -> None:
-    """Import the command line without matplotlib, jinja2 and torch."""
-    code = (
-        "import sys, commbench.cli; print([m for m in ('matplotlib', 'jinja2', 'torch') if m in"
-        " sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert "[]" == done.stdout.strip()
 
 
 def test_page_of_a_run_that_was_moved(two_runs: Command) -> None:

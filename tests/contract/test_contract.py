@@ -10,7 +10,7 @@ from pathlib import Path
 import observe
 import pandas as pd
 import pytest
-from kept import KEPT_RUNS, RESULTS
+from kept import KEPT_RUNS
 
 from commbench.results import load_run
 
@@ -32,22 +32,18 @@ def assert_equal(recorded: Path, table: pd.DataFrame) -> None:
 
 @pytest.mark.kept
 @pytest.mark.parametrize("path", KEPT_RUNS, ids=lambda path: path.name)
-def test_rows_of_a_kept_run_are_those_of_its_files(path: Path) -> None:
-    """Make each table again from the samples, and no other."""
-    tables = observe.tables_of(load_run(path))
+def test_a_kept_run_is_read_as_its_files_say(path: Path) -> None:
+    """Make each table again from the samples, and no other; decide again as it is recorded."""
+    run = load_run(path)
+    tables = observe.tables_of(run)
     for name, table in tables.items():
         assert_equal(path / name, table)
     for file in path.glob("*.csv"):
         is_made = file.name in tables
         assert is_made or file.name in OTHER_TABLES or pd.read_csv(file).empty
-
-
-@pytest.mark.kept
-@pytest.mark.parametrize("name", observe.DECIDED)
-def test_decisions_are_as_recorded(name: str) -> None:
-    """Decide a kept run again, as it is recorded."""
-    recorded = observe.RECORDED / "decisions" / f"{name}.csv"
-    assert_equal(recorded, observe.decision_of(load_run(RESULTS / name)))
+    if path.name in observe.DECIDED:
+        recorded = observe.RECORDED / "decisions" / f"{path.name}.csv"
+        assert_equal(recorded, observe.decision_of(run))
 
 
 def test_options_are_as_recorded() -> None:

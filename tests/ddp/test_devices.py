@@ -42,27 +42,29 @@ def with_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # What is there
 
 
+OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update it."
+
+
 @pytest.mark.parametrize(
-    ("devices", "built", "nccl", "words"),
+    ("devices", "lacking", "refusal", "words"),
     [
-        (0, False, False, "needs a GPU, and torch .* is built without CUDA: install"),
-        (
-            0,
-            True,
-            True,
-            "needs a GPU, and torch .* finds none on .*: start commbench where there is one",
-        ),
-        (2, True, False, "needs NCCL, and torch .* is built without it"),
+        (0, "CUDA NCCL", "", "needs a GPU, and torch .* is built without CUDA: install"),
+        (0, "", "", "needs a GPU, and torch .* finds none on .*: start commbench where"),
+        (0, "", OLD, r'.* finds none on .* \("The .* \(found version 11040\)"\): start'),
+        (2, "NCCL", "", "needs NCCL, and torch .* is built without it"),
     ],
 )
 def test_what_is_missing_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, devices: int, built: Any, nccl: Any, words: str
+    monkeypatch: pytest.MonkeyPatch, devices: int, lacking: str, refusal: str, words: str
 ) -> None:
-    """Refuse in one sentence what torch lacks, and say what to do."""
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
+    """Refuse in one sentence what torch lacks, and say what to do; quote the first sentence of
+    CUDA's error about the driver.
+    """
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: "CUDA" not in lacking)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: "NCCL" not in lacking)
+    cuda = SimulatedCuda(devices, refusal=refusal or "No CUDA GPUs are available")
     with pytest.raises(InputError, match=f"^Backend nccl {words}") as refused:
-        gpus_to_train_on(SimulatedCuda(devices))
+        gpus_to_train_on(cuda)
     assert str(refused.value).endswith("or train with --backend gloo.")
 
 
@@ -79,33 +81,15 @@ def test_gpus_are_identified_by_pci_address() -> None:
         assert expected == find_gpus("torch-nccl", cuda)
 
 
-def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quote the first sentence of CUDA's error about the driver."""
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    old = (
-        "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU"
-        " driver by ..."
-    )
-    with pytest.raises(
-        InputError, match=r' finds none on .* \("The NVIDIA .* \(found version 11040\)"\): start'
-    ):
-        find_gpus("torch-nccl", SimulatedCuda(0, refusal=old))
-
-
 def test_gloo_trains_on_the_host() -> None:
     """Use no GPU for Gloo, and set no variable of NCCL."""
     before = dict(os.environ)
     (device,) = run_threads(1, lambda control: open_device("gloo", control, SimulatedCuda(8)))
     assert Device is type(device)
-    assert ("cpu", "gloo", None, None) == (
-        device.name,
-        device.backend,
-        device.numbers,
-        device.ranks_per_gpu,
-    )
+    assert ("cpu", "gloo") == (device.name, device.backend)
+    assert (None, None) == (device.numbers, device.ranks_per_gpu)
     assert device.clock is host_clock
-    assert not device.is_serial
-    assert not device.unsteady_steps
+    assert (False, 0) == (device.is_serial, device.unsteady_steps)
     assert before == dict(os.environ)
 
 
@@ -128,13 +112,19 @@ def test_ddp_looks_back_at_ten_steps() -> None:
 @pytest.mark.usefixtures("with_nccl")
 @pytest.mark.parametrize(
     ("devices", "numbers", "shared"),
-    [(2, [0, 1, 0], 2), (3, [0, 1, 2], 1), (1, [0, 0, 0], 3), (8, [0, 1, 2], 1)],
+    [(2, [0, 1, 0], 2), (3, [0, 1, 2], 1), (1, [0, 0, 0], 3), (8, [0, 1, 2], 1), (1, [0, 0, 0], 1)],
 )
 def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) -> None:
-    """Assign each rank a GPU and make it torch's current one; report and configure a shared one."""
+    """Assign each rank a GPU and make it torch's current one; report and configure a shared one.
+
+    In the last case each rank sees a GPU of its own as number 0.
+    """
+    is_own = shared * devices < len(numbers)
 
     def work(control: Control) -> tuple[Device, int | None]:
         cuda = SimulatedCuda(devices)
+        if is_own:
+            cuda.buses = [0x17 + control.rank]
         return open_device("nccl", control, cuda), cuda.current
 
     opened = run_threads(3, work)
@@ -150,18 +140,6 @@ def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) 
     assert all(device.is_serial for device, _ in opened)
     assert f"torch {torch_version()} {loaded_version()}" == opened[0][0].library()
     assert (shared > 1) == ("NCCL_HOSTID" in os.environ)
-
-
-@pytest.mark.usefixtures("with_nccl")
-def test_ranks_that_see_a_gpu_each_share_none() -> None:
-    """Compare GPUs by PCI address if each rank sees its own as number 0."""
-
-    def work(control: Control) -> Device:
-        return open_device("nccl", control, SimulatedCuda(1, buses=[0x17 + control.rank]))
-
-    rank_devices = run_threads(3, work)
-    assert [([0], 1)] * 3 == [(device.numbers, device.ranks_per_gpu) for device in rank_devices]
-    assert "NCCL_HOSTID" not in os.environ
 
 
 def test_the_clock_is_that_of_the_gpu_where_it_is() -> None:

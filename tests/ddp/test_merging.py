@@ -48,9 +48,7 @@ def make_stamps(buckets: Buckets, scale: float = 1.0) -> NDArray[np.float64]:
     return scale * MS * np.array(buckets, dtype=float).reshape(-1, STAMPS)
 
 
-def make_samples(
-    timed: Sequence[Sequence[float]], buckets: Buckets = (), **changes: Any
-) -> BlockSamples:
+def make_samples(timed: Any, buckets: Buckets = (), **changes: Any) -> BlockSamples:
     """Return samples of a block with absurd early steps.
 
     Bucket times of the second timed step are tripled.
@@ -146,14 +144,10 @@ def test_steps_with_other_buckets_are_left_out() -> None:
 
 def test_blocks_are_put_together() -> None:
     """Concatenate the steps of all blocks, with medians over all."""
-    slow = [
-        make_samples(
-            [[10 * time for time in step] for step in TIMES_0], RANK_0, seconds=2.0, skipped=2
-        )
-    ]
-    record = merged(
-        [[make_samples(TIMES_0, RANK_0)], [make_samples(TIMES_1, RANK_1, skipped=1)], slow]
-    )
+    slow = make_samples(10 * np.array(TIMES_0), RANK_0, seconds=2.0, skipped=2)
+    first, second = make_ranks()
+    second.skipped = 1
+    record = merged([[first], [second], [slow]])
     assert [6.0, 7.0, 6.5, 9.0, 60.0, 70.0] == record.step_ms
     assert ([2, 2, 2], 3) == (record.block_lengths, record.skipped_steps)
     assert 4.0 == record.measuring_s
@@ -176,37 +170,30 @@ def test_losses_and_metrics_come_from_the_first_block() -> None:
     assert ("", None, ()) == (without.metric_name, without.target, without.metrics)
 
 
-def test_what_was_sent_is_the_mean_over_ranks_and_blocks() -> None:
-    """Average sent bytes over the ranks that count them."""
+def test_what_ranks_count_is_put_together() -> None:
+    """Average sent bytes over the ranks that count them; return the largest memory, and the
+    gradient error of the block that measured it.
+    """
+    counted = ((100.0, 70), (None, 90), (120.0, None))
     ranks = [
-        make_samples(TIMES_0, sent_bytes=sent, expected_bytes=90.0) for sent in (100.0, None, 120.0)
+        make_samples(TIMES_0, sent_bytes=sent, peak_memory_bytes=peak) for sent, peak in counted
     ]
-    record = merged([ranks, [make_samples(TIMES_0, sent_bytes=140.0, expected_bytes=90.0)]])
+    last = make_samples(TIMES_0, sent_bytes=140.0, expected_bytes=90.0, grad_rel_error=0.25)
+    record = merged([ranks, [last]])
     assert (120.0, 90.0) == (record.sent_bytes, record.expected_bytes)
     assert 2 * (2 - 1) / 2 * 4 * 500 == record.dense_bytes
-    assert merged([[make_samples(TIMES_0)]]).sent_bytes is None
+    assert (0.25, 90) == (record.grad_rel_error, record.peak_memory_bytes)
+    without = merged([[make_samples(TIMES_0)]])
+    values = (without.sent_bytes, without.grad_rel_error, without.peak_memory_bytes)
+    assert (None, None, None) == values
 
 
 def test_a_disagreement_in_any_block_is_recorded() -> None:
     """Compare checksums within each block."""
-    same = [
-        [make_samples(TIMES_0, digest=1) for _ in range(2)],
-        [make_samples(TIMES_0, digest=2) for _ in range(2)],
-    ]
+    same = [make_ranks(digest=1), make_ranks(digest=2)]
     assert merged(same).ranks_agree is True
     same[0][1].digest = 3
     assert merged(same).ranks_agree is False
-
-
-def test_the_largest_memory_and_the_error_that_was_taken() -> None:
-    """Return the largest memory, and the gradient error of the block that measured it."""
-    blocks = [make_ranks(), make_ranks(grad_rel_error=0.25)]
-    blocks[0][1].peak_memory_bytes = 70
-    blocks[1][0].peak_memory_bytes = 90
-    record = merged(blocks)
-    assert (0.25, 90) == (record.grad_rel_error, record.peak_memory_bytes)
-    without = merged([make_ranks()])
-    assert (None, None) == (without.grad_rel_error, without.peak_memory_bytes)
 
 
 def test_without_ddp_there_is_nothing_to_exchange() -> None:

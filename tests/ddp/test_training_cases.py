@@ -11,17 +11,14 @@ from hypothesis import strategies as st
 
 from commbench.ddp.plan.cases import (
     COMPILE_MODES,
-    FEWEST_TIMED,
-    MOST_SHORT_BLOCKS,
     SWITCHES,
     TrainingCase,
     TrainingSweep,
     baseline_of,
     canonical_cap,
-    schedule,
-    short_blocks,
     switch_words,
 )
+from commbench.ddp.plan.terms import FEWEST_TIMED, MOST_SHORT_BLOCKS, schedule, short_blocks
 from commbench.errors import InputError
 from commbench.hooks.registry import parse_hook
 

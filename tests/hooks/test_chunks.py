@@ -9,12 +9,9 @@ import pytest
 from effort import repetitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_builders import make_training_case
 
 torch = pytest.importorskip("torch")
 
-from commbench.ddp.session import compile_hooks  # noqa: E402 - needs torch
-from commbench.hooks import chunks, selectors  # noqa: E402 - needs torch
 from commbench.hooks.chunks import (  # noqa: E402 - needs torch
     NativeChunks,
     TorchChunks,
@@ -30,7 +27,7 @@ def step(work: Any, layout: ChunkLayout, gradient: Any, memory: dict[str, Any]) 
     """Do one step of one rank, without collectives; return what it writes."""
     work.measure(gradient, memory.get("residual"))
     norms = work.norms.clone()
-    work.take(gradient, memory.get("residual"), divisor=2.0, memory=memory)
+    work.take(divisor=2.0, memory=memory)
     result = work.spread(torch.full((layout.elements,), 7.0))
     return {"norms": norms, "values": work.values.clone(), "result": result, **memory}
 
@@ -100,16 +97,3 @@ def test_work_is_compiled_on_the_host_only() -> None:
     assert isinstance(make_chunks(layout, torch.device("meta"), fast=True), TorchChunks)
     prepare(torch.device("meta"))
     prepare(CPU)
-
-
-@pytest.mark.parametrize(("exchange", "compiled"), [("aligned", chunks), ("gather", selectors)])
-def test_an_exchange_is_compiled_before_its_case(
-    exchange: str, compiled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Compile the work of this exchange, and only it, outside of the time limit of a case."""
-    begun: list[Any] = []
-    for module in (chunks, selectors):
-        monkeypatch.setattr(module, "prepare", lambda _device, module=module: begun.append(module))
-    case = make_training_case(f"topk:0.01:exchange={exchange}")
-    compile_hooks([case], torch.device("cpu"))
-    assert [compiled] == begun

@@ -199,7 +199,6 @@ def test_a_scaler_drops_a_step(name: str) -> None:
         before = take_step(1.0)
     after = take_step(torch.inf)
     assert all(torch.equal(before[key], after[key]) for key in before)
-    assert 1 == hook.discarded_steps
     later = take_step(1.0)
     assert any(not torch.equal(before[key], later[key]) for key in before)
     assert all(bool(is_finite(each)) for each in later.values())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +18,17 @@ torch = pytest.importorskip("torch")
 
 from commbench.errors import InputError, LaunchError  # noqa: E402 - needs torch
 from commbench.hooks import (  # noqa: E402
+    BF16,
+    FP16,
+    Int8,
+    PassThrough,
     PowerSGD,
     TopK,
     catalogue,
     make_hook,
 )
 from commbench.hooks.feedback import Memory  # noqa: E402
-from commbench.hooks.layout import Layout, _stride_in_bucket  # noqa: E402
+from commbench.hooks.layout import Layout  # noqa: E402
 from commbench.hooks.message import kept_elements  # noqa: E402
 from commbench.hooks.ordering import STUCK, CommThread  # noqa: E402
 from commbench.hooks.powersgd import seeded  # noqa: E402
@@ -115,27 +120,21 @@ def test_refused_options(name: str, options: str) -> None:
 def test_messages_hold_every_element_once(
     shapes: list[tuple[int, ...]], selection: catalogue.TopK
 ) -> None:
-    """Cover each element of a bucket exactly once by its parts."""
+    """Cover each element of a bucket exactly once by its parts, and lay these out one after another."""
     message = selection.layout(shapes, selection.density)
-    whole = [part.start for part in message.dense]
-    starts = [sum(math.prod(shape) for shape in shapes[:i]) for i in range(len(shapes))]
-    assert whole == [
-        start
-        for start, shape in zip(starts, shapes, strict=True)
-        if math.prod(shape) < selection.dense_below or (selection.dense_vectors and len(shape) <= 1)
-    ]
-    selected = sum(map(math.prod, shapes)) - sum(part.numel for part in message.dense)
-    if selection.scope == "parameter":
-        assert selected == sum(part.numel for part in message.sparse)
-    elif message.sparse:
-        assert [(0, sum(map(math.prod, shapes)), kept_elements(selected, selection.density))] == [
-            (part.start, part.numel, part.k) for part in message.sparse
-        ]
-    ends = [0]
+    elements = sum(map(math.prod, shapes))
+    dense = [i for part in message.dense for i in range(part.start, part.start + part.numel)]
+    sparse = [i for part in message.sparse for i in range(part.start, part.start + part.numel)]
+    if selection.scope == "bucket" and sparse:
+        assert list(range(elements)) == sparse
+        assert kept_elements(elements - len(dense), selection.density) == message.sparse[0].k
+        sparse = sorted({*sparse} - {*dense})
+    assert list(range(elements)) == sorted(dense + sparse)
+    end = 0
     for part in (*message.sparse, *message.dense):
-        assert (ends[-1], 0) == (part.offset, part.nbytes % 4)
-        ends.append(part.offset + part.nbytes)
-    assert ends[-1] == message.nbytes
+        assert (end, 0) == (part.offset, part.nbytes % 4)
+        end += part.nbytes
+    assert end == message.nbytes
 
 
 @pytest.mark.parametrize(
@@ -167,6 +166,11 @@ def make_layout(**sizes: int) -> tuple[Layout, Any]:
     return layout, torch.zeros(layout.numel)
 
 
+def residuals(memory: Memory) -> dict[str, list[float]]:
+    """Return the residual of each parameter."""
+    return {name: tensor.tolist() for name, tensor in memory.state()["residual"].items()}
+
+
 def test_memory_moves_with_the_parameters() -> None:
     """Keep every parameter's residual when buckets split, merge or reorder."""
     memory = Memory(["residual"])
@@ -178,9 +182,7 @@ def test_memory_moves_with_the_parameters() -> None:
     assert [2, 3, 4, 5, 0, 1] == memory.open(0, *make_layout(b=3, c=1, a=2)).old[
         "residual"
     ].tolist()
-    assert {"a": [0, 1], "b": [2, 3, 4], "c": [5]} == {
-        name: tensor.tolist() for name, tensor in memory.state()["residual"].items()
-    }
+    assert {"a": [0, 1], "b": [2, 3, 4], "c": [5]} == residuals(memory)
 
 
 def test_memory_is_loaded_before_buckets_are_known() -> None:
@@ -203,13 +205,7 @@ def test_memory_takes_all_updates_or_none(rejected: bool) -> None:
     for reason in (False, rejected, False):
         memory.reject(torch.tensor(reason))
     expected = {"a": [0.0], "b": [0.0, 0.0]} if rejected else {"a": [7.0], "b": [7.0, 7.0]}
-    assert expected == {
-        name: tensor.tolist() for name, tensor in memory.state()["residual"].items()
-    }
-    assert expected == {
-        name: tensor.tolist() for name, tensor in memory.state()["residual"].items()
-    }
-    assert int(rejected) == memory.discarded
+    assert expected == residuals(memory) == residuals(memory)
 
 
 def test_memory_scales_by_name() -> None:
@@ -218,25 +214,7 @@ def test_memory_scales_by_name() -> None:
     memory.load({"residual": {"a": torch.ones(1), "b": torch.ones(2), "c": torch.ones(1)}})
     memory.open(0, *make_layout(a=1, b=2))
     memory.scale("residual", {"b": 3.0, "c": 2.0})
-    assert {"a": [1.0], "b": [3.0, 3.0], "c": [2.0]} == {
-        name: tensor.tolist() for name, tensor in memory.state()["residual"].items()
-    }
-
-
-@pytest.mark.parametrize(
-    ("shape", "stride", "expected"),
-    [
-        ((2, 3), (3, 1), (3, 1)),
-        ((2, 3), (1, 2), (1, 2)),
-        ((2, 3), (6, 1), (3, 1)),
-        ((2, 1, 3), (3, 99, 1), (3, 99, 1)),
-        ((2, 4, 3, 3), (36, 1, 12, 4), (36, 1, 12, 4)),
-        ((), (), ()),
-    ],
-)
-def test_strides_in_a_bucket(shape: Any, stride: Any, expected: Any) -> None:
-    """Use the parameter's strides if it is dense, else contiguous order."""
-    assert expected == _stride_in_bucket(shape, stride)
+    assert {"a": [1.0], "b": [3.0, 3.0], "c": [2.0]} == residuals(memory)
 
 
 # The thread
@@ -299,50 +277,42 @@ def ring(nbytes: int, ranks: int) -> int:
     return 2 * (ranks - 1) * nbytes // ranks
 
 
+MANY, TENSORS = (1_000_000, None), (2050, [(50, 40), (50,)])
+
+
 @pytest.mark.parametrize(
-    ("name", "options", "expected"),
+    ("hook", "bucket", "expected"),
     [
-        ("passthrough", {}, ring(4_000_000, 4)),
-        ("fp16", {}, ring(2_000_000, 4)),
-        ("bf16", {}, ring(2_000_000, 4)),
-        ("topk", {"density": "0.01"}, 3 * 10_000 * 8),
-        ("topk", {"density": "0.01", "values": "float16"}, 3 * 10_000 * 6),
-        ("topk", {"dense_below": "1000001"}, ring(4_000_000, 4)),
-        ("topk", {"density": "0.01", "exchange": "aligned"}, ring(4 * (3907 + 40 * 256), 4)),
+        (PassThrough(), MANY, ring(4_000_000, 4)),
+        (FP16(), MANY, ring(2_000_000, 4)),
+        (BF16(), MANY, ring(2_000_000, 4)),
+        (TopK(density=0.01), MANY, 3 * 10_000 * 8),
+        (TopK(density=0.01, values="float16"), MANY, 3 * 10_000 * 6),
+        (TopK(dense_below=1_000_001), MANY, ring(4_000_000, 4)),
+        (TopK(density=0.01, exchange="aligned"), MANY, ring(4 * (3907 + 40 * 256), 4)),
+        (TopK(exchange="aligned", chunk=1000), MANY, ring(4 * (1000 + 10_000), 4)),
+        (PowerSGD(rank=4), MANY, ring(4 * 4 * 2000, 4)),
+        (Int8(), MANY, ring(1_000_000 + 4 * 4 * 977, 4)),  # 977 blocks of a shard
+        (Int8(block=100), MANY, ring(1_040_000, 4)),
+        (TopK(density=0.1, scope="parameter"), TENSORS, 3 * 8 * (200 + 5)),
         (
-            "topk",
-            {"density": "0.01", "exchange": "aligned", "chunk": "1000"},
-            ring(4 * (1000 + 10_000), 4),
+            TopK(density=0.1, scope="parameter", dense_vectors=True),
+            TENSORS,
+            3 * (8 * 200 + 4 * 50),
         ),
-        ("powersgd", {"rank": "4"}, ring(4 * 4 * 2000, 4)),
-        ("int8", {}, ring(1_000_000 + 4 * 4 * 977, 4)),  # 977 blocks of a shard
-        ("int8", {"block": "100"}, ring(1_040_000, 4)),
+        (TopK(density=0.1, dense_below=51), TENSORS, 3 * (8 * 200 + 4 * 50)),
+        (TopK(density=0.1), TENSORS, 3 * 8 * 205),
+        (PowerSGD(rank=2), TENSORS, ring(4 * (2 * (50 + 40) + 50), 4)),
+        (PowerSGD(rank=30), TENSORS, ring(4 * 2050, 4)),
+        (PowerSGD(rank=2, min_compression_rate=30), TENSORS, ring(4 * 2050, 4)),
+        (PowerSGD(rank=2, values="bfloat16"), TENSORS, ring(2 * (2 * (50 + 40) + 50), 4)),
     ],
 )
-def test_wire_bytes(name: str, options: dict[str, str], expected: int) -> None:
-    """Predict the bytes that four ranks send for a million elements, without tensor shapes."""
-    hook = make_hook(name, options=options)
-    assert hook is not None
-    assert expected == hook.wire_bytes(1_000_000, 4)
-    assert 0 == hook.wire_bytes(1_000_000, 1)
-
-
-@pytest.mark.parametrize(
-    ("hook", "expected"),
-    [
-        (TopK(density=0.1, scope="parameter"), 3 * 8 * (200 + 5)),
-        (TopK(density=0.1, scope="parameter", dense_vectors=True), 3 * (8 * 200 + 4 * 50)),
-        (TopK(density=0.1, dense_below=51), 3 * (8 * 200 + 4 * 50)),
-        (TopK(density=0.1), 3 * 8 * 205),
-        (PowerSGD(rank=2), ring(4 * (2 * (50 + 40) + 50), 4)),
-        (PowerSGD(rank=30), ring(4 * 2050, 4)),
-        (PowerSGD(rank=2, min_compression_rate=30), ring(4 * 2050, 4)),
-        (PowerSGD(rank=2, values="bfloat16"), ring(2 * (2 * (50 + 40) + 50), 4)),
-    ],
-)
-def test_wire_bytes_by_tensor(hook: Any, expected: int) -> None:
-    """Predict the bytes that four ranks send for a matrix and a vector."""
-    assert expected == hook.wire_bytes(2050, 4, shapes=[(50, 40), (50,)])
+def test_wire_bytes(hook: Any, bucket: tuple[int, Any], expected: int) -> None:
+    """Predict the bytes that four ranks send, with and without the shapes of tensors."""
+    elements, shapes = bucket
+    assert expected == hook.wire_bytes(elements, 4, shapes=shapes)
+    assert 0 == hook.wire_bytes(elements, 1, shapes=shapes)
 
 
 def test_chunks_larger_than_the_model_are_refused() -> None:
@@ -357,6 +327,16 @@ def test_chunks_larger_than_the_model_are_refused() -> None:
 
 
 # State
+
+
+def test_a_loaded_step_has_its_density() -> None:
+    """Send the density of the step that was loaded, not of the steps before."""
+    hook = TopK(density=0.1, warmup=(0.5,), warmup_steps=5)
+    hook._group = SimpleNamespace(size=lambda: 1)
+    bucket = make_layout(a=100)
+    kept = [hook.channel_of(*bucket).payload.sparse[0].k]
+    hook.load_state_dict(hook.state_dict() | {"step": 9})
+    assert [50, 10] == [*kept, hook.channel_of(*bucket).payload.sparse[0].k]
 
 
 def test_fresh_state_is_of_the_hook() -> None:

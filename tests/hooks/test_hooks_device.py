@@ -1,5 +1,6 @@
-"""Tests of hooks on the device path, on Gloo ranks: results as on the host, without host reads of a
-tensor.
+"""Tests of what hooks choose for a device: conditions, selections and kernels.
+
+Those on ranks are in test_hooks_ranks.py.
 """
 
 import sys
@@ -9,93 +10,16 @@ from typing import Any
 
 import cuda_on_host
 import pytest
-from effort import cases
-from gloo_ranks import OF_MEMORIES, found_by, run_gloo_ranks
 from training_builders import make_training_case
 
 torch = pytest.importorskip("torch")
 
 from commbench.ddp import session  # noqa: E402 - needs torch
 from commbench.errors import InputError  # noqa: E402 - as above
-from commbench.hooks import PowerSGD, compilers, quantisers, selectors  # noqa: E402
+from commbench.hooks import PowerSGD, chunks, compilers, quantisers, selectors  # noqa: E402
 from commbench.hooks.feedback import is_finite, poison, put  # noqa: E402
 
-MEMORIES = cases(
-    ["topk", "powersgd", "int8", "topk aligned"],
-    ["topk parameter fp16", "topk momentum"],
-)
 needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
-#: What selects elements in the checks on ranks.
-SELECTIONS = cases(["torch"], [pytest.param("cuda", marks=needs_compiler)])
-#: What works on elements, and hooks with a memory; the kernels serve top-k and int8.
-MEMORIES_BY_KIND = [
-    *(pytest.param("torch", name, id=f"torch-{name}") for name in MEMORIES),
-    *cases(
-        [],
-        [
-            pytest.param("cuda", name, marks=needs_compiler, id=f"cuda-{name}")
-            for name in MEMORIES
-            if name.startswith(("topk", "int8"))
-        ],
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def results(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return the results of the checks on two ranks, by selector."""
-    store = tmp_path_factory.mktemp("store") / "store"
-    kinds = ["torch", *cases([], ["cuda"] if cuda_on_host.find_compiler() else [])]
-    names = [":".join([kind, *MEMORIES]) for kind in kinds]
-    return found_by(
-        run_gloo_ranks(forked_python, 2, "hooks_device.py", *names, store=store, timeout=280)
-    )
-
-
-@pytest.fixture(scope="module", params=SELECTIONS)
-def checked(request: pytest.FixtureRequest, results: Any) -> Any:
-    """Return the results of the checks with one selector."""
-    return results[request.param]
-
-
-def test_asking_is_noticed(results: Any) -> None:
-    """Detect a host read, which shows that the other tests can fail."""
-    assert "a hook asks what is in a tensor" in results["torch"]["asked"]
-
-
-@pytest.mark.parametrize(("kind", "name"), MEMORIES_BY_KIND)
-@pytest.mark.parametrize("check", OF_MEMORIES)
-def test_memories(results: Any, kind: str, name: str, check: str) -> None:
-    """Resume with identical bits, obey a scaler, and keep infinity out of the residual."""
-    assert OF_MEMORIES[check] == results[kind][check][name]
-
-
-def test_what_is_sent_and_what_is_left_is_everything(checked: Any) -> None:
-    """Lose nothing over steps, send all at density 1, and match the reference of momentum."""
-    assert 1e-5 > checked["telescope"]
-    for result in checked["density_one"].values():
-        assert 1e-6 > result["error"]
-        assert 0.0 == result["residual"]
-    assert 1e-6 > checked["without_feedback"]["error"]
-    assert 0 == checked["without_feedback"]["kept"]
-    assert 1e-5 > checked["compression_gradients"]["error"]
-
-
-def test_memory_layouts_and_options(results: Any) -> None:
-    """Average correctly in other memory layouts and with DDP's options."""
-    assert 20 == len(results["torch"]["shapes_and_options"])
-    assert {} == {
-        name: error
-        for name, error in results["torch"]["shapes_and_options"].items()
-        if not error < 1e-5
-    }
-
-
-def test_low_rank(results: Any) -> None:
-    """Send everything at full rank, and approach the best rank-2 approximation over the steps."""
-    checked = results["torch"]["low_rank"]
-    assert 1e-5 > max(checked["full"], checked["left"], checked["everything"])
-    assert 0.999 * checked["best"] < checked["later"] < 1.01 * checked["best"]
 
 
 @pytest.mark.parametrize("device", ["host", "device"])
@@ -185,26 +109,35 @@ def test_a_cupy_that_cannot_compile_is_bad_input(
 
 
 @pytest.mark.parametrize(
-    ("hooks", "is_used"),
+    ("hooks", "compiled", "selection"),
     [
-        (("none", "passthrough", "powersgd:1", "local"), False),
-        (("none", "topk:0.1:selection=exact"), False),
-        (("topk:0.1:selection=exact", "topk:0.1"), True),
-        (("topk:0.1:values=float16",), True),
+        (("none", "passthrough", "powersgd:1", "local"), [], None),
+        (("none", "topk:0.1:selection=exact"), [], None),
+        (("topk:0.1:selection=exact", "topk:0.1"), [selectors], "torch.topk"),
+        (("topk:0.1:values=float16",), [selectors], "torch.topk"),
+        (("topk:0.1:exchange=aligned",), [chunks], None),
     ],
 )
 def test_only_what_is_used_is_compiled(
-    monkeypatch: pytest.MonkeyPatch, hooks: tuple[str, ...], is_used: bool
+    monkeypatch: pytest.MonkeyPatch,
+    hooks: tuple[str, ...],
+    compiled: list[Any],
+    selection: str | None,
 ) -> None:
-    """Compile only for the training device, and name the selection."""
-    compiled: list[Any] = []
-    monkeypatch.setattr(selectors, "prepare", compiled.append)
+    """Compile what the hooks use before their cases, for the training's device, and name the
+    selection.
+    """
+    begun: list[Any] = []
+    for module in (chunks, selectors):
+        monkeypatch.setattr(
+            module, "prepare", lambda *on, module=module: begun.append((module, *on))
+        )
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     cases = [make_training_case(hook, backend="nccl") for hook in hooks]
     gpu: Any = SimpleNamespace(torch_device=torch.device("cuda", 1))
     session.compile_hooks(cases, gpu.torch_device)
-    assert ([gpu.torch_device] if is_used else []) == compiled
-    assert ("torch.topk" if is_used else None) == session.fast_selection(cases, gpu)
+    assert [(module, gpu.torch_device) for module in compiled] == begun
+    assert selection == session.fast_selection(cases, gpu)
 
 
 def test_powersgd_needs_a_device_whose_collectives_it_can_order() -> None:
@@ -212,3 +145,17 @@ def test_powersgd_needs_a_device_whose_collectives_it_can_order() -> None:
     model: Any = SimpleNamespace(module=torch.nn.Linear(2, 2, device="meta"))
     with pytest.raises(InputError, match="on the host or on one GPU, this one is on meta"):
         PowerSGD().attach(model, None)
+
+
+@pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
+@pytest.mark.parametrize(
+    ("module", "threads", "warps"), [(selectors, 1024, 64), (quantisers, 256, 32)]
+)
+def test_the_source_compiles_for_gpus(
+    module: Any, threads: int, warps: int, architecture: str
+) -> None:
+    """Compile without warnings and without spilling, in registers that let so many warps of a
+    multiprocessor be resident: all of them, or half.
+    """
+    registers = cuda_on_host.registers_on_gpu(module, architecture, threads)
+    assert 65_536 // (32 * warps) >= max(registers)

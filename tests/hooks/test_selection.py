@@ -220,18 +220,6 @@ def test_equal_elements_take_turns_without_feedback(levels: tuple[float, ...], l
     assert {1, 2} >= set(times[tied].tolist())
 
 
-@pytest.mark.parametrize("name", ["all equal", "plus and minus one"])
-def test_equal_elements_take_turns_with_feedback(name: str) -> None:
-    """Send each of n equal elements once within ceil(n / k) steps."""
-    k, gradient, times = 400, make(name), np.zeros(N, dtype=int)
-    residual: Floats | None = np.zeros(N, dtype=np.float32)
-    for step in range(math.ceil(N / k)):
-        sent = send(NativeSelector(k, "float32"), gradient, residual, k, step=step)
-        residual = sent.rest
-        times[sent.indices] += 1
-    assert {1, 2} == set(times.tolist())
-
-
 @pytest.mark.parametrize(
     ("bad", "position", "values"),
     [
@@ -363,11 +351,3 @@ def test_launches_do_not_depend_on_the_data(launches: cuda_on_host.Launches) -> 
         launches.clear()
         send(CudaSelector(N, 50, "float32", HOST), gradient, make("gauss", seed=1), 50)
         assert [(name, cuda_on_host.RESIDENT.get(name, 2)) for name in names] == launches
-
-
-@pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
-def test_the_source_compiles_for_gpus(architecture: str) -> None:
-    """Compile without warnings and without spilling, in the 32 registers per thread of a full
-    multiprocessor.
-    """
-    assert 65_536 // 2_048 >= max(cuda_on_host.registers_on_gpu(selectors, architecture, 1024))

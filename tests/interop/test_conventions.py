@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import read_records
@@ -25,6 +26,7 @@ from commbench.interop.conventions import CONVENTIONS
         ("imb", "all_reduce", 65536, (704, 1, 640)),
         ("imb", "all_reduce", 4194304, (20, 1, 10)),
         ("imb", "latency", 65536, (704, 640, 1)),
+        ("imb", "all_gather", 65536, (704, 1, 640)),
         ("nccl-tests", "all_reduce", 8, (1, 20, 1)),
     ],
 )
@@ -52,47 +54,35 @@ def test_nccl_tests_measures_out_of_place_and_in_place() -> None:
     assert (8, 128 * 2**20) == (cases[0].message_bytes, cases[-1].message_bytes)
 
 
-@pytest.mark.parametrize(("tool", "first", "dtype"), [("osu", 1, "int8"), ("imb", 4, "float32")])
-def test_collectives_of_mpi_are_out_of_place_and_start_by_a_barrier(
-    tool: str, first: int, dtype: str
+BEHIND_A_BARRIER = {"backend": "mpi", "sync": "barrier", "in_place": False}
+
+
+@pytest.mark.parametrize(
+    ("tool", "axes", "first", "most"),
+    [
+        ("osu", {}, {**BEHIND_A_BARRIER, "message_bytes": 1, "dtype": "int8"}, 2**20),
+        ("imb", {}, {**BEHIND_A_BARRIER, "message_bytes": 4, "dtype": "float32"}, 2**22),
+        ("osu", {"operations": ("latency",)}, {"sync": "none", "message_bytes": 1}, 2**22),
+        ("imb", {"operations": ("latency",)}, {"sync": "none", "message_bytes": 1}, 2**22),
+        ("osu", {"operations": ("all_gather",), "sizes": (1024,)}, BEHIND_A_BARRIER, 4096),
+        ("imb", {"operations": ("all_gather",), "sizes": (1024,)}, BEHIND_A_BARRIER, 4096),
+        (
+            "osu",
+            {"backends": ("gloo",), "dtypes": ("float64",), "sizes": (64,)},
+            {**BEHIND_A_BARRIER, "backend": "gloo", "dtype": "float64"},
+            64,
+        ),
+    ],
+)
+def test_tools_of_mpi_measure(
+    tool: str, axes: dict[str, tuple[Any, ...]], first: dict[str, Any], most: int
 ) -> None:
-    """Measure all_reduce out of place behind a barrier, point to point back to back."""
-    suite = CONVENTIONS[tool].suite({"operations": ("all_reduce", "latency")}, 2)
-    cases = all_cases(suite.sweeps, 2)
-    assert (first, "barrier", False, dtype) == (
-        cases[0].message_bytes,
-        cases[0].sync,
-        cases[0].in_place,
-        cases[0].dtype,
-    )
-    assert ("latency", "none", 4 * 2**20) == (
-        cases[-1].operation,
-        cases[-1].sync,
-        cases[-1].message_bytes,
-    )
-
-
-@pytest.mark.parametrize("tool", ["osu", "imb"])
-def test_sizes_are_one_share(tool: str) -> None:
-    """Measure as OSU and IMB count: a size of all_gather is what one rank contributes."""
-    axes = {"operations": ("all_gather",), "sizes": (1024,)}
-    (case,) = all_cases(CONVENTIONS[tool].suite(axes, 4).sweeps, 4)
-    assert 4096 == case.message_bytes
-    assert 1000 == CONVENTIONS[tool].fixed([case], 4)[case.key].repetitions
-
-
-def test_given_axes_replace_the_tools() -> None:
-    """Keep what was asked for, and the tool's conventions otherwise."""
-    suite = CONVENTIONS["osu"].suite(
-        {"backends": ("gloo",), "dtypes": ("float64",), "sizes": (64,)}, 2
-    )
-    (case,) = all_cases(suite.sweeps, 2)
-    assert ("gloo", "float64", 64, "barrier") == (
-        case.backend,
-        case.dtype,
-        case.message_bytes,
-        case.sync,
-    )
+    """Measure collectives out of place behind a barrier, and point to point back to back; a size is
+    one share, what is given replaces the tool's.
+    """
+    cases = all_cases(CONVENTIONS[tool].suite(axes, 4).sweeps, 4)
+    assert first == {name: getattr(cases[0], name) for name in first}
+    assert most == cases[-1].message_bytes
 
 
 @pytest.mark.mpi

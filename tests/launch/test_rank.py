@@ -17,7 +17,8 @@ from launching import has_ended, wait_until
 from threads import ThreadControl, run_threads
 
 from commbench.collectives.cases import Sweep
-from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.terms import Terms
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.launch.events import (

@@ -11,8 +11,9 @@ from builders import make_case, make_record
 from launching import make_request
 
 from commbench.collectives.cases import Sweep
-from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingSweep
+from commbench.ddp.plan.cases import CONFIRM, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.terms import Terms
 from commbench.findings import Finding
 from commbench.launch.clues import Ending
 from commbench.launch.schedule import (

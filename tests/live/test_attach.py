@@ -13,7 +13,7 @@ import pytest
 from commands import RANK_PREFIXES
 
 from commbench.live.command import SITE
-from commbench.live.options import VARIABLE, LiveOptions
+from commbench.live.options import VARIABLE, LiveOptions, say
 
 #: A package tree with the names that are watched, and a commbench that prints what it is given.
 FAKES = {
@@ -251,8 +251,31 @@ def test_a_tuning_that_cannot_begin_is_a_clause(monkeypatch: pytest.MonkeyPatch)
     """Return the reason instead of raising if the variable is invalid."""
     adopt = pytest.importorskip("commbench.live.adopt")
     monkeypatch.setenv(VARIABLE, "{}")
+    monkeypatch.setattr(adopt, "why_untouchable", lambda _: "")
     reason = adopt.take(object.__new__(adopt.DistributedDataParallel))
     assert f"commbench could not begin (InputError: {VARIABLE} holds '{{}}'" in reason
+
+
+@pytest.mark.parametrize(("stream", "is_left_alone"), [(0, False), (7, True)])
+def test_a_model_for_a_cuda_graph_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, stream: int, *, is_left_alone: bool
+) -> None:
+    """Touch no model that was made on another stream than the default one."""
+    adopt = pytest.importorskip("commbench.live.adopt")
+    cuda = SimpleNamespace(current_stream=lambda _: stream, default_stream=lambda _: 0)
+    monkeypatch.setattr(adopt, "cuda", cuda)
+    model = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    assert is_left_alone == ("CUDA graph" in adopt.why_untouchable(model))
+
+
+def test_a_stderr_that_fails_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say nothing where a script has put something of its own in place of stderr."""
+
+    def fail() -> None:
+        raise RuntimeError("the log is closed")
+
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=fail))
+    say("tuning")
 
 
 def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

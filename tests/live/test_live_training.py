@@ -38,8 +38,8 @@ def compared(check: Check) -> Any:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_tuned_training_ends_to_the_bit_as_without(compared: Any, way: str) -> None:
-    """Try several settings, conclude alike on both ranks, remove every hook, and end with equal
-    parameters and buffers.
+    """Try several settings, conclude alike on both ranks, remove every hook, keep the losses as they
+    were, and end with equal parameters and buffers.
     """
     outcome = compared[way]
     assert outcome["same"]
@@ -47,6 +47,7 @@ def test_a_tuned_training_ends_to_the_bit_as_without(compared: Any, way: str) ->
     assert outcome["done"]
     assert len(set(outcome["verdicts"])) == 1
     assert outcome["hooks_left"] == [0, 0]
+    assert outcome["least_loss"] > 0
 
 
 def test_every_live_switch_is_tried(compared: Any) -> None:

@@ -28,7 +28,7 @@ STEP = re.compile(
 )
 INSTRUCTION = re.compile(
     r"(?P<action>New file|Append to|Import in) (?:`(?P<name>\w+)` in )?"
-    r"`(?P<file>[\w./]+\.py)`(?:, after `(?P<after>\w+)`)?"
+    r"`(?P<file>[\w./]+\.py)`"
 )
 #: How long one command may take on a busy machine.
 TIMEOUT_S = 120
@@ -72,7 +72,7 @@ class Copy:
             return
         source = file.read_text()
         if step["name"]:
-            file.write_text(with_element(source, step["name"], code, after=step["after"]))
+            file.write_text(with_element(source, step["name"], code))
         elif step["action"] == "Import in":
             last = max(
                 node.end_lineno or 0
@@ -113,7 +113,7 @@ class Copy:
             return list(csv.DictReader(table))
 
 
-def with_element(source: str, name: str, code: str, *, after: str | None) -> str:
+def with_element(source: str, name: str, code: str) -> str:
     """Return a module's source with one more element in the collection ``name``, which an
     assignment or a loop names, or one more field in the class of that name.
     """
@@ -127,17 +127,11 @@ def with_element(source: str, name: str, code: str, *, after: str | None) -> str
             value = getattr(node, "value", None) or getattr(node, "iter", None)
     while not isinstance(value, (ast.Tuple, ast.Dict, ast.List)):
         value = value.args[-1] if isinstance(value, ast.Call) else value.generators[0].iter
-    end = ","
-    line, column = value.end_lineno, value.end_col_offset - 1
-    if after is not None:
-        (before,) = (element for element in value.elts if ast.unparse(element) == after)
-        line, column = before.end_lineno, before.end_col_offset
-        end = ""
     lines = source.encode().splitlines(keepends=True)
-    place = sum(map(len, lines[: line - 1])) + column
+    place = sum(map(len, lines[: value.end_lineno - 1])) + value.end_col_offset - 1
     head, tail = source.encode()[:place].decode(), source.encode()[place:].decode()
     comma = "" if re.search(r"[,(\[{]\s*$", head) else ","
-    return f"{head}{comma}\n{code.rstrip()}{end}\n{tail}"
+    return f"{head}{comma}\n{code.rstrip()},\n{tail}"
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from gloo import (
     run_checks,
     train_step,
 )
-from hooks_train import train_all
+from hooks_train import residual_of, train_all
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -104,31 +104,6 @@ def dense_start(name: str) -> list[float]:
     return errors
 
 
-def telescope(steps: int = 20) -> float:
-    """Check that the sent messages and the last residual add up to the sum of this rank's
-    gradients.
-    """
-    hook = TopK(density=0.02).register(model := make_ddp())
-    sent = {name: torch.zeros_like(each) for name, each in model.module.named_parameters()}
-    summed = {name: torch.zeros_like(each) for name, each in model.module.named_parameters()}
-    for step in range(steps):
-        data = batch(dist.get_rank(), step)
-        named = dict(model.module.named_parameters())
-        own = torch.autograd.grad(loss_of(model.module, data), list(named.values()))
-        for name, gradient in zip(named, own, strict=True):
-            summed[name] += gradient
-        model.zero_grad()
-        loss_of(model, data).backward()
-        for layout, channel in hook._channels.items():
-            dense = torch.zeros(layout.numel)
-            channel.selectors[0].add(channel.gathered[dist.get_rank()], dense)
-            for span in layout.spans:
-                sent[span.name] += span.view(dense) * dist.get_world_size()
-    last_residual = hook.state_dict()["memory"]["residual"]
-    recovered = flat(sent[name].detach() + last_residual[name] for name in sent)
-    return max(everywhere(distance(recovered, flat(summed.values()))))
-
-
 def resume(name: str) -> dict[str, bool]:
     """Train 8 steps, and again from a checkpoint after 4 with another model and hook."""
     # Unused parameters are looked for so that the buckets are the same from the first step on.
@@ -199,7 +174,6 @@ def scaled(name: str) -> dict[str, Any]:
         "memory kept": torch.equal(memory, memory_of(hook)),
         "parameters kept": torch.equal(parameters, flat(model.module.parameters())),
         "scale": scaler.get_scale(),
-        "discarded": hook.discarded_steps,
     }
     for number in range(5, 8):
         step(number)
@@ -208,13 +182,9 @@ def scaled(name: str) -> dict[str, Any]:
             not torch.equal(memory, memory_of(hook)) and bool(memory_of(hook).isfinite().all())
         ),
         "agree": agree(flat(model.module.parameters())),
-        "discarded later": hook.discarded_steps,
     }
     close(plain, hook)
-    return {
-        key: everywhere(value)[-1] if key == "discarded" else _all(value)
-        for key, value in results.items()
-    }
+    return {key: _all(value) for key, value in results.items()}
 
 
 def _all(value: Any) -> Any:
@@ -299,26 +269,17 @@ def follow(hook: FeedbackHook, model: DistributedDataParallel, shape: tuple[int,
     Return the largest difference of a gradient from what the memories imply was sent.
     """
     hook.register(model)
-    parameters, errors = dict(model.module.named_parameters()), []
+    parameters, errors = list(model.module.parameters()), []
     optimizer = sgd(model)
-
-    def residual() -> torch.Tensor:
-        residuals = hook.state_dict()["memory"]["residual"]
-        return flat(
-            residuals.get(name, torch.zeros_like(each)) for name, each in parameters.items()
-        )
-
     for step in range(5):
         data = torch.randn(
             shape, generator=torch.Generator().manual_seed(100 * step + dist.get_rank())
         )
-        own = flat(
-            torch.autograd.grad(model.module(data).square().sum(), list(parameters.values()))
-        )
-        before = residual()
+        own = flat(torch.autograd.grad(model.module(data).square().sum(), parameters))
+        before = residual_of(hook, model)
         optimizer.zero_grad()
         model(data).square().sum().backward()
-        errors.append(distance(gradients(model), mean(own + before - residual())))
+        errors.append(distance(gradients(model), mean(own + before - residual_of(hook, model))))
         optimizer.step()
     hook.close()
     return max(everywhere(max(errors)))
@@ -415,29 +376,6 @@ def compression_gradients() -> dict[str, Any]:
     return {"error": max(everywhere(max(errors))), "counts": counts}
 
 
-def chunks_of_one() -> dict[str, Any]:
-    """Train on equal data by gathered top-k, and by aligned top-k with chunks of one element."""
-    hooks = [TopK(density=0.05), TopK(density=0.05, exchange="aligned", chunk=1)]
-    models = [make_ddp() for _ in hooks]
-    optimizers = [sgd(model) for model in models]
-    errors = []
-    for hook, model in zip(hooks, models, strict=True):
-        hook.register(model)
-    for step in range(5):
-        for model, optimizer in zip(models, optimizers, strict=True):
-            train_step(model, optimizer, batch(0, step))
-        errors.append(distance(gradients(models[1]), gradients(models[0])))
-    sent = [int((gradients(model) != 0).sum()) for model in models]
-    memories = [memory_of(hook) for hook in hooks]
-    close(*hooks)
-    return {
-        "error": max(errors),
-        "sent": sent,
-        "memory": distance(*memories),
-        "kept": float(memories[0].norm()),
-    }
-
-
 def chosen_chunks() -> dict[str, Any]:
     """Exchange one bucket of 100 elements in chunks of 8.
 
@@ -509,7 +447,6 @@ CHECKS = {
         "topk whole": density_one(TopK(dense_below=10**6)),
         "topk aligned": density_one(TopK(density=1.0, exchange="aligned", chunk=50)),
     },
-    "telescope": telescope,
     "dense_start": lambda: {name: dense_start(name) for name in DENSE_FIRST},
     "resume": lambda *names: {name: resume(name) for name in names},
     "scaled": lambda *names: {name: scaled(name) for name in names},
@@ -520,7 +457,6 @@ CHECKS = {
     "without_feedback": without_feedback,
     "compression_gradients": compression_gradients,
     "two_models": two_models,
-    "chunks_of_one": chunks_of_one,
     "chosen_chunks": chosen_chunks,
     "train": train_all,
 }

@@ -92,7 +92,7 @@ def use_device_path() -> None:
         module.on_host = lambda _: False
     TopK.prepare = Int8.prepare = staticmethod(lambda _: None)
     chunks.make_chunks = lambda layout, device, **_: TorchChunks(layout, device)
-    jobs = ((PowerSGD, "_refine"), (Int8, "_reduce"), (TorchChunks, "sum_values"))
+    jobs = ((PowerSGD, "_refine"), (Int8, "_reduce"), (TorchChunks, "take"))
     for owner, name in ((Hook, "run"), (Hook, "_finished"), *jobs):
         setattr(owner, name, without_host_reads(getattr(owner, name)))
 
@@ -108,19 +108,14 @@ def host_read_error() -> str:
 
 #: Hooks that kernels serve; those of aligned top-k are torch's in both cases.
 ON_KERNELS = ("topk", "int8")
-#: What does not run the kernels.
-WITHOUT_KERNELS = ("asked", "low_rank", "shapes_and_options")
 #: What a device does not change.
-NOT_ON_DEVICES = ("feedback", "two_models", "train", "chunks_of_one")
+NOT_ON_DEVICES = ("feedback", "two_models", "train")
 #: What is checked for each hook with a memory.
 OF_MEMORIES = ("resume", "scaled", "infinite")
 
 
 def check_all(kind: str, *memories: str) -> dict[str, Any]:
-    """Return the results of all checks with this work.
-
-    With the kernels only of checks that run them.
-    """
+    """Return the results of all checks with this work; of memories, those that it serves."""
     work_by(kind)
     checks = {
         name: check for name, check in hooks_check.CHECKS.items() if name not in NOT_ON_DEVICES
@@ -128,7 +123,6 @@ def check_all(kind: str, *memories: str) -> dict[str, Any]:
     checks |= {"asked": host_read_error}
     if kind == "cuda":
         memories = tuple(name for name in memories if name.startswith(ON_KERNELS))
-        checks = {name: check for name, check in checks.items() if name not in WITHOUT_KERNELS}
     return {
         name: check(*memories) if name in OF_MEMORIES else check() for name, check in checks.items()
     }

@@ -84,11 +84,11 @@ class FaultyChunks(TopK):
         channel = super().make_channel(layout, like)
         take = channel.take
 
-        def take_wrongly(gradient: Any, residual: Any, **others: Any) -> None:
+        def take_wrongly(**others: Any) -> None:
             is_planted = self.step == PLANTED
             if is_planted and self._fault == "other chunks" and dist.get_rank() == 1:
                 channel.norms.copy_(channel.norms.max() - channel.norms)
-            take(gradient, residual, **others)
+            take(**others)
             if is_planted and self._fault == "wrong value":
                 channel.values[0, 0] += 1.0
             if is_planted and self._fault == "dropped residual":

@@ -25,8 +25,10 @@ from commbench.live.options import LiveOptions
 from commbench.live.switching import live_switches, own_hooks
 from commbench.results import load_run
 
-#: Optimiser steps of a training, those after which tuning ends, and those that are watched.
-STEPS, TUNED, WATCHED = 220, 200, 80
+#: Optimiser steps of a training, and those after which tuning ends.
+STEPS, TUNED = 220, 200
+#: Steps of a training that is watched, and those that are watched.
+WATCHED_STEPS, WATCHED = 160, 80
 WIDTH, BATCH = 96, 8
 
 
@@ -113,6 +115,7 @@ def train(model: DistributedDataParallel, way: Way, steps: int = STEPS) -> list[
                     optimizer.zero_grad(set_to_none=not way.keeps_tensors)
                 loss.backward()
         optimizer.step()
+        loss.detach().zero_()  # a script may use its memory again
         if not way.zeroes_late:
             optimizer.zero_grad(set_to_none=not way.keeps_tensors)
         if way.evaluates and step % 10 == 0:
@@ -146,12 +149,12 @@ def compare(name: str) -> dict[str, Any]:
 def watch(name: str) -> dict[str, Any]:
     """Train with and without being watched; return whether both end alike, and what was seen."""
     way = WAYS[name]
-    without = train(make(way), way)
+    without = train(make(way), way, WATCHED_STEPS)
     model, out = make(way), directory(f"watched-{name}")
     adopt(model, watching(out, name))
     messages = io.StringIO()
     with contextlib.redirect_stderr(messages):
-        watched = train(model, way)
+        watched = train(model, way, WATCHED_STEPS)
     hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
     is_left = (
         bool(model._forward_pre_hooks)
@@ -214,6 +217,7 @@ def tried(out: Path) -> dict[str, Any]:
         "switches": [switch.name for switch in switches],
         "accumulation": first.accumulation,
         "batch": first.batch_per_rank,
+        "least_loss": min(loss.loss for loss in run.losses),
     }
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from reporting import report_and_exit
 
@@ -21,11 +20,12 @@ from stand_in import StandIn
 from commbench.backends.mpi_control import MpiControl
 from commbench.ddp import block, session
 from commbench.ddp.devices import Device, open_device
-from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.terms import Terms
 from commbench.engine.control import gather_everywhere
 from commbench.engine.timing.loops import Progress
 from commbench.hooks import Hook
-from commbench.hooks.base import Finish, Stopwatch
+from commbench.hooks.base import Launched, Stopwatch
 from commbench.hooks.message import BucketShape, Message
 
 WORKLOADS = Path(__file__).parent / "train_workloads.py"
@@ -41,14 +41,10 @@ class Short(Hook):
         """Count steps."""
         self.steps += 1
 
-    def launch(
-        self, bucket: dist.GradBucket, watch: Stopwatch
-    ) -> tuple[torch.futures.Future, Finish]:
+    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> Launched:
         """All-reduce the bucket."""
-        watch.encoded()
-        watch.started()
         buffer = bucket.buffer()
-        future = dist.all_reduce(buffer, group=self._group, async_op=True).get_future()
+        future, _ = self.reduce_whole(buffer, watch)
         return future, lambda _: buffer[1:] if self.steps > 3 else buffer
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002

@@ -11,12 +11,11 @@ from commbench.analysis.prediction.network import network_model
 from commbench.analysis.runs import straggler_findings
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Record
-from commbench.launch.tables import write_tables
 from commbench.report.figures.matrix import matrix_figures
 from commbench.report.figures.sizes import size_charts
 from commbench.report.findings import bandwidths, latencies, pairs
 from commbench.report.page.conclusion import find_conclusion
-from commbench.results import MODEL, PAIRS, Run, Store
+from commbench.results import Run
 from commbench.results.info import shares_gpu
 
 DOUBT = FLAGS["shared_gpu"].description
@@ -69,6 +68,7 @@ def test_nothing_is_concluded_about_an_interconnect(
     run = run_on(backend, ranks_per_gpu)
     assert 1 == len(run.matrices)
     assert {"all_reduce", "latency", "bandwidth"} == {row.operation for row in run.rows}
+    assert {counts} == {not flags.endswith("shared_gpu") for flags in run.pairs["flags"]}
     made = {
         "rates": [*bandwidths(run), *latencies(run)],
         "pairs": list(pairs(run)),
@@ -87,18 +87,3 @@ def test_the_first_screen_says_so_alone() -> None:
     (conclusion,) = find_conclusion([run_on("nccl", 2)])
     assert "Warnings" == conclusion.label
     assert any(DOUBT in text for text in conclusion.texts)
-
-
-@pytest.mark.parametrize(("ranks_per_gpu", "flagged"), [(1, False), (2, True)])
-def test_files_hold_the_rows_with_their_flag(
-    tmp_path: Path, ranks_per_gpu: int, *, flagged: bool
-) -> None:
-    """Flag every pair in pairs.csv, and write no model."""
-    with Store.open(tmp_path / "run", make_hosts(4, ranks_per_gpu=ranks_per_gpu)) as store:
-        for record in records_of("nccl"):
-            store.append(record)
-        write_tables(store)
-    lines = (tmp_path / "run" / PAIRS).read_text().splitlines()[1:]
-    assert {flagged} == {line.endswith("shared_gpu") for line in lines}
-    assert flagged != (tmp_path / "run" / MODEL).exists()
-    assert flagged == (store.info.get("suspects") is None)

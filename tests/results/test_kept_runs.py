@@ -94,17 +94,12 @@ def test_a_kept_run_states_the_command_of_its_claim(name: str) -> None:
 # ----------------------------------------------------------------------------------- what pages say
 
 
-@pytest.mark.parametrize(
-    ("name", "marked", "run"),
-    [
-        ("docs/training.md", "sweep output", "train_resnet18_1gbit"),
-    ],
-)
 def test_output_in_pages_is_what_report_prints(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch, name: str, marked: str, run: str
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Quote only lines that ``commbench report`` prints, in their order."""
-    block = (ROOT / name).read_text(encoding="utf-8").split(f"<!-- {marked} -->")[1].split("```")[1]
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    block = text.split("<!-- sweep output -->")[1].split("```")[1]
     lines = [
         line.rstrip()
         for line in block.splitlines()
@@ -114,7 +109,9 @@ def test_output_in_pages_is_what_report_prints(
         "commbench.cli.report.write_page", lambda _, folder, *__: folder / "report.html"
     )
     monkeypatch.chdir(ROOT)
-    printed = commbench(f"report results/{newest(run)} --out {commbench.home}").out
+    printed = commbench(
+        f"report results/{newest('train_resnet18_1gbit')} --out {commbench.home}"
+    ).out
     following = iter(line.rstrip() for line in printed.splitlines())
     assert [] == [line for line in lines if line not in following]
 

@@ -8,8 +8,9 @@ from builders import make_case, make_record
 from launching import make_request
 
 from commbench.collectives.cases import shuffled
-from commbench.ddp.plan.cases import Terms, TrainingCase, TrainingSweep
+from commbench.ddp.plan.cases import TrainingCase, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.terms import Terms
 from commbench.engine.records import FixedSettings
 from commbench.results.plan import (
     LaunchPlan,

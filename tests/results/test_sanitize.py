@@ -9,12 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.cli.terminal import make_console
-from commbench.engine.records import Row
 from commbench.report.collectives import collective_tables
 from commbench.report.findings import kinds_of, row_warnings
 from commbench.report.text_formats import render
 from commbench.results import Run
-from commbench.results.tables import csv_text
 
 HOSTILE = "[red]x[/red] :smile: \x1b[31mred\x1b[0m \x9b2J \u202eabc"
 
@@ -78,13 +76,3 @@ def test_other_formats_keep_comments_on_their_line() -> None:
             line for line in render(rows, style).splitlines() if line and not line.startswith("#")
         ]
         assert 1 == len(lines)
-
-
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
-def test_csv_cells_begin_no_formula(start: str) -> None:
-    """Prefix text cells that a spreadsheet would run; keep numbers."""
-    row = Row(device=f"{start}1", reason=f"{start}2", skew_us=-1.5)
-    text = csv_text([row], ["device", "reason", "skew_us"])
-    first, reason, number = text.split("\n", 1)[1].rstrip("\n").replace('"', "").split(",")
-    assert (f"'{start}1", "-1.5") == (first, number)
-    assert reason in {f"'{start}2", "2"}  # white space before a reason is dropped

@@ -26,15 +26,12 @@ def make_records(
     slow: Sequence[bool],
     *,
     ratio: float = 1.8,
-    faster: float = 1.0,
     noise: float = 0.03,
     seed: int = 0,
 ) -> list[Record]:
     """Return launches of two sizes whose visits met the slow state in turn as stated.
 
     There all takes ``ratio`` times.
-
-    ``faster`` divides the times of the cases, not those of the probe.
     """
     random = np.random.default_rng(seed)
     records = []
@@ -45,7 +42,7 @@ def make_records(
             probes_us = np.repeat(PROBE_US * factors, 2) * np.exp(
                 noise * random.standard_normal(2 * VISITS)
             )
-            times_us = np.repeat(factors * time_us / faster, REPETITIONS)
+            times_us = np.repeat(factors * time_us, REPETITIONS)
             times_us = times_us * np.exp(noise * random.standard_normal(VISITS * REPETITIONS))
             record = make_record(make_case(message_bytes=size), launch=launch)
             record = dataclasses.replace(
@@ -58,19 +55,6 @@ def make_records(
             )
             records.append(record)
     return records
-
-
-def make_states(share: float, seed: int = 0) -> list[bool]:
-    """Return whether each visit met the slow state, with that share, in stretches as long as
-    several visits.
-    """
-    random = np.random.default_rng(seed)
-    visits = ALL_VISITS
-    slow = [bool(random.random() < share)]
-    while len(slow) < visits:
-        changes = random.random() < 0.2
-        slow.append(bool(random.random() < share) if changes else slow[-1])
-    return slow
 
 
 def run_of(records: Sequence[Record], name: str = "run") -> Run:
@@ -149,8 +133,7 @@ def test_a_case_that_met_the_slow_state_alone_has_its_times() -> None:
 
 def test_records_without_a_probe_are_left_alone() -> None:
     """Divide neither records of older runs nor those of another backend."""
-    slow = make_states(0.5)
-    records = make_records(slow)
+    records = make_records([number % 2 == 0 for number in range(ALL_VISITS)])
     older = [dataclasses.replace(record, probes_us=()) for record in records]
     assert divide(older).records is older
     gloo = [

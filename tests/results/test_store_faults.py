@@ -1,7 +1,6 @@
 """Tests of file system faults: full, read-only, removed, replaced, or crashed during a write."""
 
 import contextlib
-import itertools
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ import pytest
 from builders import STEADY, make_info, make_launches, make_record
 
 from commbench.errors import InputError, LaunchError
-from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
 
 
@@ -72,33 +70,6 @@ def fill(path: Path) -> Path:
         while True:
             stream.write(bytes(4096))
     return ballast
-
-
-@pytest.mark.lab
-def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
-    """Keep every acknowledged record on a full disk, and continue when there is space."""
-    out = small_disk / "mine"
-    launch_numbers = itertools.count()
-    with Store.open(out, make_info()) as store:
-
-        def append_for_ever() -> None:
-            for launch in launch_numbers:
-                store.append(make_record(launch=launch))
-
-        with pytest.raises(
-            LaunchError,
-            match="No space left on device",
-        ):
-            append_for_ever()
-        with contextlib.suppress(LaunchError):
-            store.update(status="partial")
-            write_tables(store)
-    count = next(launch_numbers) - 1  # the last was not kept
-    assert count == len(load_run(out).records) > 0
-    subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
-    with Store.open(out, make_info()) as store:
-        store.append(make_record(launch=count))
-    assert list(range(count + 1)) == [record.launch for record in load_run(out).records]
 
 
 @pytest.mark.lab

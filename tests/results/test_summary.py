@@ -42,6 +42,18 @@ WIDE = make_launches([9.0, 9.4, 9.8, 10.2, 10.6, 11.0])
 NARROW = make_launches([0.9, 0.94, 0.98, 1.02, 1.06, 1.1])
 BIMODAL = {"flags": ["bimodal"]}
 WRONG = "7 elements were wrong in 2 of 6 launches."
+#: nccl-tests' factors of the bus bandwidth of 4 MiB, and the size that OSU prints: a rank's block of
+#: an all-gather.
+BANDWIDTHS = (
+    ("all_reduce", 2, 1.0, 4 * MIB),
+    ("all_reduce", 4, 1.5, 4 * MIB),
+    ("all_reduce", 1, 0.0, 4 * MIB),
+    ("all_gather", 4, 0.75, MIB),
+    ("reduce_scatter", 1, 0.0, 4 * MIB),
+    ("reduce_scatter", 4, 0.75, 4 * MIB),
+    ("broadcast", 4, 1.0, 4 * MIB),
+    ("latency", 2, 1.0, 4 * MIB),
+)
 #: What a row says: records, entries of run.json, columns.
 ROWS: dict[str, tuple[list[Record], dict[str, Any], dict[str, Any]]] = {
     "the median over launches, not over pooled repetitions": (
@@ -133,6 +145,16 @@ ROWS: dict[str, tuple[list[Record], dict[str, Any], dict[str, Any]]] = {
         {"transport": "sm | tcp"},
     ),
     **{
+        f"{operation} of {group_size} ranks": (
+            make_launches(
+                [1000.0] * 6, make_case(operation, message_bytes=4 * MIB), group_size=group_size
+            ),
+            {},
+            {"algbw_GBps": 4.194304, "busbw_GBps": 4.194304 * factor, "osu_bytes": osu_bytes},
+        )
+        for operation, group_size, factor, osu_bytes in BANDWIDTHS
+    },
+    **{
         f"{status} everywhere": (
             [make_record(status=status, reason="rank 1 stopped.")],
             {},
@@ -173,33 +195,3 @@ def test_the_interval_of_one_launch_includes_its_time(visits: list[list[float]])
         [make_record(times_us=times_us, visit_lengths=[len(visit) for visit in visits])]
     )
     assert row.time_us_ci_low <= row.time_us <= row.time_us_ci_high
-
-
-@pytest.mark.parametrize(
-    ("operation", "group_size", "factor"),
-    [
-        ("all_reduce", 2, 1.0),
-        ("all_reduce", 4, 1.5),
-        ("all_reduce", 1, 0.0),
-        ("all_gather", 4, 0.75),
-        ("reduce_scatter", 1, 0.0),
-        ("broadcast", 4, 1.0),
-        ("latency", 2, 1.0),
-    ],
-)
-def test_bandwidths_follow_nccl_tests(operation: str, group_size: int, factor: float) -> None:
-    """Compute algbw in 1e9 bytes per second, and busbw by the operation's factor."""
-    case = make_case(operation, message_bytes=4 * MIB)
-    row = summarise_one(make_launches([1000.0] * 6, case, group_size=group_size))
-    assert pytest.approx(4.194304) == row.algbw_GBps
-    assert pytest.approx(4.194304 * factor) == row.busbw_GBps
-
-
-def test_osu_size_is_per_rank_where_osu_counts_so() -> None:
-    """Return the size that OSU prints: a rank's block of an all-gather, the whole
-    reduce-scatter.
-    """
-    records = make_launches(STEADY, make_case("all_gather"), group_size=4) + make_launches(
-        STEADY, make_case("reduce_scatter", redop="sum"), group_size=4
-    )
-    assert [KIB // 4, KIB] == [row.osu_bytes for row in summarise_run(records, make_info())]

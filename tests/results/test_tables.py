@@ -38,6 +38,9 @@ def read_csv(rows: list[Row]) -> list[dict[str, str]]:
         ("reason", ' one\nline, "quoted"', 'one line, "quoted"'),
         ("transport", "-", "'-"),
         ("transport", "@tcp", "'@tcp"),
+        ("transport", "+1", "'+1"),
+        ("transport", "\t1", "'\t1"),
+        ("skew_us", -1.5, "-1.5"),
     ],
 )
 def test_cells_are_plain(column: str, value: object, expected: str) -> None:

@@ -88,36 +88,33 @@ def test_verdicts_are_of_one_family() -> None:
 # ----------------------------------------------------------------------------------------- learning
 
 
-def losing(
-    case: Any, losses: list[float], *, step_ms: float = 20.0, launch: int = 0, **changes: Any
-) -> TrainingRecord:
-    """Return a record with these losses."""
-    return make_training_record(case, launch=launch, step_ms=step_ms, losses=losses, **changes)
+DOWN = [100.0 - step for step in range(60)]
 
 
-def test_loss_at_equal_steps_is_a_mean_over_the_last_tenth() -> None:
-    """Return the mean loss of the last tenth of the steps."""
-    losses = [float(step) for step in range(40)]
-    (row,) = training_rows([losing(None, losses)], {})
-    assert (0.0, 37.5) == (row.loss_first, row.loss_equal_steps)
-
-
-def test_loss_at_equal_steps_stops_where_the_shortest_does() -> None:
-    """Compare losses after the steps that all configurations made in a launch."""
-    down = [100.0 - step for step in range(60)]
-    rows = rows_of([losing(make_training_case(), down[:20]), losing(FP16, down)])
-    assert (81.5, 81.5) == (
-        rows["none default"].loss_equal_steps,
-        rows["fp16 default"].loss_equal_steps,
-    )
-
-
-def test_loss_at_equal_time_gives_the_slow_fewer_steps() -> None:
-    """Compare losses when the fastest configuration ends."""
-    down = [100.0 - step for step in range(20)]
-    rows = rows_of([losing(make_training_case(), down, step_ms=20), losing(FP16, down, step_ms=10)])
-    assert [91.5, 81.5] == [row.loss_equal_time for row in rows.values()]
-    assert [81.5, 81.5] == [row.loss_equal_steps for row in rows.values()]
+@pytest.mark.parametrize(
+    ("lengths", "step_ms", "at_equal_steps", "at_equal_time"),
+    [
+        ((40, 40), (20, 20), (62.5, 62.5), (62.5, 62.5)),  # the mean of the last tenth
+        ((20, 60), (20, 20), (81.5, 81.5), (81.5, 81.5)),  # where the shortest stops
+        ((20, 20), (20, 10), (81.5, 81.5), (91.5, 81.5)),  # when the fastest ends
+    ],
+)
+def test_losses_are_compared_after_equal_steps_and_equal_time(
+    lengths: Sequence[int],
+    step_ms: Sequence[float],
+    at_equal_steps: Sequence[float],
+    at_equal_time: Sequence[float],
+) -> None:
+    """Return the mean loss over a tenth of the steps that both configurations made."""
+    cases = (make_training_case(), FP16)
+    records = [
+        make_training_record(case, step_ms=each_ms, losses=DOWN[:length])
+        for case, length, each_ms in zip(cases, lengths, step_ms, strict=True)
+    ]
+    rows = rows_of(records).values()
+    assert {100.0} == {row.loss_first for row in rows}
+    assert list(at_equal_steps) == [row.loss_equal_steps for row in rows]
+    assert list(at_equal_time) == [row.loss_equal_time for row in rows]
 
 
 @pytest.mark.parametrize(

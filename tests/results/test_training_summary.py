@@ -29,78 +29,122 @@ def flags_of(records: list[TrainingRecord], **info: Any) -> set[str]:
     return {flag for flag in row.flags.split(";") if flag}
 
 
-# ------------------------------------------------------------------------------------- time columns
-
-
-def test_step_is_the_median_over_launches() -> None:
-    """Return the median of launch medians, with an interval over launches."""
-    (row,) = training_rows(make_training_launches([19, 20, 21, 22, 23, 30]), make_training_info())
-    assert 21.5 == pytest.approx(row.step_ms)
-    assert (19, 30) == (pytest.approx(row.step_ms_ci_low), pytest.approx(row.step_ms_ci_high))
-    assert (6, 120) == (row.launches, row.steps)
-    assert 21.5 * 1.009 == pytest.approx(row.step_ms_p95, rel=1e-3)
-    assert 1e3 * 64 / 21.5 == pytest.approx(row.samples_per_s)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "text"),
-    [
-        ([1_200_000, 33_600_000], "1.2+33.6"),
-        ([4], "0.000004"),
-        ([123_456_789_000, 1_234_567], "123000+1.23"),
-        ([], ""),
-    ],
-)
-def test_bucket_sizes_have_three_digits(sizes: list[int], text: str) -> None:
-    """Write sizes in MB without exponents."""
-    (row,) = training_rows([make_training_record(bucket_bytes=sizes)], make_training_info())
-    assert (text, len(sizes) or None) == (row.bucket_mb, row.bucket_count)
-
-
-def test_parts_are_medians_over_launches() -> None:
-    """Return medians over launches, the largest memory and all skipped steps."""
-    parts = [(1.0, 1e6, 5_000_000, 1), (3.0, 3e6, 9_000_000, 2), (2.0, 2e6, None, 0)]
-    records = [
-        make_training_record(
-            launch=launch,
-            comm_ms=comm_ms,
-            sent_bytes=sent_bytes,
-            peak_memory_bytes=memory_bytes,
-            skipped_steps=skipped,
+MEMORY = [(1.0, 1e6, 5_000_000, 1), (3.0, 3e6, 9_000_000, 2), (2.0, 2e6, None, 0)]
+COMPRESSED = [
+    make_training_record(FP16, launch=launch, backward_ms=backward_ms, encode_ms=encode_ms)
+    for launch, (backward_ms, encode_ms) in enumerate([(15.0, 2.0), (18.0, 1.0), (9.0, 1.0)])
+]
+UNSHARDED = [make_training_record(LOCAL, launch=launch, backward_ms=10.0) for launch in range(3)]
+FIRST, LATER = (make_training_record(FP16, launch=launch) for launch in range(2))
+NO_MEMORY = make_training_record(FP16, launch=1, status="failed", reason="no memory")
+#: What the row of a hook says: records, and columns.
+ROWS: dict[str, tuple[str, list[TrainingRecord], dict[str, Any]]] = {
+    "the step is the median over launches": (
+        "none",
+        make_training_launches([19, 20, 21, 22, 23, 30]),
+        {
+            "step_ms": 21.5,
+            "step_ms_ci_low": 19,
+            "step_ms_ci_high": 30,
+            "launches": 6,
+            "steps": 120,
+            "step_ms_p95": 21.5 * 1.009,
+            "samples_per_s": 1e3 * 64 / 21.5,
+        },
+    ),
+    "two buckets": (
+        "none",
+        [make_training_record(bucket_bytes=[1_200_000, 33_600_000])],
+        {"bucket_mb": "1.2+33.6", "bucket_count": 2},
+    ),
+    "a small bucket": (
+        "none",
+        [make_training_record(bucket_bytes=[4])],
+        {"bucket_mb": "0.000004", "bucket_count": 1},
+    ),
+    "buckets without an exponent": (
+        "none",
+        [make_training_record(bucket_bytes=[123_456_789_000, 1_234_567])],
+        {"bucket_mb": "123000+1.23", "bucket_count": 2},
+    ),
+    "unknown buckets": (
+        "none",
+        [make_training_record(bucket_bytes=[])],
+        {"bucket_mb": "", "bucket_count": None},
+    ),
+    "parts are medians, with the largest memory and all skipped steps": (
+        "none",
+        [
+            make_training_record(
+                launch=launch,
+                comm_ms=comm_ms,
+                sent_bytes=sent_bytes,
+                peak_memory_bytes=memory_bytes,
+                skipped_steps=skipped,
+            )
+            for launch, (comm_ms, sent_bytes, memory_bytes, skipped) in enumerate(MEMORY)
+        ],
+        {
+            "comm_ms": 2.0,
+            "sent_MB_per_step": 2.0,
+            "dense_MB_per_step": 34.8,
+            "peak_memory_MB": 9.0,
+            "skipped_steps": 3,
+            "forward_ms": 6,
+            "backward_ms": 12,
+            "optimizer_ms": 2,
+        },
+    ),
+    "the local step is of launches that have both": (
+        "fp16",
+        [*make_training_launches([20, 40], FP16), *make_training_launches([10, 16, 99], LOCAL)],
+        {"local_step_ms": 13, "scaling_efficiency": 13 / 30},
+    ),
+    "exposed communication leaves out encoding": (
+        "fp16",
+        [*COMPRESSED, *UNSHARDED],
+        {"exposed_comm_ms": 3.0},
+    ),
+    "exposed communication is not negative": (
+        "fp16",
+        [COMPRESSED[2], UNSHARDED[2]],
+        {"exposed_comm_ms": 0.0},
+    ),
+    "a success behind a failure": ("fp16", [FIRST, NO_MEMORY, LATER], {"status": "ok"}),
+    "a failure behind a success": ("fp16", [FIRST, LATER, NO_MEMORY], {"status": "failed"}),
+    "a failed baseline": (
+        "fp16",
+        [
+            *launches_of(20),
+            make_training_record(launch=6, status="hung", reason="stuck"),
+            *launches_of(10, FP16),
+        ],
+        {"status": "ok", "speedup": None},
+    ),
+    **{
+        f"{status} everywhere": (
+            "fp16",
+            [*launches_of(20), make_training_record(FP16, status=status, reason="no answer")],
+            {
+                "status": status,
+                "reason": "no answer",
+                "verdict": "",
+                "flags": "",
+                **dict.fromkeys(("step_ms", "launches", "speedup", "loss_first", "comm_ms")),
+            },
         )
-        for launch, (comm_ms, sent_bytes, memory_bytes, skipped) in enumerate(parts)
-    ]
-    (row,) = training_rows(records, make_training_info())
-    assert (2.0, 2.0, 34.8) == (row.comm_ms, row.sent_MB_per_step, row.dense_MB_per_step)
-    assert (9.0, 3) == (row.peak_memory_MB, row.skipped_steps)
-    assert pytest.approx([6, 12, 2]) == [row.forward_ms, row.backward_ms, row.optimizer_ms]
+        for status in ("failed", "hung", "unsupported")
+    },
+}
 
 
-# ------------------------------------------------------------------------------------ beside no DDP
-
-
-def test_local_step_is_that_of_the_same_launches() -> None:
-    """Compare with the local step in launches that have both."""
-    records = [
-        *make_training_launches([20, 40], FP16),
-        *make_training_launches([10, 16, 99], LOCAL),
-    ]
-    row = rows_of(records)["fp16 default"]
-    assert (13, 13 / 30) == (
-        pytest.approx(row.local_step_ms),
-        pytest.approx(row.scaling_efficiency),
-    )
-
-
-def test_exposed_communication_leaves_out_compressing() -> None:
-    """Subtract local backward pass and encoding per launch, at least to zero."""
-    ddp = [
-        make_training_record(FP16, launch=launch, backward_ms=backward, encode_ms=encode)
-        for launch, (backward, encode) in enumerate([(15.0, 2.0), (18.0, 1.0), (9.0, 1.0)])
-    ]
-    local = [make_training_record(LOCAL, launch=launch, backward_ms=10.0) for launch in range(3)]
-    assert 3.0 == rows_of([*ddp, *local])["fp16 default"].exposed_comm_ms
-    assert 0.0 == rows_of([ddp[2], local[2]])["fp16 default"].exposed_comm_ms
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_summarises_its_records(name: str) -> None:
+    """Fill the columns from the records of all launches."""
+    hook, records, expected = ROWS[name]
+    row = rows_of(records)[f"{hook} default"]
+    found = {column: getattr(row, column) for column in expected}
+    assert pytest.approx(expected) == found
 
 
 def test_local_step_has_the_same_precision_and_accumulation() -> None:
@@ -110,38 +154,6 @@ def test_local_step_has_the_same_precision_and_accumulation() -> None:
     assert training_rows(records, {})[0].local_step_ms is None
     (row,) = training_rows([*records, make_training_record(half.local(), step_ms=15)], {})
     assert 15 == pytest.approx(row.local_step_ms)
-
-
-# -------------------------------------------------------------------------------------- what failed
-
-
-@pytest.mark.parametrize("status", ["failed", "hung", "unsupported"])
-def test_configuration_without_result_is_a_row(status: str) -> None:
-    """Keep status and reason, and leave figures empty."""
-    broken = make_training_record(FP16, status=status, reason="rank 1 did not answer")
-    row = rows_of([*launches_of(20), broken])["fp16 default"]
-    assert (status, "rank 1 did not answer") == (row.status, row.reason)
-    assert {None} == {row.step_ms, row.launches, row.speedup, row.loss_first, row.comm_ms}
-    assert ("", "") == (row.verdict, row.flags)
-
-
-def test_success_after_failure_is_ok() -> None:
-    """Ignore a failure that the same launch repeated successfully."""
-    failed = make_training_record(FP16, launch=1, status="failed", reason="no memory")
-    good = make_training_record(FP16, launch=1)
-    first = make_training_record(FP16)
-    assert ["ok", "failed"] == [
-        rows_of(records)["fp16 default"].status
-        for records in ([first, failed, good], [first, good, failed])
-    ]
-
-
-def test_failed_baseline_compares_nothing() -> None:
-    """Return no speedups if the baseline failed last, although it has times."""
-    failed = make_training_record(launch=6, status="hung", reason="stuck")
-    rows = rows_of([*launches_of(20), failed, *launches_of(10, FP16)])
-    assert ("hung", "ok") == (rows["none default"].status, rows["fp16 default"].status)
-    assert (None, None) == (rows["none default"].speedup, rows["fp16 default"].speedup)
 
 
 def test_speedups_stand_against_fp16_too() -> None:

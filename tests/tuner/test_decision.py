@@ -17,8 +17,9 @@ from training_builders import (
     make_training_record,
 )
 
-from commbench.ddp.plan.cases import TrainingCase, schedule
+from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.terms import schedule
 from commbench.results.recommendation import Recommendation
 from commbench.results.trained import Speedup
 from commbench.results.verdict import recommendation_findings, snippets, verdict_findings

@@ -1,15 +1,16 @@
 """Tests of --max-accuracy-loss: which settings it excludes, and the messages."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from test_decision import BASE, FIVE, FP16, TOPK, confirmed, decide
-from training_builders import EVEN, make_training_case, make_training_launches
+from training_builders import EVEN, make_training_case, make_training_launches, make_training_record
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.findings import Finding
 from commbench.results.recommendation import Recommendation
 from commbench.results.trained import Trained, equal_losses
 from commbench.tuner.learning import accuracy_warning
@@ -17,80 +18,56 @@ from commbench.tuner.learning import accuracy_warning
 ALLOWED = 0.01
 
 
-def trained(case: TrainingCase, ends: Sequence[float], metric: str = "accuracy") -> Trained:
+def trained(case: TrainingCase, ends: Sequence[float], metric: str) -> Trained:
     """Return a configuration with the final metric, or loss, of each launch."""
-    launches = make_training_launches([20.0] * len(ends), case)
-    for record, end in zip(launches, ends, strict=True):
-        learnt = (
-            {"metric_name": metric, "metrics": [(5, 0.1), (20, end)]}
-            if metric
-            else {"losses": [end] * 20}
-        )
-        record.__dict__.update(learnt)
+    launches = []
+    for launch, end in enumerate(ends):
+        learnt: dict[str, Any] = {"losses": [end] * 20}
+        if metric:
+            learnt = {"metric_name": metric, "metrics": [(5, 0.1), (20, end)]}
+        launches.append(make_training_record(case, launch=launch, **learnt))
     return Trained(case=case, records=launches)
 
 
-def warning(
-    case: TrainingCase,
-    ends: Sequence[float],
-    base: Sequence[float],
-    *,
-    is_decision: bool,
-    **named: Any,
-) -> Finding | None:
-    """Return the reason against a configuration for a limit of 0.01."""
-    one, baseline = trained(case, ends, **named), trained(BASE, base, **named)
-    return accuracy_warning(
-        one, baseline, equal_losses([one, baseline]), ALLOWED, is_decision=is_decision
-    )
+#: Final metrics of six launches.
+ENDS = np.array([0.5, 0.7, 0.9, 0.6, 0.8, 0.75])
+SEEK, DECIDE = False, True
 
 
 @pytest.mark.parametrize(
-    ("metric", "worse", "better"), [("accuracy", 0.88, 0.92), ("loss", 0.92, 0.88)]
+    ("metric", "is_decision", "base", "losses", "found"),
+    [
+        ("accuracy", SEEK, ENDS, 0.02, ("is_lower", 0.02)),
+        ("accuracy", SEEK, ENDS, -0.02, None),
+        ("loss", SEEK, ENDS, -0.02, ("is_higher", 0.02)),
+        ("loss", SEEK, ENDS, 0.02, None),
+        ("accuracy", DECIDE, ENDS, 0.005, None),
+        ("accuracy", DECIDE, ENDS, 0.02, ("may_be_lower", 0.02)),
+        ("perplexity", DECIDE, 5000 * ENDS, 0.005, None),
+        ("perplexity", DECIDE, 5000 * ENDS, 0.02, ("may_be_lower", 0.02)),
+        ("accuracy", SEEK, ENDS, [0, 0, 0, 0, 0, 0.03], None),
+        ("accuracy", DECIDE, ENDS, [0, 0, 0, 0, 0, 0.03], ("may_be_lower", 0.03)),
+        ("accuracy", DECIDE, ENDS[:1], 0, ("unbounded", None)),
+        ("accuracy", DECIDE, ENDS[:2], [0, 0.002], ("may_be_lower", None)),
+        ("accuracy", SEEK, ENDS[:2], [0, 0.002], None),
+        ("accuracy", DECIDE, ENDS[:5], [0, 0.002, 0, 0.002, 0], None),
+        ("", DECIDE, np.full(6, 2.0), -0.01, None),
+        ("", DECIDE, np.full(6, 2.0), -0.04, ("may_be_costlier", 2.0)),
+    ],
 )
-def test_metric_has_a_direction(metric: str, worse: float, better: float) -> None:
-    """Exclude a higher loss or a lower metric beyond the limit."""
-    said = warning(TOPK, [worse] * 3, [0.9] * 3, is_decision=False, metric=metric)
-    assert said is not None
-    assert 0.02 == pytest.approx(said.numbers["worst"])
-    assert None is warning(TOPK, [better] * 3, [0.9] * 3, is_decision=False, metric=metric)
-
-
-@pytest.mark.parametrize(("metric", "scale"), [("accuracy", 1.0), ("perplexity", 5000.0)])
-def test_launches_are_paired(metric: str, scale: float) -> None:
-    """Compare with the baseline of the same launch."""
-    base = [scale * value for value in (0.5, 0.7, 0.9, 0.6, 0.8, 0.75)]
-    own = [value - 0.005 for value in base]
-    assert None is warning(TOPK, own, base, is_decision=True, metric=metric)
-    assert None is not warning(
-        TOPK, [value - 0.02 for value in base], base, is_decision=True, metric=metric
-    )
-
-
-def test_seeking_asks_for_the_median_and_deciding_for_a_bound() -> None:
-    """Confirm by the median, and recommend by a bound."""
-    base, own = [0.9] * 6, [0.9, 0.9, 0.9, 0.9, 0.9, 0.87]
-    assert None is warning(TOPK, own, base, is_decision=False)
-    said = warning(TOPK, own, base, is_decision=True)
-    assert said is not None
-    assert ("accuracy_may_be_lower", 0.03) == (said.code, pytest.approx(said.numbers["worst"]))
-
-
-@pytest.mark.parametrize(("launches", "passes"), [(1, False), (2, False), (5, True), (6, True)])
-def test_few_launches_bound_little(launches: int, passes: bool) -> None:
-    """Recommend nothing on one launch, or on two that differ."""
-    base = [0.9] * launches
-    own = [0.9 - 0.002 * (launch % 2) for launch in range(launches)]
-    assert passes == (warning(TOPK, own, base, is_decision=True) is None)
-    assert None is warning(TOPK, own, base, is_decision=False)
-
-
-def test_loss_counts_as_a_share() -> None:
-    """Compare the loss after equal steps relative to the baseline's without a metric."""
-    assert None is warning(TOPK, [2.01] * 6, [2.0] * 6, is_decision=True, metric="")
-    said = warning(TOPK, [2.04] * 6, [2.0] * 6, is_decision=True, metric="")
-    assert said is not None
-    assert ("accuracy_may_be_costlier", 2.0) == (said.code, pytest.approx(said.numbers["worst"]))
+def test_accuracy_is_judged(
+    metric: str, is_decision: bool, base: Any, losses: Any, found: tuple[str, float] | None
+) -> None:
+    """Exclude a higher loss or a lower metric beyond the limit: to confirm by the median over paired
+    launches, to recommend by a bound. Without a metric the loss counts as a share.
+    """
+    one, baseline = trained(TOPK, base - losses, metric), trained(BASE, base, metric)
+    equal = equal_losses([one, baseline])
+    said = accuracy_warning(one, baseline, equal, ALLOWED, is_decision=is_decision)
+    assert (said is None) == (found is None)
+    if said and found:
+        assert f"accuracy_{found[0]}" == said.code
+        assert found[1] is None or found[1] == pytest.approx(said.numbers["worst"])
 
 
 @pytest.mark.parametrize(
@@ -112,13 +89,11 @@ def launches(
     case: TrainingCase, step_ms: float, end: float, worst: float | None = None
 ) -> list[TrainingRecord]:
     """Return six launches with final accuracy ``end``, and ``worst`` in the last one."""
-    made = make_training_launches(
-        [step_ms * factor for factor in EVEN], case, metric_name="accuracy"
-    )
-    for record in made:
-        record.__dict__["metrics"] = [
-            (20, worst if worst is not None and record.launch == 5 else end)
-        ]
+    steps_ms = [step_ms * factor for factor in EVEN]
+    learnt = {"metric_name": "accuracy", "metrics": [(20, end)]}
+    made = make_training_launches(steps_ms, case, **learnt)
+    if worst is not None:
+        made[-1] = dataclasses.replace(made[-1], metrics=[(20, worst)])
     return made
 
 

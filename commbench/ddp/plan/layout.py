@@ -105,14 +105,11 @@ def group_by_layout(
     Configurations that differ only in their bucket size and get the same buckets are equivalent.
     DDP's default buckets are measured if they are among them, else the first configuration.
     """
-    layouts: dict[tuple[str, bool, bool], Layout] = {}
     measured_case: dict[tuple[TrainingCase, Layout], TrainingCase] = {}
     keys: dict[TrainingCase, tuple[TrainingCase, Layout]] = {}
     for case in cases:
-        rule = case.bucket_cap_mb, case.keeps_first_buckets, case.uses_ddp
-        if rule not in layouts:
-            layouts[rule] = case_layout(case, facts)
-        keys[case] = (dataclasses.replace(case, bucket_cap_mb=DEFAULT_CAP), layouts[rule])
-        if keys[case] not in measured_case or case.bucket_cap_mb == DEFAULT_CAP:
-            measured_case[keys[case]] = case
+        alike = dataclasses.replace(case, bucket_cap_mb=DEFAULT_CAP)
+        key = keys[case] = alike, case_layout(case, facts)
+        if key not in measured_case or case.bucket_cap_mb == DEFAULT_CAP:
+            measured_case[key] = case
     return {case: measured_case[key] for case, key in keys.items()}

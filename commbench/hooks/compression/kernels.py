@@ -19,7 +19,7 @@ All kernels are in one file because numba's cache does not detect a change in an
 from __future__ import annotations
 
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -315,7 +315,9 @@ def add(indices: Words, values: Floats, into: Floats) -> None:
 
 
 @partial(compiled, fastmath={"reassoc"})
-def _sum_squares(gradient: Floats, residual: Floats | None, kind: type[np.floating]) -> float:
+def _sum_squares(
+    gradient: Floats, residual: Floats | None, kind: type[np.floating[Any]]
+) -> np.floating[Any]:
     """Return the sum of squares of gradient + residual, in a type of NumPy.
 
     The order of the additions is free, so that they are vectorised.

@@ -43,7 +43,18 @@ TRAINING_LABELS = (
     "accumulation",
     "variant",
 )
-_FACTS = ("suite", "status", "launcher", "world_size", "nodes", "git_commit")
+#: Labels of a run.
+RUN_LABELS = (
+    "run",
+    "suite",
+    "status",
+    "launcher",
+    "world_size",
+    "nodes",
+    "version",
+    "git_commit",
+    "emulated",
+)
 
 
 def texts(values: Mapping[str, object]) -> Labels:
@@ -64,20 +75,16 @@ def case_labels(rows: Sequence[Row]) -> list[Labels]:
     ``variant`` states the synchronisation and the timed loop only if cases differ in nothing else.
     Both can change from run to run by default, and that must not end a time series.
     """
-    all_labels = [_case_labels(row) for row in rows]
+    all_labels = []
+    for row in rows:
+        group = row.group if makes_groups(row.pattern) else ""
+        values = {"ranks": row.group_size, "group": group, "variant": _variant(row)}
+        all_labels.append(_labels(CASE_LABELS, row, values))
     counts = Counter(tuple(labels.values()) for labels in all_labels)
     for row, labels in zip(rows, all_labels, strict=True):
         if counts[tuple(labels.values())] > 1:
             labels["variant"] = joined(labels["variant"], row.sync, row.loop)
     return all_labels
-
-
-def _case_labels(row: Row) -> Labels:
-    group = ""
-    if makes_groups(row.pattern):
-        group = row.group
-    values = {"ranks": row.group_size, "group": group, "variant": _variant(row)}
-    return _labels(CASE_LABELS, row, values)
 
 
 def _labels(names: Sequence[str], row: Row | TrainingRow, values: Mapping[str, object]) -> Labels:
@@ -117,10 +124,10 @@ def training_labels(row: TrainingRow) -> Labels:
 
 
 def run_facts(run: Run) -> Labels:
-    """Return what identifies a run and where it was measured."""
+    """Return the labels `RUN_LABELS`: what identifies a run and where it was measured."""
     environment = run.info.get("environment") or {}
     versions = environment.get("versions") or {}
-    facts: dict[str, object] = {name: run.info.get(name) for name in _FACTS}
+    facts: dict[str, object] = {name: run.info.get(name) for name in RUN_LABELS}
     facts["run"] = run.info.get("run_id") or run.path.name
     facts["version"] = versions.get("commbench")
     facts["emulated"] = "yes" if environment.get("emulated") else "no"

@@ -18,6 +18,7 @@ from commbench.engine.flags import split_flags
 from commbench.engine.records import Row, Status
 from commbench.interop.exports.common import (
     CASE_LABELS,
+    RUN_LABELS,
     TRAINING_LABELS,
     Labels,
     labelled_rows,
@@ -31,19 +32,10 @@ from commbench.results.tables import rows_by
 
 US, MS, PERCENT, MB, GB = 1e-6, 1e-3, 1e-2, 1e6, 1e9
 BACKEND_LABELS = ("backend", "library", "transport")
-RUN_LABELS = (
-    "run",
-    "suite",
-    "status",
-    "launcher",
-    "world_size",
-    "nodes",
-    "version",
-    "git_commit",
-    "emulated",
-)
 WINNER_LABELS = ("workload", "ranks")
 EVENT_LABELS = ("kind", "scope", "ranks", "host")
+#: The ends of an interval, by whether there is one.
+_ENDS = {True: ("low", "high"), False: ()}
 #: Kinds of events, see `commbench.analysis.soak.rows.EventRow`.
 EVENT_KINDS = ("spike", "failed", "hung")
 
@@ -62,19 +54,8 @@ class Measure:
     factor: float = 1.0
     """From the column's unit to the base unit."""
     has_interval: bool = False
-    """Whether the ends of an interval are measures, too."""
-
-    @property
-    def ends(self) -> list[Measure]:
-        """The measures of the ends of its interval: ``commbench_collective_ci_low_seconds``."""
-        ends = []
-        stem, _, unit = self.name.rpartition("_")
-        for end in ("low", "high"):
-            name = f"{stem}_ci_{end}_{unit}"
-            about = f"{end.capitalize()} end of the interval of {self.name}."
-            column = f"{self.column}_ci_{end}"
-            ends.append(Measure(name, about, self.labels, column, self.factor))
-        return ends
+    """Whether the ends of an interval are measures, too:
+    ``commbench_collective_ci_low_seconds``."""
 
 
 def _all_measures() -> dict[str, Measure]:
@@ -82,9 +63,15 @@ def _all_measures() -> dict[str, Measure]:
     measures = {}
     for measure in _MEASURES:
         measures[measure.name] = measure
-        if measure.has_interval:
-            for end in measure.ends:
-                measures[end.name] = end
+        stem, _, unit = measure.name.rpartition("_")
+        for end in _ENDS[measure.has_interval]:
+            measures[f"{stem}_ci_{end}_{unit}"] = Measure(
+                f"{stem}_ci_{end}_{unit}",
+                f"{end.capitalize()} end of the interval of {measure.name}.",
+                measure.labels,
+                f"{measure.column}_ci_{end}",
+                measure.factor,
+            )
     return measures
 
 
@@ -269,8 +256,7 @@ def _largest(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def _of_run(run: Run) -> Iterator[Sample]:
-    facts = run_facts(run)
-    yield sample("commbench_run_info", **{name: facts[name] for name in RUN_LABELS})
+    yield sample("commbench_run_info", **run_facts(run))
     began_s = unix_s(run.info.get("started"))
     if began_s is not None:
         yield sample("commbench_run_start_timestamp_seconds", began_s)

@@ -57,7 +57,8 @@ def write_parquet(run: Run, out: Path | None = None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for name, frame in tables_of(run).items():
             table = arrow.Table.from_pandas(frame, preserve_index=False)
-            abouts = _abouts(ROW_CLASSES[name])
+            columns = dataclasses.fields(ROW_CLASSES[name])
+            abouts = {column.name: column.metadata.get("about", "") for column in columns}
             fields = []
             for field in table.schema:
                 about = abouts.get(field.name, "")
@@ -67,11 +68,6 @@ def write_parquet(run: Run, out: Path | None = None) -> Path:
             parquet.write_table(table.cast(schema), temporary)
             temporary.replace(folder / f"{name}.parquet")
     return folder
-
-
-def _abouts(row_class: type[Any]) -> dict[str, str]:
-    """Return the documentation of each column."""
-    return {field.name: field.metadata.get("about", "") for field in dataclasses.fields(row_class)}
 
 
 def tables_of(run: Run) -> dict[str, DataFrame]:

@@ -125,6 +125,15 @@ class Block:
             )
 
 
+def read_blocks(
+    text: str, reading: Reading, layout: Layout, read_block: Callable[[Block, Reading], None]
+) -> None:
+    """Read each block of a text that has a table, and note those that cannot be imported."""
+    for block in split_blocks(text, layout, reading):
+        with reading.noting():
+            read_block(block, reading)
+
+
 def split_blocks(text: str, layout: Layout, reading: Reading) -> list[Block]:
     """Return the blocks of a text that have a table, in order."""
     blocks = []

@@ -26,8 +26,8 @@ class Tool:
     """The tool's usual name."""
     recognises: Callable[[str], bool]
     """Whether a text has this format."""
-    read: Callable[[str, str, ImportOptions], Reading]
-    """Reads a text, given its name and the options of the import."""
+    read: Callable[[str, Reading], None]
+    """Reads a text."""
 
 
 TOOLS = {
@@ -93,8 +93,8 @@ class Imported:
     records: Sequence[Record]
     info: JsonObject
     """Entries of ``run.json``."""
-    readings: Sequence[tuple[Tool, Reading]]
-    """Tool and reading of each output, in the given order."""
+    readings: Sequence[Reading]
+    """Of each output, in the given order."""
 
 
 def import_outputs(
@@ -109,7 +109,7 @@ def import_outputs(
             equal; no output has a measurement; or the times of a case have different meanings.
     """
     _check_distinct(sources)
-    readings: list[tuple[Tool, Reading]] = []
+    readings: list[Reading] = []
     for source in sources:
         if len(source.data) > LARGEST_BYTES:
             raise InputError(
@@ -118,9 +118,11 @@ def import_outputs(
             )
         text = source.text
         source_tool = find_tool(text, source.name, tool)
-        readings.append((source_tool, source_tool.read(text, source.name, options)))
+        reading = Reading(name=source.name, options=options, tool=source_tool.title)
+        source_tool.read(text, reading)
+        readings.append(reading)
     launches_by_case: dict[tuple[str, int], list[Record]] = {}
-    for _, reading in readings:
+    for reading in readings:
         for record in reading.records:
             launches = launches_by_case.setdefault((record.case.key, record.group_size), [])
             for earlier in launches[:1]:
@@ -128,7 +130,7 @@ def import_outputs(
             launches.append(dataclasses.replace(record, launch=len(launches)))
     if not launches_by_case:
         reasons: list[str] = []
-        for _, reading in readings:
+        for reading in readings:
             reasons += reading.left_out
         names = ", ".join(source.name for source in sources)
         raise InputError(f"Nothing was found in {names}: {'; '.join(reasons[:3])}.")
@@ -139,17 +141,15 @@ def import_outputs(
     return Imported(records=records, info=_info(sources, readings, most), readings=readings)
 
 
-def _info(
-    sources: Sequence[Source], readings: Sequence[tuple[Tool, Reading]], most: int
-) -> JsonObject:
+def _info(sources: Sequence[Source], readings: Sequence[Reading], most: int) -> JsonObject:
     """Return entries of ``run.json``: outputs, and the hosts of the ranks, if stated and equal in
     all outputs.
     """
     outputs = []
     hosts = set()
-    for source, (tool, reading) in zip(sources, readings, strict=True):
+    for source, reading in zip(sources, readings, strict=True):
         output = {"file": source.name, "sha256": source.sha256}
-        outputs.append({**output, "tool": tool.title, "version": reading.version})
+        outputs.append({**output, "tool": reading.tool, "version": reading.version})
         if most in reading.places:
             places = sorted(reading.places[most], key=attrgetter("rank"))
             hosts.add(tuple(place.host for place in places))

@@ -8,12 +8,11 @@ from typing import Any
 from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.engine.records import Record
 from commbench.findings import Finding
-from commbench.interop.imports.blocks import HEADING, Block, Layout, split_blocks
+from commbench.interop.imports.blocks import HEADING, Block, Layout, read_blocks
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
     PAIR_MEAN,
     SLOWEST_RANK,
-    ImportOptions,
     LeftOutError,
     Reading,
     make_record,
@@ -53,24 +52,20 @@ LAYOUT = Layout(
 )
 
 
-def read(text: str, name: str, options: ImportOptions) -> Reading:
+def read(text: str, reading: Reading) -> None:
     """Read the output of IMB-MPI1, which states the number of processes of each table.
 
     Raises:
         InputError: a table lacks the number and -n was not given.
     """
-    reading = Reading(name=name)
-    for block in split_blocks(text, LAYOUT, reading):
-        with reading.noting():
-            _read_block(block, reading, options)
+    read_blocks(text, reading, LAYOUT, _read_block)
     if "All processes entering MPI_Finalize" not in text:
         reading.leave_out(
             "the output does not say that it is complete, so that lines may be missing"
         )
-    return reading
 
 
-def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
+def _read_block(block: Block, reading: Reading) -> None:
     name = block.fact("benchmark")
     if not name:
         raise LeftOutError(
@@ -86,7 +81,7 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
         )
     operation = OPERATIONS_BY_NAME[name]
     stated = block.fact("groups", 2) or block.fact("processes")
-    ranks = int(stated or reading.ranks(options, None, name))
+    ranks = int(stated or reading.ranks(None, name))
     reading.version = reading.version or block.fact("version")
     is_off_cache = operation.moves_data and block.fact("off_cache") != ""
     case = {
@@ -101,7 +96,7 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
     if operation.moves_data:
         stated = block.fact("reduced" if operation.reduces else "dtype")
         default = "MPI_FLOAT" if operation.reduces else "MPI_BYTE"
-        dtype = reading.dtype(stated, options, default, operation.name)
+        dtype = reading.dtype(stated, default, operation.name)
         case["dtype"] = _DTYPES.get(dtype, dtype)
         if dtype == "MPI_BYTE":
             reading.assume("MPI_BYTE is counted as int8")

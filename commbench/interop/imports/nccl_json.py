@@ -10,16 +10,15 @@ from typing import TypedDict
 
 from commbench.errors import InputError
 from commbench.interop.imports.nccl_tests import (
+    check_half,
     conditions,
     half_record,
-    has_half,
     nccl_version,
     operation_of,
 )
 from commbench.interop.imports.reading import (
     RANK_MEAN,
     SLOWEST_RANK,
-    ImportOptions,
     LeftOutError,
     Place,
     Reading,
@@ -74,26 +73,24 @@ def recognises(text: str) -> bool:
     return head.startswith("{") and '"nccl_version"' in text and '"results"' in text
 
 
-def read(text: str, name: str, options: ImportOptions) -> Reading:
+def read(text: str, reading: Reading) -> None:
     """Read the JSON of one test.
 
     Raises:
         InputError: the text is not JSON of nccl-tests, or not all of it.
     """
-    reading = Reading(name=name)
     try:
         report = check_as(Report, json.loads(text))
     except (InputError, ValueError, RecursionError) as error:
-        raise InputError(f"{name} is no JSON of nccl-tests ({error}).") from error
+        raise InputError(f"{reading.name} is no JSON of nccl-tests ({error}).") from error
     with reading.noting():
-        _read_report(report, reading, options)
-    return reading
+        _read_report(report, reading)
 
 
-def _read_report(report: JsonMapping, reading: Reading, options: ImportOptions) -> None:
+def _read_report(report: JsonMapping, reading: Reading) -> None:
     config = report.get("config", {})
     program = PurePath(next(iter(report.get("args", ())), "")).name.removesuffix("_mpi")
-    operation = operation_of(program, reading.name, options)
+    operation = operation_of(program, reading)
     places = _places(config)
     if len({device.get("group", 0) for device in config.get("devices", ())}) > 1:
         raise LeftOutError("several groups ran at the same time and only their average is written")
@@ -102,29 +99,27 @@ def _read_report(report: JsonMapping, reading: Reading, options: ImportOptions) 
     blocking = 0
     if config.get("blocking_collectives") == "true":  # which kind, only the command line says
         blocking = 2 if _option(report, "-z", "--blocking") == "2" else 1
-    library = ""
-    if "nccl_version" in report:
-        library = f"NCCL {nccl_version(report['nccl_version'])}"
+    time = _time(_option(report, "-a", "--average"))
     case, shared = conditions(
         reading,
-        options,
         operation=operation,
         places=places,
         blocking=blocking,
         graph=bool(config.get("graph")),
-        time=_time(_option(report, "-a", "--average")),
-        batch=config.get("iterations", 1) * config.get("aggregated_iterations", 1),
-        library=library,
     )
+    shared["time"] = time
+    shared["batch"] = config.get("iterations", 1) * config.get("aggregated_iterations", 1)
+    if "nccl_version" in report:
+        shared["library"] = nccl_version(report["nccl_version"])
     for result in report.get("results", ()):
         line = {name: str(result[name]).strip() for name in ("size", "type", "redop", "root")}
         for key, in_place in (("out_of_place", False), ("in_place", True)):
-            of_half = {**case, "in_place": in_place}
-            if key in result and has_half(of_half, reading):
+            case["in_place"] = in_place
+            if key in result:
                 with reading.noting():
+                    check_half(case)
                     half, details = _half(result, key)
-                    record = half_record(of_half, line, half, **details, **shared)
-                    reading.records.append(record)
+                    reading.records.append(half_record(case, line, half, **details, **shared))
 
 
 def _option(report: JsonMapping, short: str, long: str) -> str | None:

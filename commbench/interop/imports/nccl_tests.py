@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from commbench.collectives.datatypes import DTYPES
@@ -17,7 +18,6 @@ from commbench.interop.imports.reading import (
     OF_COMMBENCH,
     OWN,
     RANK_MEAN,
-    ImportOptions,
     LeftOutError,
     Place,
     Reading,
@@ -73,13 +73,12 @@ LAYOUT = Layout(
 )
 
 
-def read(text: str, name: str, options: ImportOptions) -> Reading:
+def read(text: str, reading: Reading) -> None:
     """Read the output of one or more tests.
 
     Raises:
         InputError: operation or number of ranks are neither stated nor given as options.
     """
-    reading = Reading(name=name)
     blocks = split_blocks(text, LAYOUT, reading)
     alone = Counter(block.fact("program") for block in blocks if _ranks(block) == [0])
     for block in blocks:
@@ -91,8 +90,7 @@ def read(text: str, name: str, options: ImportOptions) -> Reading:
                     "several processes each ran alone, as where nccl-tests was built without MPI=1;"
                     " what one GPU measured is imported from an output of its own"
                 )
-            _read_block(block, reading, options)
-    return reading
+            _read_block(block, reading)
 
 
 def _ranks(block: Block) -> list[int]:
@@ -104,22 +102,25 @@ def _groups(block: Block) -> set[str]:
 
 
 def nccl_version(code: int) -> str:
-    """Return NCCL's version from its code: 22807 is 2.28.7, and 2708 is 2.7.8."""
+    """Return NCCL's name and version from its code: 22807 is 2.28.7, and 2708 is 2.7.8."""
     scale = 10_000 if code >= 10_000 else 1000  # noqa: PLR2004 - from 2.9 on
-    return f"{code // scale}.{code % scale // 100}.{code % 100}"
+    return f"NCCL {code // scale}.{code % scale // 100}.{code % 100}"
 
 
-def operation_of(program: str, name: str, options: ImportOptions) -> str:
+def operation_of(program: str, reading: Reading) -> str:
     """Return the operation that a program of nccl-tests measures.
 
     Raises:
         InputError: the operation is neither stated nor given by --operation.
         LeftOutError: commbench has no such operation.
     """
-    if not program and options.operation is None:
-        raise InputError(f"{name} does not say which operation was timed; say so with --operation.")
+    given = reading.options.operation
+    if not program and given is None:
+        raise InputError(
+            f"{reading.name} does not say which operation was timed; say so with --operation."
+        )
     if not program:
-        return str(options.operation)
+        return str(given)
     if program not in OPERATIONS_BY_PROGRAM:
         raise LeftOutError(f"{program} of nccl-tests has no counterpart in commbench")
     return OPERATIONS_BY_PROGRAM[program]
@@ -136,35 +137,22 @@ def stated_ranks(places: Sequence[Place]) -> int | None:
 
 
 def conditions(
-    reading: Reading,
-    options: ImportOptions,
-    *,
-    operation: str,
-    places: Sequence[Place],
-    blocking: int,
-    graph: bool,
-    time: str,
-    batch: int,
-    library: str,
+    reading: Reading, *, operation: str, places: Sequence[Place], blocking: int, graph: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return fields of `Case`, and arguments of `make_record`, that all rows of a test share.
 
     Args:
         reading: notes assumptions, and where the ranks were.
-        options: of the import.
         operation: that was timed.
         places: of the ranks that are listed.
         blocking: the kind of waiting between operations, as ``-z`` counts it.
         graph: whether operations were captured.
-        time: the meaning of times.
-        batch: operations that were timed together.
-        library: name and version.
 
     Raises:
         InputError: the number of ranks is not known.
         LeftOutError: commbench has no such synchronisation.
     """
-    ranks = reading.ranks(options, stated_ranks(places), operation)
+    ranks = reading.ranks(stated_ranks(places), operation)
     if stated_ranks(places) == ranks:
         reading.places[ranks] = places
     if blocking == 2:  # noqa: PLR2004 - as nccl-tests counts them
@@ -172,63 +160,52 @@ def conditions(
             "each operation was waited for without a barrier (-z 2), neither isolated nor back to"
             " back"
         )
-    sync = "barrier"
+    case = {"operation": operation, "backend": "nccl", "buffers": "", "graph": graph}
+    case["sync"] = "barrier"
     if not blocking:
-        sync = "none"
+        case["sync"] = "none"
         reading.assume(BACK_TO_BACK)
-    case = {
-        "operation": operation,
-        "backend": "nccl",
-        "sync": sync,
-        "buffers": "",
-        "graph": graph,
-    }
     devices = dict.fromkeys(place.device for place in places if place.device)
-    shared = {
-        "ranks": ranks,
-        "time": time,
-        "batch": batch,
-        "library": library,
-        "device": " | ".join(devices),
-    }
-    return case, shared
+    return case, {"ranks": ranks, "device": " | ".join(devices)}
 
 
-def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
+def _read_block(block: Block, reading: Reading) -> None:
     columns = block.columns
     _check_table(block)
     places = []
     for match in block.facts.get("rank", ()):
         places.append(Place(rank=int(match[1]), host=match[3], device=match[4].strip()))
-    operation = _operation(block, reading, options)
+    operation = _operation(block, reading)
     reading.version = reading.version or block.fact("version")
     reading.assume(RANKS_AVERAGED)
-    library = f"{block.fact('own library')} {block.fact('own library', 2)}".strip()
-    if block.fact("library"):
-        library = f"NCCL {nccl_version(int(block.fact('library')))}"
+    blocking = int(block.fact("blocking") != "")
+    if "no barrier" in block.fact("blocking"):
+        blocking = 2
     iterations = int(block.fact("iterations") or 0)
     case, shared = conditions(
         reading,
-        options,
         operation=operation,
         places=places,
-        blocking=_blocking(block),
+        blocking=blocking,
         graph=block.fact("graph") not in {"", "0"},
-        time=RANK_MEAN,
-        batch=(iterations or 1) * int(block.fact("aggregated") or 1),
-        library=library,
     )
+    shared["time"] = RANK_MEAN
+    shared["batch"] = (iterations or 1) * int(block.fact("aggregated") or 1)
+    shared["library"] = f"{block.fact('own library')} {block.fact('own library', 2)}".strip()
+    if block.fact("library"):
+        shared["library"] = nccl_version(int(block.fact("library")))
     shared["stated"] = {"repetitions": 1 if iterations else None}
     earlier = len(reading.records)
     for line in block.lines(reading, _with_blanks):
         for second in ("", _SECOND):
             half = {name: line[name + second] for name in columns if name + second in columns}
-            of_half = {**case, "in_place": second == _SECOND}
-            if half["time"] != "N/A" and has_half(of_half, reading):
+            case["in_place"] = second == _SECOND
+            if half["time"] != "N/A":
                 with reading.noting():
+                    check_half(case)
                     _check_rates(half, OPERATIONS[operation], shared["ranks"], reading)
                     checked = _checked(line, half, block)
-                    reading.records.append(half_record(of_half, line, half, **checked, **shared))
+                    reading.records.append(half_record(case, line, half, **checked, **shared))
     _check_footer(block, operation, reading.records[earlier:], reading)
 
 
@@ -261,7 +238,7 @@ def _check_footer(
         )
 
 
-def _operation(block: Block, reading: Reading, options: ImportOptions) -> str:
+def _operation(block: Block, reading: Reading) -> str:
     """Return the operation of a block: stated, else of --operation, else of the command above.
 
     Raises:
@@ -270,26 +247,18 @@ def _operation(block: Block, reading: Reading, options: ImportOptions) -> str:
     """
     program = block.fact("program")
     command = block.fact("command")
-    if not program and command and options.operation is None:
+    if not program and command and reading.options.operation is None:
         program = command
         reading.assume(f"the table below the command {command} is its output")
-    operation = operation_of(program, reading.name, options)
+    operation = operation_of(program, reading)
     if not program and "redop" in block.columns:
-        for line in block.lines(Reading(name=""), _with_blanks):
+        for line in block.lines(replace(reading, left_out=Counter()), _with_blanks):
             if OPERATIONS[operation].reduces != (line["redop"] != "none"):
                 raise LeftOutError(
                     f"a table with redop {line['redop']} is not of {operation}; import it by"
                     " itself, with its own --operation"
                 )
     return operation
-
-
-def _blocking(block: Block) -> int:
-    """Return the kind of waiting as ``-z`` counts it."""
-    stated = block.fact("blocking")
-    if "no barrier" in stated:
-        return 2
-    return 1 if stated else 0
 
 
 def _with_blanks(words: list[str], columns: Sequence[str]) -> list[str]:
@@ -331,13 +300,11 @@ def _checked(line: Mapping[str, str], half: Mapping[str, str], block: Block) -> 
     return {}
 
 
-def has_half(case: Mapping[str, Any], reading: Reading) -> bool:
-    """Return whether commbench has this case; nccl-tests has in-place cases of more operations."""
+def check_half(case: Mapping[str, Any]) -> None:
+    """Raise LeftOutError for a case that only nccl-tests has in place."""
     operation = case["operation"]
     if case["in_place"] and not OPERATIONS[operation].has_in_place:
-        reading.leave_out(f"{operation} in place has no counterpart in commbench")
-        return False
-    return True
+        raise LeftOutError(f"{operation} in place has no counterpart in commbench")
 
 
 def half_record(

@@ -10,7 +10,7 @@ from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS, WINDOW_MESSAGES, Operation
 from commbench.engine.records import Overlap, Record
 from commbench.findings import Finding
-from commbench.interop.imports.blocks import HEADING, Block, Layout, split_blocks
+from commbench.interop.imports.blocks import HEADING, Block, Layout, read_blocks
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
     OF_COMMBENCH,
@@ -18,7 +18,6 @@ from commbench.interop.imports.reading import (
     PAIR_MEAN,
     RANK_MEAN,
     SLOWEST_RANK,
-    ImportOptions,
     LeftOutError,
     Reading,
     make_record,
@@ -62,31 +61,27 @@ OPERATIONS_BY_TITLE = {
 }
 
 
-def read(text: str, name: str, options: ImportOptions) -> Reading:
-    """Read the output of one or more tests.
+def read(text: str, reading: Reading) -> None:
+    """Read the output of OSU.
 
     Raises:
         InputError: the number of ranks is neither stated nor given by -n.
     """
-    reading = Reading(name=name)
-    for block in split_blocks(text, LAYOUT, reading):
-        with reading.noting():
-            _read_block(block, reading, options)
-    return reading
+    read_blocks(text, reading, LAYOUT, _read_block)
 
 
-def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
+def _read_block(block: Block, reading: Reading) -> None:
     operation = _operation(block)
     suite = block.fact("title")
     reading.version = reading.version or f"{suite} {block.fact('title', 4)}".strip()
     ranks = 2
     if operation.kind != "pair":
-        ranks = reading.ranks(options, None, operation.name)
+        ranks = reading.ranks(None, operation.name)
     case, conditions = _defaults(block, operation, reading)
     if operation.moves_data:
         is_float = operation.reduces or suite == "OMB-Py"
         default = "float32" if is_float else "int8"
-        dtype = reading.dtype(block.fact("dtype"), options, default, operation.name)
+        dtype = reading.dtype(block.fact("dtype"), default, operation.name)
         case["dtype"] = _DTYPES.get(dtype, dtype)
     for line in block.lines(reading):
         with reading.noting():

@@ -5,10 +5,9 @@ from __future__ import annotations
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.errors import InputError
-from commbench.interop.imports.blocks import HEADING, Block, Layout, split_blocks
+from commbench.interop.imports.blocks import HEADING, Block, Layout, read_blocks
 from commbench.interop.imports.reading import (
     SLOWEST_RANK,
-    ImportOptions,
     LeftOutError,
     Reading,
     make_record,
@@ -30,20 +29,16 @@ _OPERATIONS = {
 }
 
 
-def read(text: str, name: str, options: ImportOptions) -> Reading:
+def read(text: str, reading: Reading) -> None:
     """Read the output of PARAM.
 
     Raises:
         InputError: the number of ranks is neither stated nor given by -n.
     """
-    reading = Reading(name=name)
-    for block in split_blocks(text, LAYOUT, reading):
-        with reading.noting():
-            _read_block(block, reading, options)
-    return reading
+    read_blocks(text, reading, LAYOUT, _read_block)
 
 
-def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
+def _read_block(block: Block, reading: Reading) -> None:
     columns = block.columns
     if "QUANT" in columns[0]:
         raise LeftOutError("times of quantised communication cannot be imported")
@@ -53,14 +48,15 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
     if "Max" not in columns:
         raise LeftOutError("PARAM's heading has no column for the slowest rank's time")
     stated = block.fact("ranks")
+    options = reading.options
     for line in block.lines(reading):
         with reading.noting():
             _, _, name, *dtype = line[columns[0]].split("-")
             if name not in _OPERATIONS:
                 raise LeftOutError(f"PARAM's {name} has no counterpart in commbench")
             operation = _OPERATIONS[name]
-            ranks = reading.ranks(options, int(stated) if stated else None, operation.name)
-            _assume_defaults(operation, reading, options)
+            ranks = reading.ranks(int(stated) if stated else None, operation.name)
+            _assume_defaults(operation, reading)
             size = whole_number(line[columns[1]])
             elements = whole_number(line.get("nElementsPerRank", "0"))
             if operation.divided:
@@ -85,11 +81,11 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
             reading.records.append(record)
 
 
-def _assume_defaults(operation: Operation, reading: Reading, options: ImportOptions) -> None:
+def _assume_defaults(operation: Operation, reading: Reading) -> None:
     if operation.rooted:
         reading.assume("the root was rank 0, PARAM's default")
     reading.assume("operations were timed back to back, as is PARAM's default (--z 0)")
-    if options.backend is None:
+    if reading.options.backend is None:
         reading.assume("the backend was nccl, PARAM's default (else --backend)")
 
 

@@ -86,6 +86,10 @@ class Reading:
 
     name: str
     """The path as typed."""
+    options: ImportOptions
+    """Of the import: facts that the output may not state."""
+    tool: str
+    """The tool's usual name."""
     version: str = ""
     """Version of the tool; empty if not stated."""
     records: list[Record] = field(default_factory=list)
@@ -114,29 +118,31 @@ class Reading:
         except LeftOutError as reason:
             self.leave_out(str(reason))
 
-    def dtype(self, stated: str, options: ImportOptions, default: str, subject: str) -> str:
+    def dtype(self, stated: str, default: str, subject: str) -> str:
         """Return the name of an element type: stated, else of --dtype, else the tool's default."""
-        if stated or options.dtype:
-            return str(stated or options.dtype)
+        named = stated or self.options.dtype
+        if named:
+            return named
         self.assume(f"elements of {subject} were {default}, the tool's default (else --dtype)")
         return default
 
-    def ranks(self, options: ImportOptions, output_ranks: int | None, subject: str) -> int:
+    def ranks(self, stated: int | None, subject: str) -> int:
         """Return the number of ranks: the stated number, else that of -n.
 
         Raises:
             InputError: neither is given, or both are given and differ.
         """
-        if output_ranks is None and options.ranks is None:
+        given = self.options.ranks
+        ranks = given if stated is None else stated
+        if ranks is None:
             raise InputError(
                 f"{self.name} does not say on how many ranks {subject} ran; say so with -n."
             )
-        if None not in {output_ranks, options.ranks} and output_ranks != options.ranks:
+        if given is not None and given != ranks:
             raise InputError(
-                f"{self.name} says that {subject} ran on {output_ranks} ranks, and -n"
-                f" {options.ranks} was given."
+                f"{self.name} says that {subject} ran on {ranks} ranks, and -n {given} was given."
             )
-        return int(output_ranks or options.ranks or 0)
+        return ranks
 
 
 #: What commbench prints above a table in another tool's format, and why it is not imported.

@@ -56,7 +56,7 @@ def take(instance: object) -> None:
             done = "watched" if '"mode": "watch"' in os.environ.get("COMMBENCH_TUNE", "") else "tuned"
             sys.stderr.write(f"commbench: the training is not {done}, because {reason}.\n")
             sys.stderr.flush()
-        except (AttributeError, OSError, ValueError):  # the training has closed or replaced stderr
+        except Exception:  # noqa: BLE001, S110 - the training has closed or replaced stderr
             pass
 
 

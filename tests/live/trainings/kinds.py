@@ -295,6 +295,22 @@ def compiled_whole(rank: int) -> list[nn.Module]:
     return [ddp]
 
 
+def compiled_step(rank: int) -> list[nn.Module]:
+    """Compile the whole step."""
+    ddp = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+
+    @torch.compile(backend="eager")
+    def make_step(x: torch.Tensor) -> None:
+        ddp(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for x in batches(rank):
+        make_step(x)
+    return [ddp]
+
+
 def averaged(rank: int) -> list[nn.Module]:
     """Average copies of the DDP object while it trains, and save and load it."""
     ddp = DistributedDataParallel(network())
