@@ -16,6 +16,7 @@ from commbench.collectives.patterns import rank_list
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import agree_on, gather_everywhere
 from commbench.engine.flags import raised_flags
+from commbench.engine.gpu_clocks import GpuClocks
 from commbench.engine.matrix import prepare_matrix, sample_matrix
 from commbench.engine.observers import (
     FEWEST_OVERLAPS,
@@ -112,6 +113,9 @@ class CaseRun:
             "library": communicator.library(),
         }
         """Fields of each visit's record, as the first visit found them."""
+        self._gpu_clocks: GpuClocks | None = None
+        if communicator.gpu:
+            self._gpu_clocks = GpuClocks(communicator.gpu)
         self._kept: Prepared | None = None
         """The case with its buffers; None if they were freed after the last visit."""
         self._checked: Checked
@@ -372,8 +376,8 @@ class CaseRun:
                 fewest=fewest,
             )
             observers.append(overlap)
-        if communicator.gpu:
-            observers.append(session.gpu_clocks(communicator.gpu))
+        if self._gpu_clocks:
+            observers.append(self._gpu_clocks)
         if has_energy and not repeat:
             observers.append(energy)
         if self._repeatable and not is_first:

@@ -10,7 +10,6 @@ from commbench.collectives.cases import Case
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.energy import EnergyMeter
-from commbench.engine.gpu_clocks import GpuClocks
 from commbench.engine.timing.clocks import GlobalClock, is_close
 from commbench.engine.timing.loops import Call, Progress, Timer, empty_call, median_us
 from commbench.engine.timing.sync import Synchroniser, choose_method
@@ -45,7 +44,6 @@ class Session:
     """Bytes of buffers that cases keep between their visits, the same on all ranks."""
     probes: dict[str, Callable[[], float] | None] = field(default_factory=dict)
     """The probe of each backend that has measured, see `commbench.engine.observers.probe_of`."""
-    _gpus: dict[str, GpuClocks] = field(default_factory=dict)
     _caches: dict[str, int] = field(default_factory=dict)
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
     _readings: dict[str, float] = field(default_factory=dict)
@@ -66,12 +64,6 @@ class Session:
         if timer.name not in self._readings:
             self._readings[timer.name] = timer.reading_ns()
         return self._readings[timer.name]
-
-    def gpu_clocks(self, address: str) -> GpuClocks:
-        """Return the clock of this rank's GPU at a PCI address."""
-        if address not in self._gpus:
-            self._gpus[address] = GpuClocks(address)
-        return self._gpus[address]
 
     def cache_bytes(self, communicator: Communicator) -> int:
         """Return the largest cache behind any rank's buffers; 0 if a rank's is unknown;
