@@ -21,8 +21,7 @@ from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Buffer, Request
 from commbench.engine.communicator import HostCommunicator
 from commbench.engine.control import Control, gather_everywhere
-from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer
-from commbench.engine.timing.sync import Synchroniser
+from commbench.engine.timing.loops import Call
 
 
 class GlooCommunicator(TorchCommunicator, HostCommunicator):
@@ -103,10 +102,6 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
             if c.status == "ESTABLISHED"
         }
         return sorted(name for name in local_names if name and name != "lo")
-
-    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
-        """Return the Python loop."""
-        return PythonTimer(sync, progress)
 
     def local_calls(self) -> list[Call]:
         """Return dist.all_reduce of 8 bytes in a group of one."""

@@ -22,7 +22,7 @@ from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Request
 from commbench.engine.communicator import HostCommunicator
 from commbench.engine.control import gather_everywhere
-from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer, address_of
+from commbench.engine.timing.loops import Call, Progress, Timer, address_of
 from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls
 from commbench.engine.timing.sync import Synchroniser
 from commbench.findings import UnsupportedError
@@ -126,7 +126,7 @@ class MpiCommunicator(HostCommunicator):
     def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
         """Return the native loop unless the Python loop is requested."""
         if loop == "python":
-            return PythonTimer(sync, progress)
+            return super().timer(loop, sync, progress)
         return NativeTimer(sync, self._sync_calls(sync.method), progress)
 
     def _sync_calls(self, method: str) -> SyncCalls:

@@ -23,7 +23,7 @@ from commbench.collectives.layouts import Shape
 from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Buffer, Request
-from commbench.engine.timing.loops import Call, Progress, Timer
+from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer
 from commbench.engine.timing.sync import Synchroniser
 from commbench.findings import UnsupportedError
 from commbench.system.topology import last_level_cache_bytes
@@ -223,6 +223,10 @@ class HostCommunicator(Communicator):
     """A backend whose buffers are host memory."""
 
     device = "cpu"
+
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002 - a backend may have others
+        """Return the Python loop."""
+        return PythonTimer(sync, progress)
 
     def allocate(self, dtype: DataType, count: int) -> HostBuffer:
         """See `Communicator.allocate`."""
