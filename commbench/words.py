@@ -426,7 +426,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " {other_s:percent}."
         ),
         "time_live": "Tuning took {seconds:duration} of the training, in {launches:launch}.",
-        "time_of_hung": "That includes waiting for hung ranks in {launches:launch}.",
         "time_watched": "Watching took {seconds:duration} of the training, in {launches:launch}.",
         # Speed of the network, and how exactly it is known.
         "bandwidth": "{subject} {operation} {busbw:GBps} at {size:size}",
@@ -469,7 +468,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         # A first answer.
         "answer_exposed": "A step with {baseline} waits {share:percent} of its time for gradients.",
-        "answer_others": "The report has {settings:setting} more, from the sweep.",
         "answer_precision": "Typical 95 % interval: {half_widths:list}.",
         "answer_verified": "Every result was verified.",
         # A recommendation: what to do.
@@ -734,12 +732,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " oversubscribed host."
         ),
         "host_quota": (
-            "A control group limits this job to {quota:g} CPUs' worth of time for {cpus} CPUs, and"
+            "A control group limits this job to {quota:g} CPUs' worth of time for {users}, and"
             " pauses it when the quota of a period is used up."
-        ),
-        "host_quota_of_ranks": (
-            "A control group limits this job to {quota:g} CPUs' worth of time for {ranks} ranks,"
-            " and pauses it when the quota of a period is used up."
         ),
         "host_quota_remedy": (
             "Ask for whole CPUs (a CPU set instead of a quota), or for a quota of at least one CPU"
@@ -750,15 +744,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "host_shared_cores_remedy": (
             "Use at most {cores} ranks on this host, each bound to a core of its own."
-        ),
-        "host_slow_init": "MPI_Init of Open MPI took {seconds:.1f} s.",
-        "host_slow_init_remedy": (
-            "On one host OMPI_MCA_btl=^ofi may save about a second of it; keep it on a fabric,"
-            " which may need it."
-        ),
-        "host_slow_init_remedy_of_fabric": (
-            "On one host OMPI_MCA_btl=^ofi may save about a second of it; keep it here if ranks on"
-            " several hosts talk over {fabric}, which may need it."
         ),
         "host_superuser": "This is root, and 1 is not the value of {variables}.",
         "host_superuser_remedy": (
@@ -794,14 +779,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "topology_emulated_rate": (
             "{subject} is emulated: only its rate of {rate} is real, not its latency."
         ),
-        "topology_far_gpu": (
-            "{subject} and {adapters} are on different NUMA nodes (SYS): what {subject} sends to"
-            " other hosts crosses the link between sockets, and may be slower than from GPUs beside"
-            " the adapter."
-        ),
         "topology_far_gpus": (
-            "{subject} and {adapters} are on different NUMA nodes (SYS): what {subject} send to"
-            " other hosts crosses the link between sockets, and may be slower than from GPUs beside"
+            "{subject} and {adapters} are on different NUMA nodes (SYS): messages from {subject} to"
+            " other hosts cross the link between sockets, and may be slower than from GPUs beside"
             " the adapter."
         ),
         "topology_unbound": (
@@ -813,15 +793,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "figure_blocks": "Blocks: {screened} of the screening, {fresh} of the confirmation.",
         "figure_half": "A time is half a round trip.",
         "figure_hidden": ("Not drawn, as more than {most} lines cannot be told apart: {series}."),
-        "figure_launches": "The launches of {subject} differ most: by a factor of {ratio:digits}.",
         "figure_shared_gpu": "Not drawn: {rows:row} of ranks that share a GPU.",
         "figure_times": "Times: {meaning}.",
         # What stands around tables.
-        "conditions_differ": (
-            "The runs were measured under different conditions, which can explain a difference"
-            " between them."
-        ),
-        "conditions_equal": "All conditions that the runs state are equal.",
         "busbw_meaning": (
             "Bus bandwidth is size over time, times a factor of the operation and the number of"
             " ranks: so operations compare with each other and with a link's rate (nccl-tests'"
@@ -852,8 +826,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "The script's own setting is {subject}. Times and speedups are of the screening; what"
             " is recommended rests on confirmation blocks."
         ),
-        "tuning_cost": "Measured {steps:step}.",
-        "tuning_cost_in": "Measured {steps:step}, in {seconds:duration}.",
+        "tuning_cost": "Measured {steps:step}, in {seconds:duration}.",
         "without_ddp": (
             "Without DDP a step takes {alone}; scaling efficiency is {efficiency:percent} for"
             " {subject}."
@@ -980,11 +953,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         # Concurrent groups.
         "groups_even": "{subject}: no group is slower than the median one beyond noise.",
-        "groups_slowest": "{subject}: slowest group {group}: {ratio:.2f} times the median.",
-        "groups_slowest_at": (
-            "{subject}: slowest group {group}: {ratio:.2f} times the median at {at}."
-        ),
-        "groups_slowest_often": (
+        "groups_slowest": (
             "{subject}: slowest group {group}: {ratio:.2f} times the median at {at}; the slowest in"
             " {often} of {cases:case}."
         ),

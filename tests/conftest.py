@@ -20,7 +20,7 @@ import pytest
 import slurm
 from commands import BENCHMARKS, Command, Outcome, RunBenchmark, clear_of_launchers
 from hypothesis import HealthCheck, settings
-from launching import NO_OFI, RANKS, RunRanks, serve_forks
+from launching import NO_OFI, RANKS, RunRanks, marked_environment, serve_forks
 from launching import mpirun as open_mpirun
 
 from commbench.launch.launchers import MpirunLauncher
@@ -174,6 +174,12 @@ def forks(forked_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", forked_python)
     for name, value in NO_OFI.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Mark all processes started; fail if one of them remains."""
+    yield from marked_environment(monkeypatch)
 
 
 @pytest.fixture(scope="session")

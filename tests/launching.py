@@ -4,6 +4,7 @@ behind.
 
 import contextlib
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from builders import read_records
+from builders import read_records, read_rows
 
 from commbench.launch.events import CaseFinished, CaseProgress, Event, Notice, RankOutput
 from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
@@ -242,6 +243,21 @@ def marked_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield mark
     wait_until(lambda: not find_marked(mark))
     assert [] == find_marked(mark)
+
+
+def assert_same_form(here: Path, there: Path) -> None:
+    """Check that two runs have the same files, entries of run.json, columns and cases, of MPI and
+    Gloo.
+    """
+    forms = []
+    for out in (here, there):
+        rows = read_rows(out)
+        names = ("backend", "operation", "message_bytes", "status")
+        cases = [[row[name] for name in names] for row in rows]
+        assert {("mpi", "ok"), ("gloo", "ok")} == {(case[0], case[3]) for case in cases}
+        info = json.loads((out / "run.json").read_text())
+        forms.append(({file.name for file in out.iterdir()}, info.keys(), rows[0].keys(), cases))
+    assert forms[0] == forms[1]
 
 
 def records_from_lab(

@@ -3,7 +3,10 @@ rank 0 writes.
 """
 
 import dataclasses
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +19,28 @@ from commbench.live.options import LiveOptions
 from commbench.live.run import LiveRun
 from commbench.tuner.experiment import UNTIMED, Experiment
 
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 #: The script's own setting.
 OWN = make_training_case(workload="train.py")
 #: Milliseconds of a step by bucket size.
 STEPS_MS = {"default": 100.0, "1": 97.0, "5": 80.0, "10": 84.0, "25": 99.0, "100": 120.0}
 #: Optimiser steps before the first block.
 WARM_UP = 5
+
+
+def run_python(
+    words: Sequence[str], directory: Path, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python command to its end, with a thread for each rank."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=directory,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environ},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 def make_options(out: Path, **changes: object) -> LiveOptions:

@@ -30,8 +30,11 @@ from commbench.collectives.suites import Suite
 from commbench.errors import InputError, LaunchError
 from commbench.launch.conductor import conduct
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher
-from commbench.report.comparison import render_comparison
-from commbench.report.comparison.formats import COMPARISON_COLUMNS, comparison_rows
+from commbench.report.comparison import (
+    COMPARISON_COLUMNS,
+    comparison_rows,
+    render_comparison,
+)
 from commbench.results import Store
 from commbench.results.plan import fixed_settings, single_stage
 from commbench.results.tables import rows_csv

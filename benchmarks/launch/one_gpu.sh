@@ -165,6 +165,7 @@ fi
 step preflight 40 bash -c preflight
 on_gpu selection_100 45 python3 benchmarks/evidence/selection.py --gpu --mib 100 --rounds 21 --out "$results/selection_100"
 on_gpu selection_25 25 python3 benchmarks/evidence/selection.py --gpu --mib 25 --rounds 21 --out "$results/selection_25"
+on_gpu kernels 60 python3 benchmarks/evidence/cuda_kernels.py --out "$results/kernels"
 measure rows_2 70 run collectives --backend "$both" --in-place both --sizes 8,1M -n 2 --launches 1
 measure graphs_2 50 run -c all_reduce,all_gather --backend "$both" --cadence "$cadences" --sizes 8,64K -n 2 --launches 1
 measure rows_4 50 run -c all_reduce,all_gather,reduce_scatter,all_to_all,broadcast --backend "$both" --sizes 8,1M -n 4 \

@@ -21,8 +21,12 @@ from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError, check_choice
 from commbench.fields import join_names
-from commbench.report.comparison import comparison_csv, comparison_json, render_comparison
-from commbench.report.comparison.page import comparison_page
+from commbench.report.comparison import (
+    comparison_csv,
+    comparison_json,
+    comparison_page,
+    render_comparison,
+)
 from commbench.results import runs_in
 from commbench.results.files import refusing
 from commbench.stats import MARGIN

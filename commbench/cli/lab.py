@@ -77,14 +77,7 @@ class LabShape:
         Raises:
             InputError: a number or a rate is out of range.
         """
-        return LabPlan.parse(
-            self.hosts,
-            self.rate,
-            ranks_per_host=self.ranks_per_host,
-            slow=self.slow or (),
-            racks=self.racks,
-            uplink=self.uplink,
-        )
+        return LabPlan.parse(**vars(self))
 
 
 Name = Annotated[str, opt("--name", "Name of the lab; several can run at once.", "NAME")]

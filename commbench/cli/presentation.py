@@ -44,7 +44,6 @@ from commbench.report.findings import (
 )
 from commbench.report.matrix import render_matrices
 from commbench.report.model import model_tables
-from commbench.report.state import result_files
 from commbench.report.text_formats import STYLES, render
 from commbench.report.training import (
     render_recommendation,
@@ -78,7 +77,7 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     command = shlex.join(["commbench", "report", str(run_.path)])
     page_hint = f"; `{command}` draws a page of them" if hint else ""
     console.print(
-        f"Results: {', '.join(map(str, result_files(run_)))}{page_hint}",
+        f"Results: {run_.path}{page_hint}",
         soft_wrap=True,
     )
     if not run_.info.get("candidates"):
@@ -114,8 +113,8 @@ def _print_conclusion(run_: Run, console: Console) -> None:
         return
     for part in render_recommendation(recommendation):
         console.print(part)
-    if run_.info.get("candidates"):
-        console.print(str(tuning_cost(recommendation, run_.info.get("launches") or ())))
+    for finding in tuning_cost(run_):
+        console.print(str(finding))
 
 
 def _text(run_: Run, style: str) -> str:

@@ -173,7 +173,6 @@ def env(
     conditions = Conditions(
         host=host,
         transport=mpi.get("on_host"),
-        mpi_init_s=mpi.get("init_s"),
         mpi_library=mpi.get("library"),
         versions=versions,
         variables=variables,

@@ -55,7 +55,6 @@ class Dense(HookSpec):
     """A hook that sends every element in one all_reduce."""
 
     formula = "2(p-1)/p x 4n"
-    effect = "none"
     sent_dtype: ClassVar[str] = ""
     """The type in which elements are sent; empty: that of the gradients."""
 
@@ -69,6 +68,7 @@ class NoHook(Dense):
     """DDP without a hook."""
 
     name = "none"
+    effect = "none"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -77,6 +77,7 @@ class PassThrough(Dense):
 
     name = "passthrough"
     module = "dense"
+    effect = "none"
     is_instrument = True
 
 

@@ -241,11 +241,12 @@ class FeedbackHook(Feedback, Hook):
         """
         self._steps += 1
         self.memory.settle()
-        unit = torch.ones((), device=self._device)
-        if self._scaler is not None and on_host(unit):
-            self._scale = float(self._scaler.get_scale())
-        elif self._scaler is not None:
-            self._scale = self._scaler.scale(unit)  # without a wait, as a tensor
+        if self._scaler is not None:
+            unit = torch.ones((), device=self._device)
+            if on_host(unit):
+                self._scale = float(self._scaler.get_scale())
+            else:
+                self._scale = self._scaler.scale(unit)  # a tensor, as `get_scale` would wait
         if self._optimizer is not None and self.feedback:
             self._follow_rates(self._optimizer)
 

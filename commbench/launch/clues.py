@@ -128,12 +128,6 @@ class Ending:
     """Whether a host is out of reach."""
     output: Sequence[str] = ()
     """The last lines of the ranks and their launcher, and stacks, of a launch that is broken."""
-    has_begun: bool = False
-    """Whether a case had begun."""
-    has_result: bool = False
-    """Whether a case has come to its end."""
-    lost: Mapping[str, str] = field(default_factory=dict)
-    """By key, the reason of each case that is not to be measured again."""
 
     @classmethod
     def interrupted(cls, number: int) -> Ending:
@@ -220,10 +214,8 @@ def exit_clues(
     text, processes = one_line(lines), processes or {}
     clues = [error_clue(error) for error in errors]
     rank_exit = find_exit(text, processes)
-    if rank_exit and rank_exit.is_killed:
-        clues.append(_killed(rank_exit, kills_before))
-    elif rank_exit:
-        clues.append(_left(rank_exit, find_remedy(lines)))
+    if rank_exit:
+        clues.append(_exit_clue(rank_exit, kills_before, find_remedy(lines)))
     host = find_lost_daemon(text)
     if host:
         clues.append(
@@ -251,9 +243,9 @@ def start_clues(lines: Sequence[str]) -> list[Clue]:
     return [Clue(kind="not started", code="ranks_not_started", numbers=numbers)]
 
 
-def _killed(rank_exit: RankExit, kills_before: int | None) -> Clue:
+def _exit_clue(rank_exit: RankExit, kills_before: int | None, remedy: Finding | None) -> Clue:
     kind, code = "killed", "rank_killed"
-    if rank_exit.is_late:
+    if rank_exit.is_late or not rank_exit.is_killed:
         kind = "left"
     if rank_exit.signal == _SIGKILL:
         code = "rank_killed_unknown"
@@ -263,17 +255,17 @@ def _killed(rank_exit: RankExit, kills_before: int | None) -> Clue:
             code = "rank_killed_other"
             if kills > kills_before:
                 code = "rank_killed_memory"
-    meaning = _SIGNALS.get(rank_exit.signal, "see signal(7)")
-    numbers: dict[str, Value] = {"signal": rank_exit.signal, "meaning": meaning}
+    if not rank_exit.is_killed:
+        code = "rank_left"
+        if remedy:
+            code = "rank_left_because"
+    numbers: dict[str, Value] = {
+        "signal": rank_exit.signal,
+        "meaning": _SIGNALS.get(rank_exit.signal, "see signal(7)"),
+        "status": rank_exit.status,
+        "remedy": str(remedy),
+    }
     return Clue(kind=kind, code=code, rank=rank_exit.rank, host=rank_exit.host, numbers=numbers)
-
-
-def _left(rank_exit: RankExit, remedy: Finding | None) -> Clue:
-    code = "rank_left"
-    numbers: dict[str, Value] = {"status": rank_exit.status}
-    if remedy:
-        code, numbers["remedy"] = "rank_left_because", str(remedy)
-    return Clue(kind="left", code=code, rank=rank_exit.rank, host=rank_exit.host, numbers=numbers)
 
 
 def error_clue(error: RankError) -> Clue:

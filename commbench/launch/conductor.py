@@ -8,8 +8,8 @@ from commbench.errors import InputError
 from commbench.launch.clues import Ending
 from commbench.launch.events import Listener
 from commbench.launch.launchers import Launcher
-from commbench.launch.ledger import LaunchLedger, Ledger, make_launches
-from commbench.launch.schedule import Schedule
+from commbench.launch.ledger import Ledger, make_launches
+from commbench.launch.schedule import Launch, Schedule
 from commbench.launch.signals import Interrupts
 from commbench.launch.supervisor import Supervisor
 from commbench.results import Store
@@ -42,8 +42,8 @@ def conduct(
     interrupts = Interrupts()
     schedule = Schedule(stages, store, display, interrupts, fail_fast=fail_fast)
 
-    def supervise(launch: LaunchLedger) -> Ending:
-        return Supervisor(launch, launcher, interrupts).run()
+    def supervise(launch: Launch) -> Ending:
+        return Supervisor(launch, ledger, launcher, interrupts).run()
 
     try:
         with interrupts:  # to the end: a second Ctrl-C must not keep that from run.json

@@ -79,11 +79,6 @@ def emulated_conditions() -> Emulated | None:
     return conditions
 
 
-def share_clock(places: Sequence[Place]) -> bool:
-    """Return whether all ranks read the same clock."""
-    return len({place.clock for place in places}) == 1
-
-
 def are_oversubscribed(places: Sequence[Place]) -> bool:
     """Return whether some ranks share a CPU: on any machine, more ranks than CPUs that they may use
     together.
@@ -197,7 +192,7 @@ def session_of(
         "nccl_settings": nccl_settings,
         "mpi_init_s": None,
         "mpi_takes_gpu_memory": takes_gpu_memory,
-        "shared_clock": share_clock(places),
+        "shared_clock": len({place.clock for place in places}) == 1,
         "oversubscribed": are_oversubscribed(places),
     }
 
@@ -314,19 +309,13 @@ def refuse_unlike_software(control: Assembly) -> str:
     Collective.
     """
     hosts = gather_everywhere(control, socket.gethostname())
-    versions = _running(control)
-    if hosts.index(hosts[control.rank]) == control.rank:
-        versions = {**collect_versions(), **versions}
-    return describe_differences(gather_everywhere(control, (hosts[control.rank], versions)))
-
-
-def _running(control: Assembly) -> dict[str, str]:
-    """Return the versions of loaded software; this is cheap enough for every rank of a host."""
     versions = {"commbench": commbench.__version__, "python": platform.python_version()}
     library = getattr(control, "library", None)
     if library:
         versions["MPI library"] = library()
-    return versions
+    if hosts.index(hosts[control.rank]) == control.rank:
+        versions = {**collect_versions(), **versions}
+    return describe_differences(gather_everywhere(control, (hosts[control.rank], versions)))
 
 
 def describe_differences(ranks: Sequence[Software]) -> str:

@@ -14,14 +14,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
 from commbench.engine.timing.loops import Progress
 from commbench.launch.events import Heartbeat, Stack
-from commbench.launch.signals import SignalFeed, die_of
+from commbench.launch.signals import DEADLY, SignalFeed, die_of
 
 #: Most frames of a thread that are reported.
 DEEPEST = 40
@@ -115,8 +115,6 @@ STARTUP_TIMEOUT_S = 60.0
 ABANDONED_S = 10.0
 #: If this thread hangs, too, the interpreter ends the process this many seconds later.
 LAST_RESORT_S = 5.0
-#: Signals that end a rank at once.
-DEADLY = frozenset({signal.SIGTERM, signal.SIGHUP})
 #: Launchers' daemons that serve one launch only; on a host that is cut off only its ranks can end
 #: them.
 _DAEMONS = frozenset({"prted", "orted", "hydra_pmi_proxy", "hydra_bstrap_proxy"})
@@ -138,9 +136,6 @@ class Heart:
         progress: written by the timed loops.
         startup_s: the least time without progress that is too long before the first repetition, in
             seconds.
-        report: called with each heartbeat and stack.
-        on_stall: called once after too long a time without progress; a rank that is still alive
-            `ABANDONED_S` later ends itself.
         leave_with_parent: end the rank when the process that has started it is gone.
         signals: the signals that the rank answers; None: none.
     """
@@ -151,8 +146,6 @@ class Heart:
         progress: Progress,
         *,
         startup_s: float = STARTUP_TIMEOUT_S,
-        report: Callable[[Heartbeat | Stack], None] = lambda _: None,
-        on_stall: Callable[[], None] = lambda: None,
         leave_with_parent: bool = False,
         signals: SignalFeed | None = None,
     ) -> None:
@@ -161,14 +154,25 @@ class Heart:
         self.progress = progress
         self.case = -1
         self._timeout_s = self._startup_s = startup_s
-        self._report = report
-        self._on_stall = on_stall
         self._signals = signals
         self._parent = os.getppid() if leave_with_parent else None
         self._position = (-1, -1)
         self._moved_at = time.monotonic()
         self._stalled = False
         self._stopped = threading.Event()
+
+    def report(self, event: Heartbeat | Stack) -> None:
+        """Take note of a heartbeat or a stack; called from the heart's thread, as `on_signal` and
+        `on_stall`.
+        """
+
+    def on_signal(self, number: signal.Signals) -> None:
+        """React to a signal before the heart does."""
+
+    def on_stall(self) -> None:
+        """React, once, to too long a time without progress; a rank that is still alive
+        `ABANDONED_S` later ends itself.
+        """
 
     def start(self) -> None:
         """Begin to beat."""
@@ -219,7 +223,7 @@ class Heart:
         is_inside = entered > left
         for name, frames in stacks_of_threads().items():
             if name not in HELPERS:
-                self._report(
+                self.report(
                     Stack(
                         rank=self.rank, host=self.host, thread=name, stack=frames, inside=is_inside
                     )
@@ -228,12 +232,16 @@ class Heart:
     def _beat_on(self) -> None:
         while not self._stopped.is_set():
             beat = self.state()
-            self._report(beat)
+            self.report(beat)
             self._look_for_stall(beat)
             if self._parent not in {None, os.getppid()} and not self._stopped.is_set():
                 os._exit(1)
             before = time.monotonic(), time.process_time()
-            signals = self._wait()
+            signals: list[signal.Signals] = []
+            if self._signals:
+                signals = self._signals.wait(INTERVAL_S)
+            else:
+                self._stopped.wait(INTERVAL_S)
             self._note_stall(*before)
             for number in signals:
                 self._answer(number)
@@ -250,15 +258,8 @@ class Heart:
             lasted_s = stalled_s + INTERVAL_S / 2
             self.progress.add_stall(time.time() - lasted_s, lasted_s)
 
-    def _wait(self) -> list[signal.Signals]:
-        if self._signals is not None:
-            return self._signals.wait(INTERVAL_S)
-        self._stopped.wait(INTERVAL_S)
-        return []
-
     def _answer(self, number: signal.Signals) -> None:
-        if self._signals is not None:
-            self._signals.on_signal(number)
+        self.on_signal(number)
         if number == signal.SIGUSR1 or number in DEADLY:
             self.report_stacks()
         if number in DEADLY:
@@ -276,7 +277,7 @@ class Heart:
         elif now - self._moved_at > limit_s:
             if not self._stalled:
                 self._stalled = True
-                self._on_stall()
+                self.on_stall()
             patience_s = ABANDONED_S if beat.entered > beat.left else max(limit_s, ABANDONED_S)
             if now - self._moved_at > limit_s + patience_s and not self._stopped.is_set():
                 _leave_abandoned()

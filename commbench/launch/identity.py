@@ -202,22 +202,19 @@ def rendezvous_variables(identity: Identity, environ: Mapping[str, str]) -> dict
     if not address:
         nodes = expand_nodes(environ.get("SLURM_STEP_NODELIST", ""))
         address = _address(nodes[0] if nodes else socket.gethostname())
+    step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+    port = str(_FIRST_PORT + zlib.crc32(step.encode()) % _PORTS)
+    reserved = re.match(r"\d+", environ.get("SLURM_STEP_RESV_PORTS", ""))
+    if reserved:
+        port = reserved[0]
     return {
         "MASTER_ADDR": address,
-        "MASTER_PORT": environ.get("MASTER_PORT") or str(_port(environ)),
+        "MASTER_PORT": environ.get("MASTER_PORT") or port,
         "RANK": str(identity.rank),
         "WORLD_SIZE": str(identity.world_size),
         "LOCAL_RANK": str(identity.local_rank),
         "LOCAL_WORLD_SIZE": str(identity.local_size),
     }
-
-
-def _port(environ: Mapping[str, str]) -> int:
-    reserved = re.match(r"\d+", environ.get("SLURM_STEP_RESV_PORTS", ""))
-    if reserved:
-        return int(reserved[0])
-    step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
-    return _FIRST_PORT + zlib.crc32(step.encode()) % _PORTS
 
 
 def _address(node: str) -> str:

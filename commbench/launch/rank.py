@@ -52,10 +52,10 @@ from commbench.launch.facts import (
     gather_places,
     refuse_unlike_software,
 )
-from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stack_of_error
+from commbench.launch.heartbeat import STARTUP_TIMEOUT_S, Heart, stack_of_error
 from commbench.launch.identity import Identity, identify, rendezvous_variables
 from commbench.launch.protocol import FINISH, EventWriter, claim_stdout, say
-from commbench.launch.signals import SignalFeed
+from commbench.launch.signals import DEADLY, SignalFeed
 from commbench.results.info import Energy
 from commbench.results.plan import LaunchPlan
 from commbench.results.record_types import AnyCase, AnyRecord
@@ -82,25 +82,31 @@ class RankWork:
     """Reports how far this rank has come."""
     variables: Mapping[str, str]
     """See `commbench.launch.facts.collect_session`."""
-    leave_off: Callable[[], bool] = lambda: False
+    leave_off: Callable[[], bool]
     """On rank 0, whether to begin no further case."""
     opened: dict[str, Communicator] = field(default_factory=dict)
     """The open backends by name, for the caller to close."""
+    plan: LaunchPlan = field(init=False)
+    """Of the present launch."""
+    listener: Listener | None = field(init=False)
+    """Receives events, on rank 0; None elsewhere."""
+    begun: float = field(init=False)
+    visits: Iterator[int] = field(init=False)
+    """Numbers of visits and blocks, which show the rank that is behind; cases come in turns."""
 
     def run(self, plan: LaunchPlan, listener: Listener | None) -> None:
         """Measure or train all cases of ``plan``, the same on every rank; collective.
 
-        Args:
-            plan: of the launch.
-            listener: receives events, on rank 0; None elsewhere.
-
         Raises:
             InputError: a backend cannot be opened.
         """
+        self.heart.limit(plan.case_timeout_s)
+        self.heart.enter(-1, "")
+        self.plan, self.listener = plan, listener
+        self.begun, self.visits = time.monotonic(), itertools.count()
         control = self.control
-        cases = LaunchCases(rank=self, plan=plan, listener=listener)
         places = gather_places(control)  # before any library moves this rank to other CPUs
-        carriers = self._open(plan)
+        carriers = self._open()
         device = None
         if plan.training:
             from commbench.ddp.devices import open_device
@@ -123,50 +129,38 @@ class RankWork:
             if device:
                 from commbench.ddp.session import fast_selection
 
-                selection = fast_selection(cases.trained, device)
+                selection = fast_selection(self.trained, device)
                 if selection:
                     session.facts["fast_selection"] = selection
             else:
                 session.facts["clock"] = clock.facts()
             listener.on(session)
         if plan.training and device:
-            is_complete = cases.train(plan.training, device, meter)
+            is_complete = self._train(plan.training, device, meter)
             device.close()
         else:
-            is_complete = cases.measure(places, clock, meter)
+            is_complete = self._measure(places, clock, meter)
         if listener:
             listener.on(CasesEnded(is_complete=is_complete))
 
-    def _open(self, plan: LaunchPlan) -> dict[str, Carrier]:
-        """Open the backends that a plan needs; return them by name.
+    def _open(self) -> dict[str, Carrier]:
+        """Open the backends that the plan needs; return them by name.
 
         Training needs Gloo, over NCCL for everything but the gradients.
         """
-        names = {planned.case.backend for planned in plan.cases}
-        if plan.training:
+        names = {planned.case.backend for planned in self.plan.cases}
+        if self.plan.training:
             names = {"gloo"}
         for name in sorted(names - self.opened.keys()):
             self.opened[name] = open_backend(name, self.control)
         return {name: self.opened[name] for name in sorted(names)}
 
-
-@dataclass(kw_only=True)
-class LaunchCases:
-    """The cases of a launch on one rank, once its backends are open."""
-
-    rank: RankWork
-    plan: LaunchPlan
-    listener: Listener | None
-    begun: float = field(default_factory=time.monotonic)
-    visits: Iterator[int] = field(default_factory=itertools.count)
-    """Numbers of visits and blocks, which show the rank that is behind; cases come in turns."""
-
-    def measure(self, places: Sequence[Place], clock: GlobalClock, meter: EnergyMeter) -> bool:
+    def _measure(self, places: Sequence[Place], clock: GlobalClock, meter: EnergyMeter) -> bool:
         """Measure collectives in rounds, the first in the planned order.
 
         Return whether all were measured.
         """
-        control, progress, budget = self.rank.control, self.rank.heart.progress, self.plan.budget
+        control, progress, budget = self.control, self.heart.progress, self.plan.budget
         session = Session(
             control=control,
             budget=budget,
@@ -191,12 +185,12 @@ class LaunchCases:
                 if run and not is_due(run.visits_made, run.settings.visits, round_number, rounds):
                     continue
                 if self.is_out_of_time(time_slices(case, control.size) / rounds):
-                    is_left_off = control.broadcast_int(int(self.rank.leave_off()))
+                    is_left_off = control.broadcast_int(int(self.leave_off()))
                     return round_number > 0 and not is_left_off
                 if run is None:
                     run = runs[index] = CaseRun(
                         case,
-                        self.rank.opened[case.backend],
+                        self.opened[case.backend],
                         session,
                         launch=self.plan.launch,
                         fixed=settings[index],
@@ -215,15 +209,15 @@ class LaunchCases:
         cases = [planned.case for planned in self.plan.cases]
         return [case for case in cases if isinstance(case, TrainingCase)]
 
-    def train(self, terms: Terms, device: Device, meter: EnergyMeter) -> bool:
+    def _train(self, terms: Terms, device: Device, meter: EnergyMeter) -> bool:
         """Train configurations in turns, in the order that ``terms`` fix.
 
         Return whether all were trained.
         """
         from commbench.ddp.session import TrainingLaunch
 
-        cases, control, search = self.trained, self.rank.control, None
-        if terms.search_s is not None and control.rank == 0:
+        cases, search = self.trained, None
+        if terms.search_s is not None and self.control.rank == 0:
             from commbench.tuner.search import Search
 
             seed = f"{terms.seed}:{self.plan.launch}"
@@ -232,9 +226,9 @@ class LaunchCases:
             cases=cases,
             terms=terms,
             launch=self.plan.launch,
-            control=control,
+            control=self.control,
             device=device,
-            progress=self.rank.heart.progress,
+            progress=self.heart.progress,
             meter=meter,
             on_begin=lambda index: self._begin(index, cases[index]),
             on_record=self._finish,
@@ -250,17 +244,17 @@ class LaunchCases:
         """
         budget = self.plan.budget
         ends_s = time.monotonic() - self.begun + slices * budget.slice_s + budget.energy_s
-        is_over = self.rank.leave_off() or ends_s > self.plan.deadline_s
-        return bool(self.rank.control.broadcast_int(int(is_over)))
+        is_over = self.leave_off() or ends_s > self.plan.deadline_s
+        return bool(self.control.broadcast_int(int(is_over)))
 
     def _begin(self, index: int, case: AnyCase) -> None:
         """Begin a case once rank 0 has reported it: the conductor must know the case of a rank that
         dies.
         """
-        self.rank.heart.enter(next(self.visits), str(case))
+        self.heart.enter(next(self.visits), str(case))
         if self.listener:
             self.listener.on(CaseStarted(index=index))
-        self.rank.control.broadcast_int(index)
+        self.control.broadcast_int(index)
 
     def _finish(self, record: AnyRecord | None, *, share: float = 1.0) -> None:
         if self.listener and record:
@@ -270,7 +264,7 @@ class LaunchCases:
 # ------------------------------------------------------------------------------------- as a process
 
 
-class RankProcess(ABC):
+class RankProcess(Heart, ABC):
     """This process as one rank: its heart, its signals and its end.
 
     Args:
@@ -286,23 +280,21 @@ class RankProcess(ABC):
     def __init__(self, identity: Identity, startup_s: float = STARTUP_TIMEOUT_S) -> None:
         self.identity = identity
         self.variables = relevant_variables(os.environ)
-        self.heart = Heart(
+        super().__init__(
             identity.rank,
             Progress(),
             startup_s=startup_s,
-            report=self.report,
-            on_stall=self.on_stall,
             leave_with_parent=bool(identity.launcher),
-            signals=SignalFeed(self.caught, self.on_signal),
+            signals=SignalFeed(self.caught),
         )
 
     @abstractmethod
-    def work(self, control: Control) -> list[Communicator]:
-        """Measure; return the backends to close."""
+    def work(self, rank: RankWork) -> None:
+        """Measure."""
 
     @abstractmethod
-    def report(self, event: Heartbeat | Stack) -> None:
-        """Take note of a heartbeat or a stack; called from the heart's thread."""
+    def leave_off(self) -> bool:
+        """Return whether to begin no further case."""
 
     @abstractmethod
     def failed(self, error: RankError) -> None:
@@ -312,12 +304,6 @@ class RankProcess(ABC):
     def refuse(self, text: str) -> None:
         """Report, on rank 0, why nothing can be measured."""
 
-    def on_stall(self) -> None:  # noqa: B027 - nothing by default
-        """React to too long a time without progress, in the heart's thread."""
-
-    def on_signal(self, number: signal.Signals) -> None:  # noqa: B027 - nothing by default
-        """React to a signal, in the heart's thread and before the heart does."""
-
     def run(self) -> NoReturn:
         """Connect the ranks, check that they run the same software, work and leave.
 
@@ -326,34 +312,33 @@ class RankProcess(ABC):
         Leave by `os._exit`: at Python's own exit, threads of Gloo that still run abort one process
         in ten. MPI is finalised before, as mpirun reports a failure otherwise.
         """
-        self.heart.start()
+        self.start()
         faulthandler.enable()
         # also works if the heartbeat hangs: see `Supervisor`
         faulthandler.register(signal.SIGUSR2, all_threads=True)
         control: Control | None = None
         try:
-            control = self._connect()
+            identity = self.identity
+            if identity.launcher == "slurm" and not identity.carries_mpi:
+                os.environ.update(rendezvous_variables(identity, os.environ))
+            control = connect_control(
+                identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi
+            )
             refusal = refuse_unlike_software(control)
             if refusal:
                 self.code = InputError.exit_code
                 if control.rank == 0:
                     self.refuse(refusal)
             else:
-                for communicator in self.work(control):
+                rank = RankWork(control, self, self.variables, self.leave_off)
+                self.work(rank)
+                for communicator in rank.opened.values():
                     communicator.close()
             control.close()
         except BaseException as error:  # noqa: BLE001 - the others would wait for this rank for ever
             self._end_all(error, control)
-        self.heart.stop()
+        self.stop()
         leave(self.code)
-
-    def _connect(self) -> Control:
-        identity = self.identity
-        if identity.launcher == "slurm" and not identity.carries_mpi:
-            os.environ.update(rendezvous_variables(identity, os.environ))
-        return connect_control(
-            identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi
-        )
 
     def _end_all(self, error: BaseException, control: Control | None) -> NoReturn:
         """Report the error and end every rank.
@@ -373,11 +358,10 @@ class RankProcess(ABC):
 
     def error_of(self, error: BaseException) -> RankError:
         """Return the event that states an error of this rank."""
-        heart = self.heart
         rank_error = RankError(
-            rank=heart.rank,
-            host=heart.host,
-            case=heart.case,
+            rank=self.rank,
+            host=self.host,
+            case=self.case,
             message=str(error),
             is_bad_input=isinstance(error, InputError),
         )
@@ -399,16 +383,16 @@ class PipedRank(RankProcess):
         self._is_last_case = threading.Event()
         super().__init__(identify(os.environ, "rank"), startup_s)
 
-    def work(self, control: Control) -> list[Communicator]:
+    def work(self, rank: RankWork) -> None:
         """Make the launch that the conductor has planned."""
         text, listener = "", None
-        if control.rank == 0:
+        if rank.control.rank == 0:
             text, listener = self._read_plan(), EventWriter(self._stdout)
-        plan = LaunchPlan.from_json(control.broadcast(text))
-        self.heart.limit(plan.case_timeout_s)
-        rank = RankWork(control, self.heart, self.variables, self._is_last_case.is_set)
-        rank.run(plan, listener)
-        return list(rank.opened.values())
+        rank.run(LaunchPlan.from_json(rank.control.broadcast(text)), listener)
+
+    def leave_off(self) -> bool:
+        """Return whether the conductor wants no further case."""
+        return self._is_last_case.is_set()
 
     def _read_plan(self) -> str:
         """Return the plan from stdin, which stays open while the conductor lives.
@@ -422,7 +406,7 @@ class PipedRank(RankProcess):
                 if line.strip() == FINISH:
                     self._is_last_case.set()
             # A launcher that ends this rank because of another one comes here first.
-            self.heart.report_stacks()
+            self.report_stacks()
             os._exit(1)
 
         threading.Thread(target=follow_conductor, name="conductor", daemon=True).start()

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Literal
 
 import numpy as np
 
+from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding, Value
-from commbench.launch.clues import Ending
-from commbench.launch.events import Listener, Notice
+from commbench.launch.clues import Ending, in_case
+from commbench.launch.events import ROUNDING, CaseFinished, Listener, Notice
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
 from commbench.results.info import Launch as Entry
+from commbench.results.info import VariableValues
 from commbench.results.plan import (
     DONE,
     OTHER_S,
@@ -28,7 +31,7 @@ from commbench.results.plan import (
     plan_launch,
     slice_seconds,
 )
-from commbench.results.record_types import AnyRecord
+from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.schema import JsonMapping
 from commbench.units import utc_text
 
@@ -192,9 +195,11 @@ class Remaining:
     """Cases of the stage in all launches, measured or not."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Launch:
-    """One start of ranks: all that it measures, with what that needs to be shown and timed."""
+    """One start of ranks: all that it measures, with what that needs to be shown and timed, and how
+    far the ranks are.
+    """
 
     request: RunRequest
     """The stage; its cases are those under the environment of the launch."""
@@ -212,6 +217,50 @@ class Launch:
     is_trial: bool = False
     """Whether its environment is one of several and has no result yet: if its ranks do not start,
     its cases have failed."""
+    started: str = field(
+        default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
+    )
+    """UTC in ISO 8601."""
+    startup_s: float | None = None
+    """Seconds until all ranks had come together; None before that."""
+    variables: Mapping[str, VariableValues] = field(default_factory=dict)
+    """See `commbench.launch.events.SessionStarted`."""
+    case: AnyCase | None = None
+    """The case that has begun and not finished."""
+    has_begun: bool = False
+    """Whether a case has begun."""
+    has_result: bool = False
+    """Whether a case has come to its end."""
+    measuring_s: float = 0.0
+    shares: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """By case key, the share of its time slice whose visits have been reported."""
+    is_complete: bool | None = None
+    """Whether the ranks have measured all cases; None before they have ended."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """By key, the reason of each case that is not to be measured again."""
+
+    @property
+    def has_everything(self) -> bool:
+        """Whether the ranks have measured all cases, or have reported every visit of each."""
+        reported = [self.shares[planned.case.key] for planned in self.plan.cases]
+        return self.is_complete is True or min(reported) > 1 - ROUNDING
+
+    def note(self, finished: CaseFinished) -> None:
+        """Note a record.
+
+        A configuration that fails to train on all ranks alike would do so again.
+        """
+        record, share = finished.record, finished.share
+        self.measuring_s += record.measuring_s
+        self.shares[record.case.key] += share
+        if self.case is not None and self.case.key == record.case.key:
+            self.case = None
+        if record.status in DONE:
+            self.has_result = True
+            self.remaining.cases -= share
+            self.remaining.slices -= share * self.request.slices([record.case])
+        if isinstance(record, TrainingRecord) and record.status == "failed":
+            self.lost[record.case.key] = in_case(record.reason, record.case)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,9 +347,9 @@ class Schedule:
     def ended(self, launch: Launch, ending: Ending) -> Stop | None:
         """Judge how a launch ended; return how the run ends if it ends by that."""
         self._goes_on = False
-        if ending.has_result:
+        if launch.has_result:
             self._failures = 0
-        self._left_out.update(ending.lost)
+        self._left_out.update(launch.lost)
         if ending.status == "interrupted":
             number = self._interrupts.number
             self._stop = Stop(kind="interrupted", reason=ending.reason, signal=number)
@@ -472,7 +521,7 @@ class Schedule:
         if self._fail_fast or self._once:
             self._stop = Stop(kind="failed", reason=ending.reason)
             return
-        if ending.is_host_lost or not (ending.has_begun or launch.is_trial):
+        if ending.is_host_lost or not (launch.has_begun or launch.is_trial):
             self._stop = self._failed(ending.reason)
             return
         if self._failures >= MOST_FAILURES_IN_A_ROW:
@@ -481,7 +530,7 @@ class Schedule:
             return
         self._goes_on = True
         code = "launch_goes_on"
-        if not ending.has_begun:
+        if not launch.has_begun:
             code = "launch_goes_on_without"
         self._warn(code, launch, ending, env=launch.plan.env)
 
@@ -496,7 +545,7 @@ class Schedule:
             return
         at = utc_text(time.time())
         self._warn("soak_goes_on", launch, ending, status=ending.status, at=at)
-        if not ending.has_begun:
+        if not launch.has_begun:
             self._interrupts.pause(PAUSE_S)
 
     def _warn(self, code: str, launch: Launch, ending: Ending, **numbers: Value) -> None:

@@ -21,7 +21,9 @@ import psutil
 
 #: Seconds between two looks for a signal.
 LOOK_S = 0.25
-_CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Signals that end a process at once.
+DEADLY = (signal.SIGTERM, signal.SIGHUP)
+_CATCHABLE = (signal.SIGINT, *DEADLY)
 
 
 class Interrupts:
@@ -42,7 +44,9 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:  # noqa: PYI034 - typing.Self needs Python 3.11
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self.note) for number in _caught()}
+            self._before = {
+                number: signal.signal(number, self.note) for number in _heeded(_CATCHABLE)
+            }
         return self
 
     def __exit__(
@@ -71,13 +75,11 @@ class Interrupts:
             time.sleep(LOOK_S)
 
 
-def _caught() -> list[signal.Signals]:
-    return [number for number in _CATCHABLE if number not in _ignored()]
-
-
-def _ignored() -> set[signal.Signals]:
-    """Return SIGHUP if this process ignores it, as under nohup."""
-    return {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+def _heeded(numbers: Iterable[signal.Signals]) -> set[signal.Signals]:
+    """Return the signals without SIGHUP if this process ignores it, as under nohup."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        return {*numbers} - {signal.SIGHUP}
+    return {*numbers}
 
 
 def leave_by_exit() -> None:
@@ -93,9 +95,8 @@ def leave_by_exit() -> None:
                 child.kill()
         sys.exit(128 + number)
 
-    for number in _caught():
-        if number != signal.SIGINT:
-            signal.signal(number, leave)
+    for number in _heeded(DEADLY):
+        signal.signal(number, leave)
 
 
 class SignalFeed:
@@ -107,16 +108,10 @@ class SignalFeed:
 
     Args:
         numbers: the caught signals.
-        on_signal: called by the waiting thread with each signal, before it answers the signal.
     """
 
-    def __init__(
-        self,
-        numbers: Iterable[signal.Signals],
-        on_signal: Callable[[signal.Signals], None] = lambda _: None,
-    ) -> None:
-        self.on_signal = on_signal
-        self._numbers = set(numbers) - _ignored()
+    def __init__(self, numbers: Iterable[signal.Signals]) -> None:
+        self._numbers = _heeded(numbers)
         self._reader, writer = os.pipe()
         for descriptor in (self._reader, writer):
             os.set_blocking(descriptor, False)

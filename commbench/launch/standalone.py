@@ -10,8 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from commbench.engine.communicator import Communicator
-from commbench.engine.control import Control
 from commbench.errors import InputError, LaunchError
 from commbench.findings import Finding
 from commbench.launch.clues import (
@@ -35,12 +33,11 @@ from commbench.launch.ledger import (
     DONE_CODE,
     PARTIAL_CODE,
     SIGNAL_CODE,
-    LaunchLedger,
     Ledger,
     make_launches,
 )
 from commbench.launch.rank import RankProcess, RankWork, leave
-from commbench.launch.schedule import Schedule
+from commbench.launch.schedule import Launch, Schedule
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
 from commbench.results.plan import LaunchPlan, Stage
@@ -83,27 +80,30 @@ class OwnRank(RankProcess):
         self._begun = time.monotonic()
         super().__init__(identity)
 
-    def work(self, control: Control) -> list[Communicator]:
+    def work(self, rank: RankWork) -> None:
         """Make the launches that rank 0 plans."""
-        rank = RankWork(control, self.heart, self.variables, lambda: self.interrupts.number > 0)
-        if control.rank == 0:
+        if rank.control.rank == 0:
             code = self._lead(rank)
-            control.broadcast(("", code))
+            rank.control.broadcast(("", code))
             if self._ledger and code == DONE_CODE:
                 self._finish(self._ledger.store)
-            return list(rank.opened.values())
+            return
         while True:
-            text, self.code = control.broadcast(("", DONE_CODE))
+            text, self.code = rank.control.broadcast(("", DONE_CODE))
             if not text:
-                return list(rank.opened.values())
-            self._make(rank, LaunchPlan.from_json(text), None)
+                return
+            rank.run(LaunchPlan.from_json(text), None)
+
+    def leave_off(self) -> bool:
+        """Return whether a signal has come."""
+        return self.interrupts.number > 0
 
     def _lead(self, rank: RankWork) -> int:
         """Make all launches, on rank 0; return the exit code of the other ranks."""
 
-        def make(launch: LaunchLedger) -> Ending:
+        def make(launch: Launch) -> Ending:
             rank.control.broadcast((launch.plan.to_json(), DONE_CODE))
-            self._make(rank, launch.plan, launch)
+            rank.run(launch.plan, self._ledger)
             if launch.is_complete:
                 return Ending(status="ok")
             if self.interrupts.number:
@@ -129,11 +129,6 @@ class OwnRank(RankProcess):
             self.code = error.exit_code
             return error.exit_code
         return DONE_CODE
-
-    def _make(self, rank: RankWork, plan: LaunchPlan, listener: Listener | None) -> None:
-        self.heart.limit(plan.case_timeout_s)
-        self.heart.enter(-1, "")
-        rank.run(plan, listener)
 
     # ------------------------------------------------------------------------ from any thread
 
@@ -169,16 +164,16 @@ class OwnRank(RankProcess):
         if number == signal.SIGUSR1:
             return
         self.interrupts.note(number)
-        has_case = self.identity.rank > 0 or self.heart.case >= 0
+        has_case = self.rank > 0 or self.case >= 0
         if not self.interrupts.must_end(has_case=has_case):
-            if self._ledger and self._ledger.launch:
-                self._ledger.launch.on(LastCase())
+            if self._ledger:
+                self._ledger.on(LastCase())
             return
         ending = Ending.interrupted(signal.SIGINT)
         if number != signal.SIGINT:
             reason = Finding("rank_ended", numbers={"signal": number.name})
             ending = Ending(status="failed", cause=reason)
-        elif self.identity.rank:
+        elif self.rank:
             time.sleep(AFTER_RANK_0_S)
         with self._lock():
             self._end(ending)
@@ -186,13 +181,13 @@ class OwnRank(RankProcess):
 
     def on_stall(self) -> None:
         """End the launch: this rank has made no progress for the case timeout."""
-        if self.identity.rank:
+        if self.rank:
             time.sleep(AFTER_RANK_0_S)
-        limit_s = self.heart.limit_s
+        limit_s = self.limit_s
         reason = hang_reason(limit_s, str(Finding("start_conductor")))
-        case = self.heart.progress.case or "starting"
+        case = self.progress.case or "starting"
         place = describe_place(stacks_of_threads().get(MAIN, []))
-        rank = name_rank(self.identity.rank, self.heart.host)
+        rank = name_rank(self.rank, self.host)
         with self._lock():
             self._end(Ending(status="hung", cause=reason))
             self._say(f"{rank}: no progress for {limit_s:g} s in {case}, at {place}.")
@@ -212,9 +207,9 @@ class OwnRank(RankProcess):
         if not (self._ledger and self._schedule):
             return
         with self._ledger.lock, contextlib.suppress(LaunchError):
-            entry = self._ledger.launch
-            if entry:
-                stop = self._schedule.ended(entry.launch, self._ledger.end(ending))
+            launch = self._ledger.launch
+            if launch:
+                stop = self._schedule.ended(launch, self._ledger.end(ending))
                 if stop:
                     self._ledger.close(stop)
 

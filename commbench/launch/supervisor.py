@@ -26,6 +26,7 @@ from commbench.launch.events import (
     CaseStarted,
     Heartbeat,
     LastCase,
+    Listener,
     RankError,
     RankEvent,
     SessionStarted,
@@ -33,10 +34,10 @@ from commbench.launch.events import (
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
 from commbench.launch.launchers import Launcher
-from commbench.launch.ledger import LaunchLedger
 from commbench.launch.messages import find_warning
 from commbench.launch.process import STACKS_S, Launched, Output
 from commbench.launch.protocol import FINISH, MARK, split_line
+from commbench.launch.schedule import Launch
 from commbench.launch.signals import LOOK_S, Interrupts
 from commbench.launch.watchdog import Watchdog
 from commbench.system.env import variables_of
@@ -55,20 +56,24 @@ class Supervisor:
     """One launch.
 
     Args:
-        launch: what the ranks carry out; receives rank 0's events.
+        launch: what the ranks carry out.
+        listener: receives rank 0's events, and notes in the launch how far they are.
         launcher: starts the ranks.
         interrupts: ends the launch once it has noted a signal.
     """
 
-    def __init__(self, launch: LaunchLedger, launcher: Launcher, interrupts: Interrupts) -> None:
+    def __init__(
+        self, launch: Launch, listener: Listener, launcher: Launcher, interrupts: Interrupts
+    ) -> None:
         self._launch = launch
+        self._listener = listener
         self._plan = launch.plan
         self._launcher = launcher
         self._interrupts = interrupts
         timeout_s = self._plan.case_timeout_s
         self._startup_s = max(timeout_s, STARTUP_TIMEOUT_S)
         self._watchdog = Watchdog(
-            launch.ranks, timeout_s, now=time.monotonic(), startup_timeout=self._startup_s
+            launch.request.ranks, timeout_s, now=time.monotonic(), startup_timeout=self._startup_s
         )
         self._evidence = Evidence()
         self._kills_before = memory_kills()
@@ -84,7 +89,7 @@ class Supervisor:
         if self._plan.env:
             launcher = launcher.with_env(self._plan.env)
         command = launcher.command(
-            self._launch.ranks, program, training=self._plan.training is not None
+            self._launch.request.ranks, program, training=self._plan.training is not None
         )
         environment = dict(os.environ)
         for name in variables_of(self._plan.env):
@@ -130,7 +135,7 @@ class Supervisor:
         if not self._finishing:
             self._finishing = True
             launched.tell(FINISH)
-            self._launch.on(LastCase())
+            self._listener.on(LastCase())
         return False
 
     def _tear_down(self, launched: Launched, hang: Clue) -> Ending:
@@ -193,7 +198,7 @@ class Supervisor:
             kills_before=self._kills_before,
         )
         silent = self._watchdog.silent(time.monotonic())
-        if silent:
+        if silent and silent.rank in self._watchdog.processes:  # others may not have begun yet
             clues.append(silent)
         clue = worst(clues)
         if self._launch.has_everything:
@@ -229,7 +234,7 @@ class Supervisor:
                     self._doomed_at = self._doomed_at or now + DOOMED_S
             case _:
                 self._watchdog.progress(now)
-                self._launch.on(event)
+                self._listener.on(event)
         match event:
             case SessionStarted(facts=facts):
                 for rank in facts["ranks"]:

@@ -8,7 +8,7 @@ from commbench.analysis.prediction.network import network_model
 from commbench.analysis.runs import soak_results, straggler_findings
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
 from commbench.engine.records import Row
-from commbench.results import Run, Store
+from commbench.results import Store
 from commbench.results.files import (
     BUCKETS,
     DDP,
@@ -40,7 +40,12 @@ def write_tables(store: Store) -> list[Row]:
         LaunchError: one could not be written; the old file is unharmed.
     """
     run = store.run
-    texts = _soak_tables(run)
+    texts = {}
+    soak = soak_results(run)
+    if soak:
+        texts[TIMELINE] = table_csv(table_of(TimelineRow, soak.timeline))
+        texts[EVENTS] = table_csv(table_of(EventRow, soak.events))
+        texts[DRIFT] = table_csv(table_of(DriftRow, soak.drifts))
     if run.records:
         texts[SUMMARY] = table_csv(run.collectives)
     if run.overlaps:
@@ -63,15 +68,3 @@ def write_tables(store: Store) -> list[Row]:
     if concluded:
         store.update(**concluded)
     return run.rows
-
-
-def _soak_tables(run: Run) -> dict[str, str]:
-    """Return the tables of a soak by file; empty for another run."""
-    soak = soak_results(run)
-    if soak is None:
-        return {}
-    return {
-        TIMELINE: table_csv(table_of(TimelineRow, soak.timeline)),
-        EVENTS: table_csv(table_of(EventRow, soak.events)),
-        DRIFT: table_csv(table_of(DriftRow, soak.drifts)),
-    }

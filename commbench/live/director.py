@@ -323,10 +323,10 @@ class Director:
                 traits=sorted(set().union(*traits)),
                 session=conditions_of(self._places, gpus, hosts),
             )
-            programme: type[Programme] = Tune
             if self._is_watched:
-                programme = Watch
-            self._programme = programme(self._model, self.options, facts)
+                self._programme = Watch(self._model, self.options, facts)
+            else:
+                self._programme = Tune(self._model, self.options, facts)
             return self._programme.instruct(step, is_ahead=False)
         except Exception as error:  # noqa: BLE001 - the training goes on
             why = str(error).rstrip(".")

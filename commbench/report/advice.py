@@ -12,7 +12,6 @@ from commbench.system.software import MPI_WHEELS
 QUIET_LOAD_PER_CPU = 0.1  # if a tenth of the CPUs is busy, one rank in ten is delayed
 QUIET_LOAD = 0.5  # lower loads are normal on an idle system
 NOTABLE_STEAL_RATIO = 0.01
-SLOW_MPI_INIT_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +24,6 @@ class Conditions:
     """Number of ranks on this host."""
     transport: str | None = None
     """The value of the column ``transport``."""
-    mpi_init_s: float | None = None
-    """Seconds spent in MPI_Init."""
     mpi_library: str | None = None
     """The text of MPI_Get_library_version."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +68,6 @@ def advise_run(info: RunInfo) -> list[Finding]:
         conditions = Conditions(
             host=host,
             ranks=info.get("ranks_per_node"),
-            mpi_init_s=info.get("mpi_init_s"),
             mpi_library=environment.get("mpi_library"),
             versions=versions,
             variables=environment.get("variables"),
@@ -108,13 +104,11 @@ def _crowded(conditions: Conditions) -> Finding | None:
 
 
 def _quota(conditions: Conditions) -> Finding | None:
-    quota = conditions.host.get("cpu_quota")
-    cpus = conditions.ranks or conditions.host.get("cpus_allowed")
+    quota, ranks = conditions.host.get("cpu_quota"), conditions.ranks
+    cpus = ranks or conditions.host.get("cpus_allowed")
     if quota is None or cpus is None or quota >= cpus:
         return None
-    if conditions.ranks:
-        return _advice("host_quota_of_ranks", "host_quota_remedy", quota=quota, ranks=cpus)
-    return _advice("host_quota", quota=quota, cpus=cpus)
+    return _advice("host_quota", quota=quota, users=f"{cpus} {'ranks' if ranks else 'CPUs'}")
 
 
 def _virtual(conditions: Conditions) -> Finding | None:
@@ -182,19 +176,6 @@ def _wheel_beside_fabric(conditions: Conditions) -> Finding | None:
     return _advice("host_wheel", fabric=", ".join(fabric), wheel=wheels[0], version=version)
 
 
-def _slow_init(conditions: Conditions) -> Finding | None:
-    seconds = conditions.mpi_init_s
-    if seconds is None or seconds <= SLOW_MPI_INIT_S or not conditions.open_mpi:
-        return None
-    if "OMPI_MCA_btl" in (conditions.variables or {}):  # the user has set the variable
-        return None
-    fabric = conditions.active_rdma
-    if not fabric:
-        return _advice("host_slow_init", seconds=seconds)
-    remedy = "host_slow_init_remedy_of_fabric"
-    return _advice("host_slow_init", remedy, seconds=seconds, fabric=", ".join(fabric))
-
-
 def _superuser(conditions: Conditions) -> Finding | None:
     variables = conditions.variables
     if variables is None or not conditions.host.get("superuser") or not conditions.open_mpi:
@@ -218,7 +199,6 @@ RULES: tuple[Callable[[Conditions], Finding | None], ...] = (
     _wheel_beside_fabric,
     _gpu_software,
     _gpu_watch,
-    _slow_init,
     _superuser,
 )
 """All rules, the most severe first; a rule with unknown input returns nothing."""

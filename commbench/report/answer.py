@@ -8,6 +8,7 @@ verdict of at most four lines. `commbench report` shows the rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from rich.console import RenderableType
@@ -27,8 +28,7 @@ from commbench.report.columns import (
     Table,
     number,
     plain_table,
-    status_cell,
-    width_of,
+    toned,
 )
 from commbench.report.findings import (
     FEWEST_LAUNCHES,
@@ -37,7 +37,7 @@ from commbench.report.findings import (
     machine_states,
     setting,
 )
-from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
+from commbench.report.formats import launches_of, microseconds, percent, with_interval
 from commbench.results import Run
 from commbench.results.recommendation import (
     Recommendation,
@@ -87,12 +87,12 @@ def answer_times(run: Run, width: int) -> list[RenderableType]:
     )
     parts: list[RenderableType] = [Text(f"\n{title}", style="bold")]
     beside: list[Series] = []
-    by_operation = rows_by(rows, lambda row: row.operation)
+    by_operation = rows_by(rows, attrgetter("operation"))
     for operation in sorted(by_operation, key=list(OPERATIONS).index):
-        columns = columns_of(by_operation[operation], lambda row: row.message_bytes)
+        columns = columns_of(by_operation[operation], attrgetter("message_bytes"))
         for name, of_column in columns.items():
             series = Series(operation, name, of_column)
-            if beside and width_of(_table([*beside, series])) > width:
+            if beside and _table([*beside, series]).width > width:
                 parts.append(_table(beside))
                 beside = []
             beside.append(series)
@@ -119,7 +119,7 @@ def _table(columns: Sequence[Series]) -> Table:
     best = [Cell("best busbw")]
     for series in columns:
         rates = [row.busbw_GBps for row in series.rows if row.busbw_GBps is not None]
-        best.append(Cell(f"{short(max(rates))} GB/s", tone="strong") if rates else Cell(""))
+        best.append(Cell(f"{three_digits(max(rates))} GB/s", tone="strong") if rates else Cell(""))
     if any(cell.text for cell in best[1:]):
         lines.append(best)
     return Table(columns=headings, lines=lines)
@@ -129,14 +129,14 @@ def _time(rows: Sequence[Row]) -> Cell:
     if not rows:
         return Cell("")
     if rows[0].status != "ok":
-        return status_cell(rows[0].status)
+        return toned(rows[0].status)
     return Cell(microseconds(rows[0].time_us))
 
 
 def _precision(rows: Sequence[Row]) -> list[Finding]:
     """Return the typical half-width of each library's intervals, and whether data were verified."""
     half_widths = []
-    for backend, of_backend in rows_by(rows, lambda row: row.backend).items():
+    for backend, of_backend in rows_by(rows, attrgetter("backend")).items():
         repeated = [row for row in of_backend if (row.launches or 0) >= FEWEST_LAUNCHES]
         widths = half_widths_of(repeated)
         if widths:
@@ -178,15 +178,15 @@ def answer_settings(run: Run) -> list[RenderableType]:
         lines.append((name, _milliseconds(choice.step_ms), speedup))
     extent = fresh_extent(advice.launches, advice.blocks, is_live=advice.is_live)
     title = f"{advice.workload}, {advice.backend}, {extent}"
-    return _table_of_settings(title, heading, lines, _remarks(run, advice))
+    return _table_of_settings(title, heading, lines, _exposed(run, advice))
 
 
 def _table_of_settings(
-    title: str, heading: str, lines: Sequence[Sequence[str]], remarks: Sequence[Finding]
+    title: str, heading: str, lines: Sequence[Sequence[str]], remarks: Sequence[Finding] = ()
 ) -> list[RenderableType]:
     """Return the table of settings: name, step and speedup."""
-    notes = list(map(str, remarks))
     headings = ["", "ms a step", heading]
+    notes = list(map(str, remarks))
     return [plain_table(headings, lines, title=f"DDP step: {title}", words=1, notes=notes)]
 
 
@@ -210,32 +210,18 @@ def _sweep(rows: Sequence[TrainingRow]) -> list[RenderableType]:
         lines.append((setting_name(row), _milliseconds(row.step_ms), speedup))
     extent = launches_of(row.launches for row in rows)
     title = f"{first.workload}, {first.backend}, {extent}"
-    return _table_of_settings(title, "speedup", lines, _others(len(rows) - len(shown)))
+    return _table_of_settings(title, "speedup", lines)
 
 
-def _remarks(run: Run, advice: Recommendation) -> list[Finding]:
-    """Return how long a step of the baseline waits, and how many settings are not shown."""
-    compared = [advice.baseline, *advice.alternatives]
-    settings = [setting_of(choice) for choice in compared]
-    remarks = []
-    others = 0
+def _exposed(run: Run, advice: Recommendation) -> list[Finding]:
+    """Return how long a step of the baseline waits for gradients."""
     for row in run.training_rows:
-        of_row = setting_of(row)
-        if of_row not in settings:
-            others += 1
-        elif of_row == settings[0] and row.exposed_comm_ms is not None and row.step_ms:
-            numbers: dict[str, Value] = {
-                "share": row.exposed_comm_ms / row.step_ms,
-                "baseline": advice.baseline_name,
-            }
-            remarks.append(Finding("answer_exposed", numbers=numbers))
-    return [*remarks, *_others(others)]
-
-
-def _others(count: int) -> list[Finding]:
-    if count < 1:
-        return []
-    return [Finding("answer_others", numbers={"settings": count})]
+        is_baseline = setting_of(row) == setting_of(advice.baseline)
+        if is_baseline and row.exposed_comm_ms is not None and row.step_ms:
+            share = row.exposed_comm_ms / row.step_ms
+            numbers: dict[str, Value] = {"share": share, "baseline": advice.baseline_name}
+            return [Finding("answer_exposed", numbers=numbers)]
+    return []
 
 
 def answer_warnings(run: Run) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -10,6 +10,7 @@ from operator import attrgetter
 from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
 from commbench.analysis.scaling import Growth, order_of
 from commbench.analysis.stragglers.judging import Straggler
+from commbench.collectives.algorithms import AUTO
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import OverlapRow, Row
@@ -28,7 +29,6 @@ from commbench.report.columns import (
     make_tables,
     number,
     outcome,
-    status_cell,
     tabulate,
 )
 from commbench.report.formats import launches_of, with_interval
@@ -58,6 +58,23 @@ TIME_SLICES = (
 #: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
 _UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root", "env")
 _unique = attrgetter(*_UNIQUE)
+#: How values of a field are spoken, if not by themselves.
+_SPOKEN = {
+    "root": "root {}",
+    "world_size": "{} ranks",
+    "sync": "sync {}",
+    "loop": "{} loop",
+    "algorithm": "by {}",
+    "env": "under {}",
+}
+#: Values with other words.
+_WORDS: Mapping[tuple[str, object], str] = {
+    ("in_place", True): "in place",
+    ("in_place", False): "out of place",
+    ("world_size", None): "all ranks",
+    ("algorithm", AUTO): "own choice",
+    ("env", ""): "unchanged",
+}
 #: Columns of the method of measuring, for lines that these do not distinguish.
 _METHOD = "algorithm_requested loop sync cadence buffers"
 
@@ -119,38 +136,28 @@ def title_of(rows: Sequence[Row]) -> str:
     """
     first = rows[0]
     words = [first.operation]
-    if _is_common(rows, "dtype"):
-        words.append(str(first.dtype))
-    if _is_common(rows, "redop"):
-        words.append(str(first.redop))
-    if _is_common(rows, "in_place"):
-        words.append("in place" if first.in_place else "out of place")
-    if _is_common(rows, "root"):
-        words.append(f"root {first.root}")
-    if _is_common(rows, "pattern") and first.pattern != "flat":
+    for name in ("dtype", "redop", "in_place", "root"):
+        values = {getattr(row, name) for row in rows}
+        if len(values) == 1 and None not in values:
+            words.append(spoken(name, values.pop()))
+    if first.pattern != "flat":
         words.append(f"{first.pattern}{name_groups(rows)}")
-    return f"{', '.join(words)}{_setting(rows)}"
-
-
-def _is_common(rows: Iterable[Row], name: str) -> bool:
-    """Return whether all rows have the same value in a column, and have one."""
-    values = {getattr(row, name) for row in rows}
-    return len(values) == 1 and None not in values
-
-
-def _setting(rows: Sequence[Row]) -> str:
-    """Return the numbers of ranks, hosts and launches."""
-    first = rows[0]
     parts = []
     if first.world_size:
-        ranks = f"{first.world_size} ranks"
+        parts.append(f"{first.world_size} ranks")
         if first.nodes:
-            ranks = f"{ranks} on {counted(first.nodes, 'host')}"
-        parts.append(ranks)
-    launches = launches_of(row.launches for row in rows)
-    if launches:
-        parts.append(launches)
-    return f" ({', '.join(parts)})" if parts else ""
+            parts[0] += f" on {counted(first.nodes, 'host')}"
+    parts.append(launches_of(row.launches for row in rows))
+    where = ", ".join(filter(None, parts))
+    title = ", ".join(words)
+    return f"{title} ({where})" if where else title
+
+
+def spoken(name: str, value: object) -> str:
+    """Return the value of a field of a case, as it is spoken where cases are told apart."""
+    if (name, value) in _WORDS:
+        return _WORDS[name, value]
+    return _SPOKEN.get(name, "{}").format(value)
 
 
 def collective_sentences(run: Run) -> list[Finding]:
@@ -165,7 +172,7 @@ def group_sentences(run: Run) -> list[Finding]:
     """Return the slowest group of each pattern that makes groups, and their rate together."""
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
     findings = []
-    by_pattern = rows_by(grouped, lambda row: (row.operation, row.pattern))
+    by_pattern = rows_by(grouped, attrgetter("operation", "pattern"))
     for (operation, pattern), rows in by_pattern.items():
         if len(groups_in(rows)) > 1:
             columns = columns_of(rows, _unique)
@@ -236,7 +243,7 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
         interval("overlap_percent", OverlapRow, is_bounded=True),
     ]
     title = "Overlap with computing (OSU's definition)"
-    return make_tables(title, runs, lambda run: run.overlaps, columns, rest_in=files.OVERLAP)
+    return make_tables(title, runs, attrgetter("overlaps"), columns, rest_in=files.OVERLAP)
 
 
 def overhead_tables(runs: Sequence[Run]) -> list[Table]:
@@ -313,7 +320,7 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
     *declared(PairRow, "time_us"),
     interval("time_us", PairRow),
     *declared(PairRow, "time_us_p95 algbw_GBps ratio_to_typical"),
-    Column("status", lambda row: status_cell(row.status), should_vary=True),
+    Column("status", "status", should_vary=True),
     flag_column(),
 ]
 

@@ -6,14 +6,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from operator import attrgetter
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import FLAGS, split_flags
+from commbench.engine.records import Row
 from commbench.findings import Finding
 from commbench.report.formats import between, digits, grouped
 from commbench.report.state import counted_energy
@@ -40,24 +42,8 @@ _PLAIN = str.maketrans({"\u202f": None, "\N{EN DASH}": "-"})
 R = TypeVar("R")
 
 
-class Flagged(Protocol):
-    """A row of any table, with its status, the reason for it, and its flags."""
-
-    @property
-    def status(self) -> str:
-        """Its status, e.g. ``ok``."""
-
-    @property
-    def reason(self) -> str:
-        """One sentence unless the status is ok."""
-
-    @property
-    def reason_code(self) -> str:
-        """The code of the reason."""
-
-    @property
-    def flags(self) -> str:
-        """Names of its flags, separated by ``;``."""
+Flagged: TypeAlias = Row | TrainingRow
+"""A row with a status, the reason for it, and flags."""
 
 
 class Cell(NamedTuple):
@@ -71,6 +57,33 @@ class Cell(NamedTuple):
     """Flags shown in place of the text, each with its meaning."""
     link: str = ""
     """Name of a file beside the page that the cell links to."""
+    drawn: Sequence[float] = ()
+    """A ratio that the page draws, in 200 units: low end, ratio, high end, ends of a margin."""
+
+
+#: The tones of statuses, verdicts and outcomes in any cell.
+_TONES: Mapping[str, Tone] = {
+    "failed": "bad",
+    "faster": "good",
+    "hung": "bad",
+    "inconclusive": "warning",
+    "interrupted": "bad",
+    "cut": "bad",
+    "met": "good",
+    "not met": "bad",
+    "not shown": "warning",
+    "not tested": "warning",
+    "refused": "bad",
+    "slower": "bad",
+    "spike": "warning",
+    "unsupported": "quiet",
+    "wrong": "bad",
+}
+
+
+def toned(text: str, value: float | None = None) -> Cell:
+    """Return a cell in the tone of the status, verdict or outcome that it holds."""
+    return Cell(text, value, _TONES.get(text, ""))
 
 
 Field = str | Callable[[R], Any]
@@ -78,7 +91,9 @@ Field = str | Callable[[R], Any]
 
 
 def _text(value: object) -> str:
-    return "yes" if value is True else "no" if value is False else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
 
 
 @dataclass(frozen=True)
@@ -121,23 +136,27 @@ class Column(Generic[R]):
 
     def cell(self, row: R) -> Cell:
         """Return the cell of a row."""
-        value = (
-            attrgetter(self.value_of)(row) if isinstance(self.value_of, str) else self.value_of(row)
-        )
-        if isinstance(value, Cell) or value is None:
-            return value or Cell("")
+        value_of = self.value_of
+        if isinstance(value_of, str):
+            value_of = attrgetter(value_of)
+        value = value_of(row)
+        if value is None:
+            return Cell("")
+        if isinstance(value, Cell):
+            return value
         if not self.is_number or isinstance(value, str):
-            return Cell(self.text_of(value))
-        scaled = value if self.scale == 1 else self.scale * value
-        return Cell(self.text_of(scaled), value=scaled)
+            return toned(self.text_of(value))
+        if self.scale != 1:
+            value *= self.scale
+        return Cell(self.text_of(value), value)
 
     def is_needed(self, cells: Iterable[Cell]) -> bool:
         """Return whether any cell has content.
 
         If the column should vary, whether the cells differ.
         """
-        texts = {(cell.text, cell.flags) for cell in cells}
-        return len(texts) > 1 if self.should_vary else texts != {("", ())}
+        contents = {(cell.text, cell.flags, tuple(cell.drawn)) for cell in cells}
+        return len(contents) > 1 if self.should_vary else contents != {("", (), ())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,13 +176,20 @@ class Table:
     file: str = ""
     """The file that has all rows and columns."""
 
+    @property
+    def width(self) -> int:
+        """The characters of its lines on a terminal."""
+        console = Console(width=_UNLIMITED, force_terminal=False, markup=False, emoji=False)
+        return console.measure(_grid(self.columns, self.lines)).maximum
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield title and table, the names of columns that did not fit, and the notes."""
         if self.title:
             yield Text(f"\n{self.title}", style="bold")
-        columns, lines = list(self.columns), list(map(list, self.lines))
+        columns = list(self.columns)
+        lines = [list(line) for line in self.lines]
         left_out = []
-        while _width_of(columns, lines) > options.max_width:
+        while replace(self, columns=columns, lines=lines).width > options.max_width:
             place, dropped = max(enumerate(columns), key=lambda each: each[1].drop_order)
             if not dropped.drop_order:
                 break
@@ -184,26 +210,21 @@ def tabulate(
     *,
     title: str = "",
     notes: Sequence[str] = (),
-    should_keep_empty: bool = False,
 ) -> Table:
-    """Put rows into a table; leave out empty columns unless they are to be kept."""
+    """Put rows into a table, without empty columns."""
     rows = list(rows)
-    cells_by_column = [(column, [column.cell(row) for row in rows]) for column in columns]
-    shown = [
-        (column, cells)
-        for column, cells in cells_by_column
-        if should_keep_empty or column.is_needed(cells)
-    ]
-    flags_in_cells = {flag for _, cells in shown for cell in cells for flag in cell.flags}
-    return Table(
-        title=title,
-        notes=notes,
-        columns=[column for column, _ in shown],
-        lines=list(zip(*(cells for _, cells in shown), strict=True)),
-        legend={
-            flag.name: flag.description for flag in FLAGS.values() if flag.name in flags_in_cells
-        },
-    )
+    shown: list[Column[R]] = []
+    cells_by_column: list[list[Cell]] = []
+    used: set[str] = set()
+    for column in columns:
+        cells = [column.cell(row) for row in rows]
+        if column.is_needed(cells):
+            shown.append(column)
+            cells_by_column.append(cells)
+            used.update(*(cell.flags for cell in cells))
+    legend = {name: flag.description for name, flag in FLAGS.items() if name in used}
+    lines = list(zip(*cells_by_column, strict=True))
+    return Table(title=title, notes=notes, columns=shown, lines=lines, legend=legend)
 
 
 def plain_table(
@@ -228,7 +249,7 @@ def plain_table(
     for place, heading in enumerate(headings):
         is_number = words is not None and place >= words
         columns.append(Column(heading, is_number=is_number, can_wrap=not is_number))
-    cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
+    cells = [[toned(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
     return Table(title=title, columns=columns, lines=cells, notes=notes)
 
 
@@ -335,7 +356,7 @@ def outcome(name: str, row_class: type[Any], about_time: str = "") -> Column[Any
     def cell(row: Any) -> Cell:  # noqa: ANN401 - a row of any table
         value: float | None = getattr(row, name)
         if row.status != "ok":
-            return status_cell(row.status, value)
+            return toned(row.status, value)
         return Cell(digits(value) or "no time", value=value)
 
     return Column(
@@ -358,12 +379,12 @@ def ends(
     **options: Any,  # noqa: ANN401 - as in `Column`
 ) -> Column[R]:
     """Return a column with an interval; ``ends_of`` returns the arguments of `between`."""
-    return Column(
-        heading,
-        lambda row: Cell(between(*ends_of(row)), value=ends_of(row)[0]),
-        is_number=True,
-        **options,
-    )
+
+    def cell(row: R) -> Cell:
+        low, *others = ends_of(row)
+        return Cell(between(low, *others), low)
+
+    return Column(heading, cell, is_number=True, **options)
 
 
 def interval(name: str, row_class: type[Any], *, is_bounded: bool = False) -> Column[Any]:
@@ -383,7 +404,7 @@ def interval(name: str, row_class: type[Any], *, is_bounded: bool = False) -> Co
 def flag_column() -> Column[Any]:
     """Return the column of flags."""
 
-    def cell(row: Flagged) -> Cell:
+    def cell(row: Any) -> Cell:  # noqa: ANN401 - a row of any table
         return Cell("", flags=tuple(flag.name for flag in split_flags(row.flags)))
 
     about_flags = "warnings about the row; see below the table"
@@ -400,22 +421,6 @@ def energy_column() -> Column[Any]:
 
     meaning = "what is counted: idle GPUs and other programs there, too"
     return Column("energy of", cell, about=meaning, drop_order=9)
-
-
-def status_cell(status: str, value: float | None = None) -> Cell:
-    """Return the cell of a status."""
-    return Cell(status, value=value, tone=tone_of(status))
-
-
-def tone_of(status: str) -> Tone:
-    """Return the tone of a row with a status."""
-    return "" if status == "ok" else "quiet" if status == "unsupported" else "bad"
-
-
-def verdict_cell(verdict: str) -> Cell:
-    """Return the cell of a verdict."""
-    tones: Mapping[str, Tone] = {"faster": "good", "slower": "bad", "inconclusive": "warning"}
-    return Cell(str(verdict), tone=tones.get(verdict, ""))
 
 
 # ------------------------------------------------------------------------------------- the terminal
@@ -443,13 +448,3 @@ def _grid(columns: Sequence[Column[Any]], lines: Sequence[Sequence[Cell]]) -> Ri
             texts.append(Text(text.translate(_PLAIN), style=_STYLES[cell.tone]))
         grid.add_row(*texts)
     return grid
-
-
-def _width_of(columns: Sequence[Column[Any]], lines: Sequence[Sequence[Cell]]) -> int:
-    console = Console(width=_UNLIMITED, force_terminal=False, markup=False, emoji=False)
-    return console.measure(_grid(columns, lines)).maximum
-
-
-def width_of(table: Table) -> int:
-    """Return the characters of a table's lines on a terminal."""
-    return _width_of(table.columns, table.lines)

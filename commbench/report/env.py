@@ -8,28 +8,29 @@ from collections.abc import Iterable
 
 from commbench.analysis.env import EnvComparison, EnvRatio, collective_envs, training_envs
 from commbench.report.columns import (
-    Cell,
     Column,
     Table,
     make_table,
     number,
-    verdict_cell,
 )
 from commbench.report.formats import launches_of
 from commbench.results import Run
 from commbench.words import thousandths
 
+
+def _verdict(row: EnvRatio) -> str:
+    return "control" if row.is_control else str(row.comparison.verdict)
+
+
 _COLUMNS: list[Column[EnvRatio]] = [
     Column("environment", "env"),
     Column(
         "time [CI]",
-        lambda row: thousandths(row.estimate),
+        "estimate",
+        text_of=thousandths,
         about="over the time under the first environment: geometric mean over all cases",
     ),
-    Column(
-        "verdict",
-        lambda row: Cell("control") if row.is_control else verdict_cell(row.comparison.verdict),
-    ),
+    Column("verdict", _verdict),
     number("cases faster", "faster", text_of=str, about="of cases judged one by one"),
     number("slower", "slower", text_of=str),
     number("of", "cases", text_of=str),

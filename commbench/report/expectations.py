@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from commbench.analysis.expectations import Answer, Expectation, Judged, Outcome
 from commbench.findings import Finding
-from commbench.report.columns import Cell, Table, Tone, plain_table
-
-_TONES: Mapping[Outcome, Tone] = {
-    Outcome.MET: "good",
-    Outcome.NOT_MET: "bad",
-    Outcome.NOT_SHOWN: "warning",
-    Outcome.NOT_TESTED: "warning",
-}
-
+from commbench.report.columns import Table, plain_table
 
 #: More rows of an expectation that are met are one line.
 MOST_MET = 4
@@ -43,16 +35,13 @@ def answer_table(answers: Sequence[Answer]) -> Table:
 
     Many rows that are met are one line.
     """
-    lines: list[list[str | Cell]] = []
+    lines = []
     for answer in answers:
         expected = answer.expectation.text
         for row in _shortened(answer.rows):
-            found, bound = (
-                _found_text(answer.expectation, row),
-                _bound_text(answer.expectation, row),
-            )
-            outcome = Cell(str(row.outcome), tone=_TONES[row.outcome])
-            lines.append([expected, row.name, outcome, found, bound])
+            found = _found_text(answer.expectation, row)
+            bound = _bound_text(answer.expectation, row)
+            lines.append([expected, row.name, str(row.outcome), found, bound])
             expected = ""
     headings = ("expected", "case", "outcome", "found [95 % CI]", "bound")
     return plain_table(headings, lines, words=3)

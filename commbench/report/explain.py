@@ -11,7 +11,7 @@ from commbench.ddp.plan.records import BucketRow, TrainingRow
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import OverlapRow, Row, columns_of
 from commbench.errors import InputError
-from commbench.report.comparison.formats import COMPARISON_COLUMNS
+from commbench.report.comparison import COMPARISON_COLUMNS
 from commbench.results.pairs import PairRow
 
 

@@ -48,9 +48,10 @@ def unfinished(run: Run) -> list[Finding]:
     why = run.info.get("reason") or status
     if why == "running":
         why = "it is running, or was killed"
-    code = "run_cut" if status == "cut" else "run_unfinished"
+    state = "cut" if status == "cut" else "unfinished"
+    code = f"run_{state}"
     if is_live(run.info):
-        code += "_live"
+        code = f"run_{state}_live"
     numbers = {"why": why.rstrip("."), "path": str(run.path)}
     return [Finding(code, numbers=numbers, level="warning")]
 
@@ -114,11 +115,7 @@ def time_spent(run: Run) -> list[Finding]:
         return [Finding("time_live", numbers=numbers)]
     for name in ("startup_s", "measuring_s", "other_s"):
         numbers[name] = totals[name] / seconds
-    findings = [Finding("time", numbers=numbers)]
-    hung = [launch for launch in launches if launch.get("status") == "hung"]
-    if hung:
-        findings.append(Finding("time_of_hung", numbers={"launches": len(hung)}))
-    return findings
+    return [Finding("time", numbers=numbers)]
 
 
 def origins(run: Run) -> list[Finding]:
@@ -150,7 +147,7 @@ def bandwidths(run: Run) -> list[Finding]:
     operations = list(OPERATIONS)
     findings = []
     for backend, rows in rows_by(rated, _backend).items():
-        kinds = rows_by(rows, lambda row: (row.operation, row.pattern))
+        kinds = rows_by(rows, attrgetter("operation", "pattern"))
         operation, pattern = min(
             kinds,
             key=lambda kind: (
@@ -351,7 +348,10 @@ def kinds_of(run: Run) -> list[Kind]:
     collectives: list[Row] = []
     matrices: list[Row] = []
     for row in run.rows:
-        (matrices if row.pattern == MATRIX else collectives).append(row)
+        if row.pattern == MATRIX:
+            matrices.append(row)
+        else:
+            collectives.append(row)
     training = []
     for trained in run.training_rows:
         if not has_flag(trained.flags, "same_layout"):  # its stand-in has the same flags

@@ -12,13 +12,6 @@ _MOST_NAMED = 4
 _NARROW_SPACE = "\u202f"
 
 
-def short(value: float | None) -> str:
-    """Return three digits, without an exponent for large numbers."""
-    if value is None:
-        return ""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits
-
-
 def percent(share: float | None, places: int = 0) -> str:
     """Return a share as ``12 %``."""
     return "" if share is None else f"{100 * share:.{places}f} %"
@@ -89,18 +82,16 @@ def launches_of(counts: Iterable[int | None]) -> str:
     distinct = sorted(set(filter(None, counts)))
     if not distinct:
         return ""
-    return (
-        f"{distinct[0]} to {counted(distinct[-1], 'launch')}"
-        if len(distinct) > 1
-        else counted(distinct[0], "launch")
-    )
+    most = counted(distinct[-1], "launch")
+    return most if len(distinct) == 1 else f"{distinct[0]} to {most}"
 
 
 def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
     """Return ``a, b and c``, or for many names ``a, b, c, d and 3 more``."""
     distinct = list(dict.fromkeys(names))
-    if len(distinct) > most:
-        return f"{', '.join(distinct[:most])} and {len(distinct) - most} more"
-    return " and ".join(
-        [*([", ".join(distinct[:-1])] if len(distinct) > 1 else []), *distinct[-1:]]
-    )
+    more = len(distinct) - most
+    if more > 0:
+        distinct[most:] = [f"{more} more"]
+    if len(distinct) < 2:  # noqa: PLR2004 - one needs no conjunction
+        return "".join(distinct)
+    return f"{', '.join(distinct[:-1])} and {distinct[-1]}"

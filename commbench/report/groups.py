@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -47,15 +48,6 @@ def brief(group: str) -> str:
     return group if len(ranks) <= MOST_RANKS else f"{ranks[0]},{ranks[1]},..,{ranks[-1]}"
 
 
-def middle(rows: Iterable[Row]) -> Row:
-    """Return the row of the group with the median time.
-
-    Of an even number, the faster of the middle two.
-    """
-    ordered = sorted(rows, key=lambda row: row.time_us or 0.0)
-    return ordered[(len(ordered) - 1) // 2]
-
-
 def group_findings(columns: Mapping[str, Sequence[Row]], hosts: Mapping[int, str]) -> list[Finding]:
     """Return for each column the group that is most often slowest beyond noise, by how much, and
     the bus bandwidth of all groups together at the largest size.
@@ -71,14 +63,22 @@ def group_findings(columns: Mapping[str, Sequence[Row]], hosts: Mapping[int, str
         compared = [of_case for of_case in by_case.values() if len(of_case) > 1]
         if compared:
             findings.append(_slowest(name, compared, hosts))
-            findings += _together(name, max(compared, key=lambda rows: rows[0].message_bytes or 0))
+            largest = max(compared, key=lambda rows: rows[0].message_bytes or 0)
+            rates = [row.busbw_GBps for row in largest if row.busbw_GBps is not None]
+            if len(rates) == len(largest):
+                numbers: dict[str, Value] = {
+                    "rate": Estimate(sum(rates)),
+                    "groups": len(largest),
+                    "size": largest[0].message_bytes or 0,
+                }
+                findings.append(Finding("groups_together", name, numbers))
     return findings
 
 
 def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Mapping[int, str]) -> Finding:
     slow_groups = []
     for of_case in cases:
-        median_us = middle(of_case).time_us or 1.0
+        median_us = statistics.median_low(row.time_us or 0.0 for row in of_case)
         for row in of_case:
             if has_flag(row.flags, "slowest_group"):
                 slow_groups.append(((row.time_us or 0.0) / median_us, row))
@@ -86,37 +86,15 @@ def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Mapping[int, str]
         return Finding("groups_even", name)
     often = Counter(row.group for _, row in slow_groups)
     ratio, worst = max(slow_groups, key=lambda pair: (often[pair[1].group], pair[0]))
+    group = brief(worst.group)
+    names = list(dict.fromkeys(hosts[rank] for rank in ranks_of(worst.group) if rank in hosts))
+    if 0 < len(names) <= MOST_HOSTS:
+        group = f"{group} on {', '.join(names)}"
     numbers: dict[str, Value] = {
-        "group": f"{brief(worst.group)}{_on(worst.group, hosts)}",
+        "group": group,
         "ratio": ratio,
         "often": often[worst.group],
         "cases": len(cases),
+        "at": f"{format_size(worst.message_bytes or 0)} {worst.dtype or ''}".rstrip(),
     }
-    if not worst.message_bytes:
-        return Finding("groups_slowest", name, numbers)
-    numbers["at"] = format_size(worst.message_bytes)
-    if len({of_case[0].dtype for of_case in cases}) > 1:
-        numbers["at"] = f"{numbers['at']} {worst.dtype}"
-    code = "groups_slowest_at"
-    if len(cases) > 1:
-        code = "groups_slowest_often"
-    return Finding(code, name, numbers)
-
-
-def _together(name: str, groups: Sequence[Row]) -> list[Finding]:
-    """Return the bus bandwidth of all groups of a case together; nothing if one has none."""
-    rates = [row.busbw_GBps for row in groups if row.busbw_GBps is not None]
-    if len(rates) < len(groups):
-        return []
-    numbers: dict[str, Value] = {
-        "rate": Estimate(sum(rates)),
-        "groups": len(groups),
-        "size": groups[0].message_bytes or 0,
-    }
-    return [Finding("groups_together", name, numbers)]
-
-
-def _on(group: str, hosts: Mapping[int, str]) -> str:
-    """Return e.g. `` on host1``; empty if hosts are unknown or many."""
-    names = list(dict.fromkeys(hosts[rank] for rank in ranks_of(group) if rank in hosts))
-    return f" on {', '.join(names)}" if 0 < len(names) <= MOST_HOSTS else ""
+    return Finding("groups_slowest", name, numbers)

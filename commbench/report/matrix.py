@@ -1,9 +1,11 @@
-"""Matrices of rank pairs as tables of hosts or ranks."""
+"""Matrices of rank pairs as cells, and as tables."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +13,17 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from commbench.analysis.runs import straggler_findings
-from commbench.analysis.stragglers.judging import Straggler
-from commbench.analysis.stragglers.matrix import Links, numbered_hosts
+from commbench.analysis.stragglers.judging import ANY, Straggler
 from commbench.collectives.operations import OPERATIONS
 from commbench.findings import Finding
 from commbench.report.collectives import pairs_table
 from commbench.report.columns import Cell, Table, plain_table
 from commbench.results import Run
 from commbench.results.pairs import Matrix
-from commbench.units import counted, format_time, three_digits, time_unit
+from commbench.stats import Floats
+from commbench.units import counted, format_time, three_digits
 
-#: The most hosts or ranks in a full table; of more, only the slowest pairs are shown.
+#: The most ranks in a full table; of more, only the slowest pairs are shown.
 SHOWN = 10
 MOST_PAIRS = 10
 _MARK = "*"
@@ -32,21 +34,18 @@ WIDTH, PADDING = 100, 3
 
 
 def render_matrices(run: Run) -> list[RenderableType]:
-    """Return every matrix of a run as a table: hosts by hosts if there are several hosts, else
-    ranks by ranks; of many the slowest pairs.
+    """Return every matrix of a run as a table of ranks, which are hosts where each host has one;
+    of many ranks the slowest pairs.
     """
     parts: list[RenderableType] = []
     is_marked = False
     for matrix in run.matrices:
-        names, links = _units(matrix)
-        if len(names) > SHOWN:
+        if len(matrix.hosts) > SHOWN:
             parts.append(pairs_table(run, matrix, MOST_PAIRS))
         else:
-            slow = [
-                each for each in straggler_findings(run).stragglers if each.measured == matrix.name
-            ]
-            is_marked = is_marked or any(straggler.links for straggler in slow)
-            parts.append(_each_with_each(matrix, names, links, slow))
+            heat = heat_of(matrix, run)
+            is_marked = is_marked or bool(heat.slow)
+            parts.append(_each_with_each(matrix, heat))
         if matrix.untimed:
             numbers = {"untimed": matrix.untimed, "pairs": matrix.untimed + len(matrix.source)}
             parts.append(Text(str(Finding("pairs_untimed", numbers=numbers)), style="yellow"))
@@ -56,29 +55,86 @@ def render_matrices(run: Run) -> list[RenderableType]:
     return parts
 
 
-def _units(matrix: Matrix) -> tuple[list[str], Links]:
-    """Return hosts if there are several, else ranks, and the logarithm of each link's median time
-    over launches.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values = np.log(np.where(matrix.is_sound, matrix.time_us, np.nan))[None, :]
-    links = Links(source=matrix.source, target=matrix.target, values=values)
-    hosts, place = numbered_hosts(matrix.hosts)
-    if len(hosts) > 1:
-        return hosts, links.gathered(place)
-    return [f"rank {rank}" for rank in range(len(matrix.hosts))], links
+def _each_with_each(matrix: Matrix, heat: Heat) -> Table:
+    names = list(heat.hosts)
+    if len(set(names)) < len(names):
+        names = [f"rank {rank}" for rank in range(len(names))]
+    headings = names
+    if (len(names) + 1) * (max(map(len, names)) + PADDING) > WIDTH:
+        headings = [str(number) for number in range(1, len(names) + 1)]
+    slow: set[tuple[int, int]] = set()
+    for sources, targets in heat.slow:
+        slow.update(itertools.product(sources, targets))
+    lines: list[list[str | Cell]] = []
+    for source, heading in enumerate(headings):
+        name = names[source]
+        line: list[str | Cell] = [name if name == heading else f"{heading} {name}"]
+        for target, value in enumerate(heat.cells[source].tolist()):
+            if math.isnan(value):
+                line.append(Cell("-", tone="quiet"))
+            elif (source, target) in slow:
+                line.append(Cell(f"{three_digits(value)}{_MARK}", tone="bad"))
+            else:
+                line.append(three_digits(value))
+        lines.append(line)
+    quantity = "time in us" if heat.is_time else heat.unit
+    extent = counted(len(matrix.times_us), "launch")
+    title = f"{matrix.name}, matrix: {quantity} from row to column ({extent})"
+    return plain_table(["", *headings], lines, title=title, words=1)
 
 
-def _scale(matrix: Matrix, links: Links) -> tuple[str, Callable[[float], str]]:
-    """Return the quantity in the cells, in a unit that suits the fastest link, and the formatter of
-    a time in us.
-    """
-    fastest_us = math.exp(np.nanmin(links.values, initial=math.inf))
-    if OPERATIONS[matrix.case.operation].quantity == "time":
-        scale, unit = time_unit(1e-6 * fastest_us)
-        return f"time in {unit}", lambda time_us: three_digits(1e-6 * time_us / scale)
-    scale, unit = rate_unit(matrix.rate_GBps(fastest_us))
-    return unit, lambda time_us: f"{matrix.rate_GBps(time_us) / scale:.3g}"
+@dataclass(frozen=True, kw_only=True)
+class Heat:
+    """A matrix as cells."""
+
+    cells: Floats
+    """Values from row to column in ``unit``, (ranks, ranks); NaN for untimed pairs."""
+    unit: str
+    """``us``, or GB/s, MB/s or kB/s, as suits the fastest pair."""
+    hosts: Sequence[str]
+    """The host of each rank."""
+    stragglers: Sequence[Straggler]
+    """The stragglers in this matrix."""
+
+    @property
+    def is_time(self) -> bool:
+        """Whether a low value is good."""
+        return self.unit == "us"
+
+    @property
+    def slow(self) -> list[tuple[list[int], list[int]]]:
+        """The ranks of each slow link's ends."""
+        slow = []
+        for straggler in self.stragglers:
+            for source, target in straggler.links:
+                slow.append((self._ranks_of(source), self._ranks_of(target)))
+        return slow
+
+    def _ranks_of(self, name: str) -> list[int]:
+        """Return the ranks of a straggler's link: for a host, all its ranks."""
+        ranks = []
+        for rank, host in enumerate(self.hosts):
+            own = f"rank {rank}"
+            if name in {ANY, host, own} or name.startswith(f"{own} "):  # "rank 3 on host1"
+                ranks.append(rank)
+        return ranks
+
+
+def heat_of(matrix: Matrix, run: Run) -> Heat:
+    """Return a matrix as cells."""
+    ranks = len(matrix.hosts)
+    cells = np.full((ranks, ranks), np.nan)
+    cells[matrix.source, matrix.target] = np.where(matrix.is_sound, matrix.time_us, np.nan)
+    unit = "us"
+    if OPERATIONS[matrix.case.operation].quantity != "time":
+        cells = np.asarray(matrix.rate_GBps(cells))
+        scale, unit = rate_unit(float(np.nanmax(cells, initial=0.0)))
+        cells = cells / scale
+    stragglers: list[Straggler] = []
+    for family in straggler_findings(run).families:
+        if family.measured == matrix.name:
+            stragglers += family.stragglers
+    return Heat(cells=cells, unit=unit, hosts=matrix.hosts, stragglers=stragglers)
 
 
 def rate_unit(most_GBps: float) -> tuple[float, str]:  # noqa: N803 - a unit
@@ -103,40 +159,9 @@ def name_range(matrix: Matrix, mask: NDArray[np.bool_]) -> str:
         return ""
     least_us, most_us = float(np.min(times_us)), float(np.max(times_us))
     if OPERATIONS[matrix.case.operation].quantity == "time":
-        return _range(format_time(1e-6 * least_us), format_time(1e-6 * most_us))
-    low, high = float(matrix.rate_GBps(most_us)), float(matrix.rate_GBps(least_us))
-    scale, unit = rate_unit(high)
-    return f"{_range(three_digits(low / scale), three_digits(high / scale))} {unit}"
-
-
-def _range(low: str, high: str) -> str:
-    if low == high:
-        return low
-    return f"{low} to {high}"
-
-
-def _each_with_each(
-    matrix: Matrix, names: Sequence[str], links: Links, stragglers: Sequence[Straggler]
-) -> Table:
-    quantity, text_of = _scale(matrix, links)
-    extent = counted(len(matrix.times_us), "launch")
-    if len(names) < len(matrix.hosts):
-        extent = f"median pair of ranks, {extent}"
-    times = np.full((len(names), len(names)), np.nan)
-    times[links.source, links.target] = np.exp(links.values[0])
-    headings = names
-    if (len(names) + 1) * (max(map(len, names)) + PADDING) > WIDTH:
-        headings = [str(number) for number in range(1, len(names) + 1)]
-    lines: list[list[str | Cell]] = []
-    for source, heading, times_us in zip(names, headings, times.tolist(), strict=True):
-        line: list[str | Cell] = [source if source == heading else f"{heading} {source}"]
-        for target, time_us in zip(names, times_us, strict=True):
-            if math.isnan(time_us):
-                line.append(Cell("-", tone="quiet"))
-            elif any(straggler.covers(source, target) for straggler in stragglers):
-                line.append(Cell(f"{text_of(time_us)}{_MARK}", tone="bad"))
-            else:
-                line.append(text_of(time_us))
-        lines.append(line)
-    title = f"{matrix.name}, matrix: {quantity} from row to column ({extent})"
-    return plain_table(["", *headings], lines, title=title, words=1)
+        ends = [format_time(1e-6 * least_us), format_time(1e-6 * most_us)]
+        return " to ".join(dict.fromkeys(ends))
+    rates = [float(matrix.rate_GBps(time_us)) for time_us in (most_us, least_us)]
+    scale, unit = rate_unit(rates[1])
+    ends = [three_digits(rate / scale) for rate in rates]
+    return f"{' to '.join(dict.fromkeys(ends))} {unit}"

@@ -3,75 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any
 
-from commbench.analysis.prediction.curves import Curve
-from commbench.analysis.prediction.fits import Segment
-from commbench.analysis.prediction.network import CurveKey, NetworkModel, network_model
+from commbench.analysis.prediction.network import NetworkModel, network_model
 from commbench.findings import Finding
-from commbench.report.columns import Column, Ends, Table, ends, make_tables, number
+from commbench.report.columns import Column, Table, ends, make_tables, number
 from commbench.report.formats import digits
 from commbench.results import MODEL, Run
 from commbench.units import format_size
 
 
-class _Line(NamedTuple):
-    """One segment of a curve of the model."""
-
-    key: CurveKey
-    curve: Curve
-    place: int
-
-    @property
-    def segment(self) -> Segment:
-        """The segment of this line."""
-        return self.curve.segments[self.place]
-
-    @property
-    def start_us(self) -> Ends:
-        """The 95 % interval of the start-up time in microseconds; None without resamples."""
-        alpha, _ = self.curve.parameter_intervals[self.place]
-        return (alpha.low, alpha.high) if alpha else (None, None)
-
-    @property
-    def rate(self) -> float | None:
-        """The rate in GB/s; None if it is unbounded."""
-        return _rate(self.segment.beta_us_per_byte)
-
-    @property
-    def rates(self) -> Ends:
-        """The 95 % interval of the rate in GB/s; None without resamples.
-
-        An unbounded end is None.
-        """
-        _, beta = self.curve.parameter_intervals[self.place]
-        return (_rate(beta.high), _rate(beta.low)) if beta else (None, None)
-
-    @property
-    def residual(self) -> float:
-        """The largest residual at the sizes of the segment."""
-        segment, residuals = self.segment, zip(self.curve.sizes, self.curve.residuals, strict=True)
-        return max(
-            abs(residual)
-            for size, residual in residuals
-            if segment.from_bytes <= size <= segment.to_bytes
-        )
-
-    @property
-    def held_out(self) -> float | None:
-        """The held-out error of the curve; only on the line of its first segment."""
-        return None if self.place else self.curve.held_out_error
-
-
-def _lines(model: NetworkModel) -> list[_Line]:
-    return [
-        _Line(key, curve, place)
-        for key, curve in model.curves.items()
-        for place in range(len(curve.segments))
-    ]
+def _lines(model: NetworkModel) -> list[SimpleNamespace]:
+    """Return the segments of all curves, with the ends of the 95 % intervals of their parameters;
+    without resamples they are None.
+    """
+    lines = []
+    for key, curve in model.curves.items():
+        held_out = curve.held_out_error
+        for segment, (alpha, beta) in zip(curve.segments, curve.parameter_intervals, strict=True):
+            line = SimpleNamespace(key=key, segment=segment, held_out=held_out)
+            line.rate = _rate(segment.beta_us_per_byte)
+            line.start_ends = line.rate_ends = (None, None)
+            if alpha and (alpha.low or alpha.high):  # else the fit holds it at 0
+                line.start_ends = alpha.low, alpha.high
+            if beta:
+                line.rate_ends = _rate(beta.high), _rate(beta.low)
+            line.residual = 0.0
+            for size, residual in zip(curve.sizes, curve.residuals, strict=True):
+                if segment.from_bytes <= size <= segment.to_bytes:
+                    line.residual = max(line.residual, abs(residual))
+            lines.append(line)
+            held_out = None  # it is of all segments together
+    return lines
 
 
 def _rate(beta_us_per_byte: float) -> float | None:
+    """Return a rate in GB/s; None if it is unbounded."""
     return 1e-3 / beta_us_per_byte if beta_us_per_byte else None
 
 
@@ -92,19 +61,11 @@ def model_tables(runs: Sequence[Run]) -> list[Table]:
     )
 
 
-def _start_ends(line: _Line) -> Ends:
-    """Return the interval of the start-up time; none if the fit holds it at 0."""
-    low, high = line.start_us
-    if low == high == 0:
-        return None, None
-    return low, high
-
-
 def _two_digits(value: float) -> str:
     return digits(value, 2)
 
 
-_COLUMNS: Sequence[Column[_Line]] = (
+_COLUMNS: Sequence[Column[Any]] = (
     Column("operation", "key.operation"),
     Column("pattern", "key.pattern", should_vary=True),
     Column("backend", "key.backend"),
@@ -114,7 +75,7 @@ _COLUMNS: Sequence[Column[_Line]] = (
     number("to", "segment.to_bytes", text_of=format_size),
     number("start-up", "segment.alpha_us", unit="us"),
     ends(
-        _start_ends,
+        attrgetter("start_ends"),
         unit="us",
         about="of the start-up; empty where it is held at 0",
         drop_order=2,
@@ -128,7 +89,7 @@ _COLUMNS: Sequence[Column[_Line]] = (
             " operation's factor"
         ),
     ),
-    ends(lambda line: line.rates, unit="GB/s", about="of the rate", drop_order=1),
+    ends(attrgetter("rate_ends"), unit="GB/s", about="of the rate", drop_order=1),
     number(
         "worst residual",
         "residual",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from rich.console import RenderableType
@@ -133,7 +134,7 @@ _STEPS: Sequence[Column[Any]] = (
     _LINK,
     _RANKS,
     number("predicted", "step_ms", unit="ms"),
-    ends(lambda row: (row.step_ms_low, row.step_ms_high), heading="interval", unit="ms"),
+    ends(attrgetter("step_ms_low", "step_ms_high"), heading="interval", unit="ms"),
     number("efficiency", "scaling_efficiency", unit="%", scale=100),
     number("exposed", "exposed_comm_ms", unit="ms"),
     number("local", "local_step_ms", unit="ms"),

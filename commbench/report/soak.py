@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from commbench.analysis.runs import soak_results
 from commbench.analysis.soak.rows import DriftRow, EventRow
 from commbench.report.columns import (
-    Cell,
     Column,
     Named,
     Table,
     ends,
     make_table,
     number,
-    verdict_cell,
 )
 from commbench.results import Run
 from commbench.results.files import DRIFT, EVENTS
 from commbench.units import clock_time, format_seconds
 
 _EVENTS: list[Column[EventRow]] = [
-    Column("began, UTC", lambda row: clock_time(row.time)),
-    number(
-        "lasted",
-        lambda row: Cell(format_seconds(row.duration_s or 0.0), value=row.duration_s),
-        EventRow,
-    ),
-    Column("what", lambda row: Cell(row.kind, tone="warning" if row.kind == "spike" else "bad")),
+    Column("began, UTC", "time", text_of=clock_time),
+    number("lasted", "duration_s", text_of=format_seconds),
+    Column("what", "kind"),
     Column("who", "who", about="ranks for which the others waited; system-wide: none stands out"),
     Column("case", "case"),
     Column("evidence", "reason", can_wrap=True),
@@ -37,11 +32,11 @@ _DRIFT: list[Column[DriftRow]] = [
     number("launches", "launches", DriftRow),
     number("change", "change_percent", DriftRow, unit="%", text_of="{:+.1f}".format),
     ends(
-        lambda row: (row.change_percent_ci_low, row.change_percent_ci_high),
+        attrgetter("change_percent_ci_low", "change_percent_ci_high"),
         unit="%",
         about="of the change; 95 % for all cases together",
     ),
-    Column("verdict", lambda row: verdict_cell(row.verdict), DriftRow),
+    Column("verdict", "verdict", DriftRow),
 ]
 
 

@@ -1,12 +1,10 @@
-"""Names of the tools, times, counters and files of a run."""
+"""Names of the tools, times and counters of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
-from commbench.results import DDP, PAIRS, SUMMARY, Run
-from commbench.results.files import DRIFT, EVENTS, TIMELINE, samples_file
+from commbench.results import Run
 
 KINDS_OF_ENERGY = {"cpu": "processors", "gpu": "GPUs"}
 _TIME = "median over launches of the slowest rank's median"
@@ -26,17 +24,17 @@ def tools_of(run: Run) -> dict[str, list[str]]:
 
 def explain_time(runs: Iterable[Run]) -> str:
     """Return the definition of the times; imported runs have their tool's definition."""
-    definitions_used = {
-        record.stated.time if record.stated else "" for run in runs for record in run.records
-    }
-    definitions = " or the ".join(sorted(definitions_used - {""}))
-    if not definitions:
+    definitions = set()
+    for run in runs:
+        for record in run.records:
+            stated = record.stated.time if record.stated else ""
+            definitions.add(f"the {stated}" if stated else _TIME)
+    others = " or ".join(sorted(definitions - {_TIME}))
+    if not others:
         return _TIME
-    return (
-        f"{_TIME}; of imported runs the {definitions}"
-        if "" in definitions_used
-        else f"median over launches of the {definitions}"
-    )
+    if _TIME in definitions:
+        return f"{_TIME}; of imported runs {others}"
+    return f"median over launches of {others}"
 
 
 def counted_energy(energy_of: str) -> str:
@@ -46,16 +44,3 @@ def counted_energy(energy_of: str) -> str:
     """
     whole = {"": "all that was metered", "cpu+gpu": "processors and GPUs"}
     return whole.get(energy_of) or f"the {KINDS_OF_ENERGY.get(energy_of, energy_of)} alone"
-
-
-def result_files(run: Run) -> list[Path]:
-    """Return the paths of the main table, of the table of pairs and of those of a soak, as far as
-    they exist.
-    """
-    tables = [DDP, SUMMARY]
-    if run.records:
-        tables = [SUMMARY, DDP]
-    samples = samples_file(run.path).name
-    first = next((name for name in tables if (run.path / name).exists()), samples)
-    others = [name for name in (PAIRS, TIMELINE, EVENTS, DRIFT) if (run.path / name).exists()]
-    return [run.path / name for name in (first, *others)]

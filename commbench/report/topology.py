@@ -10,7 +10,7 @@ from rich.text import Text
 from commbench.findings import Finding, Value
 from commbench.report.columns import Table, plain_table
 from commbench.system.topology import Topology, cpu_list, nodes_of
-from commbench.units import counted, format_size
+from commbench.units import counted, format_link_rate, format_size
 
 
 def render_topology(
@@ -20,8 +20,7 @@ def render_topology(
 
     Args:
         host: the host's name.
-        topology: from `commbench.system.topology.collect_topology`; ``ranks`` (rank, numa_nodes) as
-            in run.json.
+        topology: from `commbench.system.topology.collect_topology`.
         cpus: the CPUs that this process may use; empty for the topology of another host.
     """
     counts = [
@@ -80,8 +79,7 @@ def _far_gpus(topology: Topology) -> list[Finding]:
     if not far:
         return []
     names = {"adapters": _listed([devices[port] for port in adapters])}
-    code = "topology_far_gpu" if len(far) == 1 else "topology_far_gpus"
-    return [Finding(code, _listed(far), names)]
+    return [Finding("topology_far_gpus", _listed(far), names)]
 
 
 def _placement(topology: Topology, cpus: Sequence[int]) -> list[Finding]:
@@ -117,23 +115,19 @@ def _in_use(topology: Topology) -> dict[str, int | None]:
 
 
 def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
-    ranks = topology.get("ranks") or []
     lines = []
     for node in topology["numa"]:
         number = node["node"]
         gpus = [f"GPU{i}" for i, gpu in enumerate(topology["gpus"]) if gpu["numa_node"] == number]
         adapters = dict.fromkeys(name for name, of in _ports(topology) if of == number)
         usable = set(cpus).intersection(cpu_list(node["cpus"]))
-        placed = [str(rank["rank"]) for rank in ranks if number in rank["numa_nodes"]]
-        if usable and not ranks:
-            placed = [f"{len(usable)} CPUs"]
+        placed = f"{len(usable)} CPUs" if usable else ""
         memory = _or_unknown(node["memory_bytes"])
         if node["memory_bytes"]:
             memory = format_size(node["memory_bytes"])
         cells = (str(number), node["cpus"] or "", memory)
-        lines.append((*cells, _listed(gpus), _listed(adapters), _listed(placed)))
-    last = "ranks" if ranks else "this process"
-    headings = ("node", "CPUs", "memory", "GPUs", "adapters", last)
+        lines.append((*cells, _listed(gpus), _listed(adapters), placed))
+    headings = ("node", "CPUs", "memory", "GPUs", "adapters", "this process")
     return plain_table(headings, lines, title="NUMA nodes")
 
 
@@ -164,7 +158,7 @@ def _ports(topology: Topology) -> list[tuple[str, int | None]]:
 def _speed(megabits: float | None) -> str:
     if megabits is None:
         return "unknown"
-    return f"{megabits / 1e3:g} Gbit/s" if megabits >= 1e3 else f"{megabits:g} Mbit/s"  # noqa: PLR2004 - kilo
+    return format_link_rate(1e6 * megabits)
 
 
 def _count(number: int | None, name: str) -> str:

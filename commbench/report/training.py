@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 
 from rich.console import RenderableType
@@ -32,15 +32,14 @@ from commbench.report.columns import (
     make_tables,
     number,
     outcome,
-    verdict_cell,
 )
-from commbench.report.formats import launches_of, microseconds, short
+from commbench.report.formats import launches_of, microseconds
 from commbench.results import DDP, Run
-from commbench.results.info import Launch, is_live, is_watched
+from commbench.results.info import is_live, is_watched
 from commbench.results.recommendation import Recommendation
 from commbench.results.tables import rows_by
 from commbench.results.verdict import paragraph, snippets
-from commbench.units import counted
+from commbench.units import counted, three_digits
 
 
 def training_tables(runs: Sequence[Run]) -> list[Table]:
@@ -144,7 +143,7 @@ _COLUMNS: Sequence[Column[TrainingRow]] = (
     interval("step_ms", TrainingRow),
     *declared(TrainingRow, "speedup"),
     interval("speedup", TrainingRow),
-    Column("verdict", lambda row: verdict_cell(row.verdict), about=about(TrainingRow, "verdict")),
+    Column("verdict", "verdict", TrainingRow),
     number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100, drop_order=8),
     *declared(TrainingRow, "exposed_comm_ms", drop_order=1),
     *declared(TrainingRow, "sent_MB_per_step", drop_order=2),
@@ -164,20 +163,17 @@ _COLUMNS: Sequence[Column[TrainingRow]] = (
 def training_title(rows: Sequence[TrainingRow]) -> str:
     """Return the title of rows that were trained together: workload, hosts, ranks and launches."""
     first = rows[0]
-    hosts = f" on {counted(first.nodes, 'host')}" if first.nodes else ""
-    parts = [
-        first.backend,
-        f"{counted(first.world_size or 0, 'rank')}{hosts}",
-        f"batch {first.batch_per_rank} a rank",
-    ]
-    parts += [first.env] if first.env else []
-    dense = next((row.dense_MB_per_step for row in rows if row.dense_MB_per_step), None)
-    parts += [f"dense all-reduce {short(dense)} MB a step"] if dense else []
-    parts += filter(None, [launches_of(row.launches for row in rows)])
+    ranks = counted(first.world_size or 0, "rank")
+    if first.nodes:
+        ranks = f"{ranks} on {counted(first.nodes, 'host')}"
+    parts = [first.backend, ranks, f"batch {first.batch_per_rank} a rank", first.env]
+    dense = [row.dense_MB_per_step for row in rows if row.dense_MB_per_step]
+    if dense:
+        parts.append(f"dense all-reduce {three_digits(dense[0])} MB a step")
+    parts.append(launches_of(row.launches for row in rows))
+    title = f"{first.workload} ({', '.join(filter(None, parts))})"
     metrics = sorted({row.metric_name for row in rows if row.metric_name})
-    return f"{first.workload} ({', '.join(parts)})" + (
-        f"; metric {', '.join(metrics)}" if metrics else ""
-    )
+    return "; metric ".join([title, *metrics])
 
 
 def without_ddp(rows: Sequence[TrainingRow]) -> list[Finding]:
@@ -201,16 +197,10 @@ def without_ddp(rows: Sequence[TrainingRow]) -> list[Finding]:
     return [Finding(code, setting_name(first), numbers)]
 
 
-def tuning_cost(recommendation: Recommendation, launches: Iterable[Launch] = ()) -> Finding:
-    """Return the number of measured steps and the total time.
-
-    Args:
-        recommendation: of a tuning.
-        launches: as ``run.json`` lists them.
-    """
-    total = sum(launch.get("seconds", 0.0) for launch in launches)
-    code = "tuning_cost"
-    if total:
-        code = "tuning_cost_in"
-    numbers: dict[str, Value] = {"steps": recommendation.measured_steps, "seconds": total}
-    return Finding(code, numbers=numbers)
+def tuning_cost(run: Run) -> list[Finding]:
+    """Return the number of measured steps and the total time of a tuning; nothing of others."""
+    if not run.recommendation or not run.info.get("candidates"):
+        return []
+    seconds = sum(launch.get("seconds", 0.0) for launch in run.info.get("launches") or ())
+    numbers: dict[str, Value] = {"steps": run.recommendation.measured_steps, "seconds": seconds}
+    return [Finding("tuning_cost", numbers=numbers)]

@@ -65,11 +65,8 @@ def timer_cost_s(clock: Callable[[], int] = time.perf_counter_ns) -> float:
     """Return the cost of one reading of the clock, in seconds: the median of 9 batches of 1000
     readings.
     """
-    return 1e-9 * statistics.median(_reading_ns(clock, readings=1000) for _ in range(9))
-
-
-def _reading_ns(clock: Callable[[], int], readings: int) -> float:
-    stamps = list(
-        starmap(clock, repeat((), readings + 1))
-    )  # no Python bytecode between two readings
-    return (stamps[-1] - stamps[0]) / readings
+    readings_ns = []
+    for _ in range(9):
+        stamps = list(starmap(clock, repeat((), 1001)))  # no Python bytecode between two readings
+        readings_ns.append((stamps[-1] - stamps[0]) / 1000)
+    return 1e-9 * statistics.median(readings_ns)

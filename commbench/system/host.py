@@ -111,6 +111,9 @@ def collect_host(root: Path = ROOT) -> Host:
     memory = parse_fields(read_text(root, "proc/meminfo"), ":")
     loads = (read_text(root, "proc/loadavg") or "").split()[:3]
     release = parse_fields(read_text(root, "etc/os-release"), "=")
+    # a container engine's, also in a virtual machine made from a container image
+    markers = (".dockerenv", "run/.containerenv", ".singularity.d")
+    has_marker = any((root / name).exists() for name in markers)
     clock_source = "sys/devices/system/clocksource/clocksource0/current_clocksource"
     return {
         "hostname": socket.gethostname(),
@@ -123,7 +126,7 @@ def collect_host(root: Path = ROOT) -> Host:
         "timer_tick_s": timer_tick_s(),
         "timer_cost_s": timer_cost_s(),
         "virtualised": is_virtualised(root),
-        "container": _is_container(root),
+        "container": has_marker or "KUBERNETES_SERVICE_HOST" in os.environ,
         "superuser": is_superuser(),
         "cpu_model": cpu_model(root),
         "sockets": sockets or None,
@@ -161,16 +164,6 @@ def is_virtualised(root: Path = ROOT) -> bool:
     board = " ".join(str(read_text(root, f"sys/class/dmi/id/{name}")) for name in names)
     virtual = r"QEMU|KVM|VMware|Xen|Parallels|Virtual Machine|Google Compute|Amazon EC2 (?!.*metal)"
     return bool(re.search(virtual, board)) or read_text(root, "sys/hypervisor/type") is not None
-
-
-def _is_container(root: Path) -> bool:
-    """Return whether a container engine's marker files exist.
-
-    Also in a virtual machine made from a container image.
-    """
-    markers = (".dockerenv", "run/.containerenv", ".singularity.d")
-    has_marker = any((root / name).exists() for name in markers)
-    return has_marker or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def usable_cpus() -> list[int]:

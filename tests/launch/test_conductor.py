@@ -2,23 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conducting import ALL, CASES, EVERYTHING, measured, run
-from launching import Recorder, ScriptLauncher, make_request, marked_environment
+from launching import Recorder, ScriptLauncher, make_request, mpirun
 
 from commbench.errors import InputError, LaunchError
-from commbench.results import load_run
 
-pytestmark = pytest.mark.usefixtures("forks")
-
-
-@pytest.fixture(autouse=True)
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Fail if a test leaves a process behind."""
-    yield from marked_environment(monkeypatch)
+pytestmark = pytest.mark.usefixtures("forks", "mark")
 
 
 #: Foreign and torn lines on both streams.
@@ -41,8 +33,8 @@ def test_a_run_measures_every_case_in_every_launch(tmp_path: Path, script: str) 
     assert EVERYTHING == sorted(measured(tmp_path))
     assert ["ok", "ok"] == [launch["status"] for launch in info["launches"]]
     assert [(done, 8) for done in range(8)] == display.progress
-    names = ("world_size", "nodes", "ranks_per_node", "relative_half_width")
-    assert [2, 1, 2, 0.5] == [info[name] for name in names]
+    names = ("world_size", "nodes", "ranks_per_node", "relative_half_width", "tick_us")
+    assert [2, 1, 2, 0.5, 0.01] == [info[name] for name in names]
     assert 5 == len((tmp_path / "collectives.csv").read_text().splitlines())
 
 
@@ -56,33 +48,36 @@ def test_wrong_data_is_found_at_the_end(tmp_path: Path) -> None:
     assert 0 == launcher.started
 
 
-def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
-    """Keep the measurements, name the rank and the case, and measure the rest on resume."""
-    words = "fail(1, 'ValueError', 'boom')\nprint('last', file=sys.stderr)\n"
-    crash = f"session(); measured(0)\nbegin(1)\n{words}sys.exit(1)"
-    code, info, display = run(tmp_path, crash, fail_fast=True)
-    reason = "rank 1 on host n1 raised ValueError: boom"
-    assert (3, "partial") == (code, info["status"])
-    assert [(0, "ok", ""), (0, "failed", reason)] == [
-        (record.launch, record.status, record.reason) for record in load_run(tmp_path).records
-    ]
-    assert f"{reason}, in case {load_run(tmp_path).records[1].case}" == info["reason"]
-    assert ["last"] == display.lines
-    code, info, display = run(tmp_path, ALL)
-    assert (0, "complete", 7) == (code, info["status"], len(display.records))
-    assert [(0, "failed"), (0, "ok"), (1, "ok")] == [
-        (entry["launch"], entry["status"]) for entry in info["launches"]
-    ]
-    assert EVERYTHING == sorted(entry for entry in measured(tmp_path) if entry[2] == "ok")
+#: The first case hangs.
+HANG = f"""
+session()
+for i, p in enumerate(plan.cases):
+    if p.case.key == {CASES[0].key!r}:
+        begin(i); beat(0, 1); time.sleep(600)
+    measured(i)
+end(is_complete=True)
+"""
+#: Ignores SIGTERM, and has a child in another session.
+STUBBORN = """
+import signal, subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleep = [sys.executable, '-c', 'import time; time.sleep(600)']
+subprocess.Popen(sleep, start_new_session=True)
+"""
+
+
+def test_a_launch_that_ignores_sigterm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill the launcher and its child."""
+    monkeypatch.setattr("commbench.launch.process.GRACE_S", 0.5)
+    request = make_request(CASES, case_timeout_s=0.5)
+    assert 3 == run(tmp_path, STUBBORN + HANG, request, fail_fast=True)[0]
 
 
 def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
     """Continue with new ranks after a hang."""
-    hang = (
-        f"session()\nfor i, p in enumerate(plan.cases):\n    if p.case.key == {CASES[0].key!r}:\n"
-    )
-    hang += "        begin(i); beat(0, 1); time.sleep(600)\n    measured(i)\nend(is_complete=True)"
-    code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=0.5))
+    code, info, _ = run(tmp_path, HANG, make_request(CASES, case_timeout_s=0.5))
     assert 3 == code
     assert info["reason"].startswith("1 case failed: no progress for 0.5 s")
     assert ["hung"] + 6 * ["ok"] == sorted(status for _, _, status in measured(tmp_path))
@@ -91,8 +86,10 @@ def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
 def test_a_launcher_that_cannot_start_is_partial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Quote the launcher's message or its absence, and record no failed case; resume later."""
-    code, info, _ = run(tmp_path, "sys.exit('not enough slots')")
+    """Quote the launcher's message or its absence, name no rank that has not begun yet, and record
+    no failed case; resume later.
+    """
+    code, info, _ = run(tmp_path, "beat(0); sys.exit('not enough slots')")
     assert (3, []) == (code, measured(tmp_path))
     assert "the launcher ended with exit status 1: not enough slots" == info["reason"]
     launcher = ScriptLauncher(ALL)
@@ -101,6 +98,17 @@ def test_a_launcher_that_cannot_start_is_partial(
     assert (3, "partial", True) == (code, info["status"], "/gone" in info["reason"])
     assert 0 == run(tmp_path, ALL)[0]
     assert EVERYTHING == sorted(measured(tmp_path))
+
+
+@pytest.mark.mpi
+def test_an_mpi_that_does_not_start_gives_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Print the error of MPI_Init."""
+    monkeypatch.setenv("OMPI_MCA_pml", "nosuch")
+    code, _, display = run(tmp_path, mpirun(), make_request(CASES[:1], ranks=1, launches=1))
+    assert 3 == code
+    assert "An error occurred in MPI_Init_thread" in "\n".join(display.lines)
 
 
 def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
@@ -113,20 +121,6 @@ def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
     assert "has vanished" in info["reason"]
     assert 0 == run(out, ALL)[0]
     assert EVERYTHING == sorted(measured(out))
-
-
-def test_a_launch_that_ignores_sigterm_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kill a launcher that ignores SIGTERM and its child in another session."""
-    monkeypatch.setattr("commbench.launch.process.GRACE_S", 0.5)
-    stubborn = "import signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    stubborn += (
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
-        " start_new_session=True)\n"
-    )
-    stubborn += "session(); begin(0); beat(0, 1)\ntime.sleep(600)"
-    assert 3 == run(tmp_path, stubborn, make_request(CASES, case_timeout_s=0.5), fail_fast=True)[0]
 
 
 VISITED = (

@@ -7,26 +7,32 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from launching import RANKS, marked_environment, mpirun, wait_until
+from launching import RANKS, find_marked, marked_environment, mpirun, wait_until
 
 from commbench.results import load_run
 
-pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
+pytestmark = pytest.mark.mpi
 
 STARTERS = ("conductor", "mpirun", "torchrun")
 #: torchrun takes its time to end the other rank.
 SLOWLY = (*STARTERS[:2], pytest.param("torchrun", marks=pytest.mark.slow))
 SCRIPT = RANKS / "harmful.py"
-#: Harm to one rank.
-ON_RANK_1 = "import signal\nif me == 1: "
+HOST = os.uname().nodename
+#: Seconds without progress that are too many.
+PATIENCE_S = 3
 
 
 @pytest.fixture(autouse=True)
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def mark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Fail if a test leaves a process behind."""
+    if "holds" not in request.node.name:  # a fork's interpreter prints no stack then
+        request.getfixturevalue("forks")
+    monkeypatch.setenv("CASE_TIMEOUT_S", str(PATIENCE_S))
+    for name, value in mpirun().environment().items():
+        monkeypatch.setenv(name, value)
     yield from marked_environment(monkeypatch)
 
 
@@ -45,15 +51,8 @@ def command(starter: str, path: Path, harm: str = "", more: str = "") -> list[st
 
 def measure(starter: str, path: Path, **options: str) -> subprocess.CompletedProcess[str]:
     """Carry out a run."""
-    environment = {**os.environ, **mpirun().environment(), "CASE_TIMEOUT_S": "3"}
-    return subprocess.run(
-        command(starter, path, **options),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    words = command(starter, path, **options)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
 
 
 def info_of(path: Path) -> dict[str, Any]:
@@ -66,7 +65,8 @@ def state(path: Path) -> tuple[str, list[str], int]:
     """Return the status of a run, of its launches, and the number of measured cases."""
     info = info_of(path)
     measured = [record for record in load_run(path).records if record.status == "ok"]
-    return info["status"], [entry["status"] for entry in info["launches"]], len(measured)
+    launches = [entry["status"] for entry in info.get("launches", [])]
+    return info["status"], launches, len(measured)
 
 
 def assert_resumes(starter: str, path: Path) -> None:
@@ -79,7 +79,7 @@ def assert_resumes(starter: str, path: Path) -> None:
 
 @pytest.mark.parametrize("starter", STARTERS)
 def test_stages_follow_each_other(tmp_path: Path, starter: str) -> None:
-    """Make a launch of each stage, the second based on the first."""
+    """Make a launch of each stage, the second based on the first, and state the conditions."""
     path = tmp_path / "run"
     done = measure(starter, path, more="more")
     assert 0 == done.returncode, done.stderr
@@ -87,73 +87,168 @@ def test_stages_follow_each_other(tmp_path: Path, starter: str) -> None:
     info = info_of(path)
     names = {"conductor": "mpirun", "mpirun": "openmpi", "torchrun": "torchrun"}
     assert (2, names[starter]) == (info["world_size"], info["launcher"])
+    assert [0, 1] == [rank["rank"] for rank in info["ranks"]]
     assert 7 == len((path / "collectives.csv").read_text().splitlines())
     assert ["first", "second"] == [entry["stage"] for entry in info["launches"]]
     assert all(0 < entry["startup_s"] <= entry["seconds"] for entry in info["launches"])
-    if starter != "conductor":
+    if starter != "torchrun":
+        assert "Open MPI" in info["environment"]["mpi_library"]
+        assert info["mpi_init_s"] > 0
+    if starter == "conductor":
+        assert "" == done.stderr
+    else:
         assert "complete" == path.with_suffix(".finished").read_text()
 
 
-#: Each harm, and how it leaves run, launch and measured cases, with words of the reason.
+class Harm(NamedTuple):
+    """What happens in the third case, and what is left of the launch."""
+
+    code: str
+    """Python that the ranks run."""
+    launch: str = "failed"
+    """Status of the launch."""
+    rank: int = 1
+    """The rank that fails."""
+    state: str = ""
+    """What the conductor finds out about the rank; empty: no rank fails."""
+    reason: str = ""
+    """Words of the reason."""
+    has_stack: bool = True
+    """Whether the stack of the rank is known."""
+    measured: int = 2
+
+    def run(self) -> str:
+        """Return the code of all ranks."""
+        if self.state:
+            return f"import signal\nif me == {self.rank}: {self.code}"
+        return self.code
+
+
+#: Locks a mutex of C twice, holding the interpreter.
+HOLD = (
+    "import ctypes; lock, twice = ctypes.create_string_buffer(64),"
+    " ctypes.PyDLL(None).pthread_mutex_lock; twice(lock); twice(lock)"
+)
 HARMS = {
-    "raises": (f"{ON_RANK_1}raise ValueError('boom')", "partial", "failed", 2, "ValueError: boom"),
-    "killed": (f"{ON_RANK_1}os.kill(os.getpid(), signal.SIGKILL)", "partial", "failed", 2, ""),
-    "stopped": (f"{ON_RANK_1}signal.raise_signal(signal.SIGSTOP)", "partial", "hung", 2, "for 3 s"),
-    "ctrl-c": ("interrupt()", "interrupted", "interrupted", 3, "interrupted by SIGINT"),
-    "twice": ("interrupt(); interrupt(); time.sleep(600)", "interrupted", "interrupted", 2, ""),
+    "raises": Harm("raise ValueError('boom')", state="raised ValueError: boom"),
+    "killed": Harm(
+        "os.kill(os.getpid(), signal.SIGKILL)", state="was killed by signal 9", has_stack=False
+    ),
+    "stopped": Harm(
+        *("signal.raise_signal(signal.SIGSTOP)", "hung", 1, "is stopped", "for 3 s"),
+        has_stack=False,
+    ),
+    "ctrl-c": Harm("interrupt()", "interrupted", reason="interrupted by SIGINT", measured=3),
+    "twice": Harm("interrupt(); interrupt(); time.sleep(600)", "interrupted"),
+}
+#: Harms of which only the conductor finds out more.
+FURTHER = {
+    "crashes": Harm(
+        "time.sleep(1); signal.raise_signal(signal.SIGSEGV)", state="was killed by signal 11"
+    ),
+    "idle 0": Harm("time.sleep(600)", "hung", 0, "is idle"),
+    "idle 1": Harm("time.sleep(600)", "hung", 1, "is idle"),
+    "holds": Harm(HOLD, "hung", 1, "has not been heard of"),
 }
 
 
-@pytest.mark.parametrize("starter", SLOWLY)
-@pytest.mark.parametrize("name", HARMS)
+def assert_diagnosed(harm: Harm, entry: dict[str, Any], stderr: str) -> None:
+    """Check that the conductor names the rank, its state and place, and where the other waits, and
+    that it ends in time.
+    """
+    failed_rank = entry["culprit"]
+    assert (harm.rank, HOST) == (failed_rank["rank"], failed_rank["host"])
+    assert failed_rank["state"].startswith(harm.state)
+    assert failed_rank["pid"] > 0
+    assert harm.has_stack == any(frame.startswith("harmful.py:") for frame in failed_rank["stack"])
+    for waiting in failed_rank["others"]:
+        assert [1 - harm.rank] == waiting["ranks"]
+        assert "commbench/" in waiting["in"]
+        assert f"rank {1 - harm.rank} was in {waiting['in']}" in stderr
+    assert failed_rank["others"] or harm.state.startswith("raised")
+    assert entry["seconds"] < entry["startup_s"] + entry["measuring_s"] + PATIENCE_S + 15
+
+
+@pytest.mark.parametrize(
+    ("name", "starter"),
+    [
+        *[(name, starter) for name in HARMS for starter in STARTERS[:2]],
+        *[pytest.param(name, "torchrun", marks=pytest.mark.slow) for name in HARMS],
+        ("crashes", "conductor"),
+        *[
+            pytest.param(name, "conductor", marks=pytest.mark.slow)
+            for name in ("idle 0", "idle 1", "holds")
+        ],
+    ],
+)
 def test_what_goes_wrong_costs_its_case_only(tmp_path: Path, starter: str, name: str) -> None:
     """Keep what was measured, enter how the launch ended, and complete it on resume."""
     path = tmp_path / "run"
-    harm, status, launch, measured, reason = HARMS[name]
-    ended = measure(starter, path, harm=harm, more="more")
+    harm = {**HARMS, **FURTHER}[name]
+    ended = measure(starter, path, harm=harm.run(), more="more")
     assert 0 != ended.returncode
-    assert (status, [launch], measured) == state(path)
+    status = "partial" if harm.state else "interrupted"
+    assert (status, [harm.launch], harm.measured) == state(path)
     info = info_of(path)
-    if (starter, name) == ("conductor", "ctrl-c"):
-        assert 130 == ended.returncode
+    assert harm.reason in info["reason"]
+    if harm.state:
+        assert harm.launch == load_run(path).records[-1].status
+    if harm.state and starter == "conductor":
+        assert f"rank {harm.rank} on host {HOST} {harm.state}" in info["reason"]
+        assert_diagnosed(harm, info["launches"][0], ended.stderr)
+    if name == "raises":
+        assert f"rank 1 on host {HOST}" in ended.stderr + info["reason"]
+        assert "ValueError: boom" in ended.stderr
     if name == "ctrl-c":
         assert 1 == ended.stderr.count("press Ctrl-C again to stop now.")
-    if status == "partial":
-        assert launch == load_run(path).records[-1].status
-    if name == "raises":
-        told = info["reason"] if starter == "conductor" else ended.stderr
-        assert f"rank 1 on host {os.uname().nodename}" in told
-        assert reason in told
-    else:
-        assert reason in info["reason"]
-    assert_resumes(starter, path)
+        assert starter != "conductor" or ended.returncode == 130
+    if name in HARMS:
+        assert_resumes(starter, path)
 
 
 @pytest.mark.parametrize("starter", ["mpirun", "torchrun"])
 def test_a_rank_0_that_is_killed_leaves_a_partial_run(tmp_path: Path, starter: str) -> None:
     """State from its start that a launch has not ended."""
     path = tmp_path / "run"
-    harm = "import signal\nif me == 0: os.kill(os.getpid(), signal.SIGKILL)"
+    harm = HARMS["killed"]._replace(rank=0).run()
     assert 0 != measure(starter, path, harm=harm).returncode
     assert ("partial", 2) == (info_of(path)["status"], len(load_run(path).records))
     assert "has begun and not ended" in info_of(path)["reason"]
     assert_resumes(starter, path)
 
 
-@pytest.mark.parametrize("starter", SLOWLY)
-def test_sigterm_to_what_was_started_keeps_what_was_measured(tmp_path: Path, starter: str) -> None:
-    """Record the end although the main threads are blocked."""
+@pytest.mark.parametrize(
+    ("starter", "number", "code", "expected"),
+    [
+        ("conductor", signal.SIGTERM, 143, ("interrupted", ["interrupted"], 2)),
+        ("mpirun", signal.SIGTERM, None, ("partial", ["failed"], 2)),
+        pytest.param(
+            *("torchrun", signal.SIGTERM, None, ("partial", ["failed"], 2)),
+            marks=pytest.mark.slow,
+        ),
+        ("conductor", signal.SIGKILL, -9, ("running", [], 2)),
+    ],
+)
+def test_what_was_started_is_ended(
+    tmp_path: Path,
+    mark: str,
+    *,
+    starter: str,
+    number: signal.Signals,
+    code: int | None,
+    expected: tuple[str, list[str], int],
+) -> None:
+    """Record the end although the main threads are blocked; no rank outlives a killed conductor,
+    nor does its lock.
+    """
     path = tmp_path / "run"
     words = command(starter, path, "open(out + '.ready', 'w').close(); time.sleep(600)")
-    environment = {**os.environ, **mpirun().environment()}
-    with subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL) as started:
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as started:
         assert wait_until((tmp_path / "run.ready").exists)
-        started.send_signal(signal.SIGTERM)
-        assert 0 != started.wait(60)
-        assert starter != "conductor" or started.returncode == 143
-    status, launches, measured = state(path)
-    expected = ("interrupted", "interrupted") if starter == "conductor" else ("partial", "failed")
-    assert (*expected, 2) == (status, *launches, measured)
+        started.send_signal(number)
+        assert started.wait(60) in {code or started.returncode} - {0}
+    assert wait_until(lambda: not find_marked(mark)), find_marked(mark)
+    assert expected == state(path)
     assert_resumes(starter, path)
 
 

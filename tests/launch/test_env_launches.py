@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conducting import run
-from launching import ScriptLauncher, make_request, marked_environment
+from launching import ScriptLauncher, make_request
 
 from commbench.collectives.cases import Sweep
 from commbench.results import load_run
@@ -30,13 +29,7 @@ end()
 """
 
 
-pytestmark = pytest.mark.usefixtures("forks")
-
-
-@pytest.fixture(autouse=True)
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Fail if a test leaves a process behind."""
-    yield from marked_environment(monkeypatch)
+pytestmark = pytest.mark.usefixtures("forks", "mark")
 
 
 def test_a_start_of_ranks_has_one_environment_in_shuffled_order(tmp_path: Path) -> None:
@@ -53,24 +46,6 @@ def test_a_start_of_ranks_has_one_environment_in_shuffled_order(tmp_path: Path) 
     assert {"A=1": ["1"], "A=1 (again)": ["1"], "A=2": ["2"], "A=default": [None]} == values
 
 
-def test_an_interrupted_run_measures_only_missing_environments(tmp_path: Path) -> None:
-    """Complete a run by the environments that it lacks."""
-    failing = ScriptLauncher("if plan.launch == 1 and plan.env == 'A=2': sys.exit(1)\n" + PLAYED)
-    request = make_request(CASES, launches=2)
-    assert 3 == run(tmp_path, failing, request, fail_fast=True)[0]
-    lacking = sorted(
-        {(case.env, launch) for case in CASES for launch in (0, 1)}
-        - {(record.case.env, record.launch) for record in load_run(tmp_path).records}
-    )
-    assert ("A=2", 1) in lacking
-    launcher = ScriptLauncher(PLAYED)
-    assert 0 == run(tmp_path, launcher, request)[0]
-    assert [env for env, _ in lacking] == sorted(launcher.envs)
-    assert 2 * len(CASES) == len(
-        {(record.case.key, record.launch) for record in load_run(tmp_path).records}
-    )
-
-
 @pytest.mark.parametrize(
     ("refusal", "launches", "reason"),
     [
@@ -82,7 +57,7 @@ def test_an_environment_without_ranks_is_left_out(
     tmp_path: Path, refusal: str, launches: int, reason: str
 ) -> None:
     """Keep the cases of a value that ranks do not start with, or refuse, as failed, and measure the
-    other values.
+    other values; measure only what is missing on resume.
     """
     request = make_request(CASES, launches=launches)
     launcher = ScriptLauncher(f"if plan.env == 'A=2': {refusal}\n{PLAYED}")
@@ -92,7 +67,9 @@ def test_an_environment_without_ranks_is_left_out(
     rows = {row.env: (row.status, row.reason) for row in load_run(tmp_path).rows}
     assert dict.fromkeys(ENVS, ("ok", "")) | {"A=2": ("failed", reason)} == rows
     assert "without A=2" in display.warnings[0]
-    assert 0 == run(tmp_path, PLAYED, request)[0]
+    launcher = ScriptLauncher(PLAYED)
+    assert 0 == run(tmp_path, launcher, request)[0]
+    assert launches * ["A=2"] == launcher.envs
 
 
 @pytest.mark.slow

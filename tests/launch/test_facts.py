@@ -19,7 +19,7 @@ from commbench.launch.facts import (
     gather_places,
     header_fields,
     refuse_other_conditions,
-    share_clock,
+    session_of,
 )
 
 
@@ -160,14 +160,8 @@ def test_the_worst_launch_is_stated(name: str, better: object, worse: object) ->
     assert name not in header_fields(session(), {})
 
 
-def test_ranks_share_a_clock_only_if_all_name_the_same() -> None:
+@pytest.mark.parametrize(("clock", "is_shared"), [("boot/ns", True), ("boot/other", False)])
+def test_ranks_share_a_clock_only_if_all_name_the_same(clock: str, *, is_shared: bool) -> None:
     """Treat a time namespace as another clock."""
-    assert share_clock([place(0, [0]), place(1, [1])])
-    assert not share_clock([place(0, [0]), place(1, [1], "boot/other")])
-
-
-def test_run_json_gets_the_facts_that_rows_need() -> None:
-    """Write ranks, hosts, ranks per host and the clock's resolution in microseconds."""
-    fields = header_fields(session(), {})
-    assert (3, 2, 2) == (fields["world_size"], fields["nodes"], fields["ranks_per_node"])
-    assert pytest.approx(0.02) == fields["tick_us"]
+    places = [place(0, [0]), place(1, [1], clock)]
+    assert is_shared == session_of([], places, {}, {})["shared_clock"]

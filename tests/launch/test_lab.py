@@ -49,13 +49,13 @@ sys.exit(10 + seen)
 DAEMONS = f"setsid sleep 987 > /dev/null & {ON} host1 'setsid sleep 987 > /dev/null 2>&1 &'"
 
 
-@pytest.fixture
-def name(mark: str) -> Iterator[str]:
-    """Return a lab of two hosts on links without a rate."""
-    lab("up", "--rate", "none", "--name", mark)
-    yield mark
-    if is_up(mark):
-        lab("down", mark)
+@pytest.fixture(scope="module")
+def name() -> Iterator[str]:
+    """Return a lab of two hosts on links without a rate, shared by tests that leave it as it is."""
+    name = f"shared-{os.getpid()}"
+    lab("up", "--rate", "none", "--name", name)
+    yield name
+    lab("down", name)
 
 
 def is_up(name: str) -> bool:
@@ -87,28 +87,25 @@ def test_hosts_know_themselves_and_each_other() -> None:
     assert "host0 slots=1 host1 slots=1 host2 slots=1" == " ".join(output[18:])
 
 
-def test_hosts_share_files_but_no_memory(mark: str, tmp_path: Path) -> None:
+def test_hosts_share_files_but_no_memory(name: str, mark: str, tmp_path: Path) -> None:
     """Isolate /dev/shm and /etc/hosts of each host from the others and the machine."""
-    name, before = (
-        f"/dev/shm/{mark}",  # noqa: S108 - what the test is about
-        Path("/etc/hosts").read_text(),
-    )
-    line = f"touch {name} {tmp_path}/file; {ON} host1 'ls {name} {tmp_path}'; ip route; ls {name}"
-    output = lab(*running("sh", "-c", line))
-    assert [True, "10.99.0.0/16", name] == ["file" in output, *output.split()[-10:-8:2], name]
-    assert not Path(name).exists()
+    memory = f"/dev/shm/{mark}"  # noqa: S108 - what the test is about
+    before = Path("/etc/hosts").read_text()
+    line = f"touch {memory} {tmp_path}/file; {ON} host1 'ls {memory} {tmp_path}'; ip route; ls {memory}; rm {memory}"
+    output = lab(*on(name, "sh", "-c", line)).split()
+    assert "file" in output
+    assert ["10.99.0.0/16", memory] == [*output[-10:-8:2], output[-1]]
+    assert not Path(memory).exists()
     assert before == Path("/etc/hosts").read_text()
 
 
-@pytest.mark.parametrize(("line", "code"), [("exit 7", 7), ("kill -KILL $$", 137), ("true", 0)])
-def test_the_exit_code_is_the_commands(line: str, code: int) -> None:
-    """Exit with the command's code, or 128 plus a signal's number."""
-    assert "" == lab(*running("sh", "-c", line), code=code)
-
-
-def test_an_unknown_host_is_not_reached() -> None:
-    """Fail with ssh's exit code and a sentence for an unknown host."""
-    output = lab(*running("sh", "-c", f"{ON} host9 true 2>&1; echo $?"))
+def test_the_exit_code_is_the_commands(name: str) -> None:
+    """Exit with the command's code, or 128 plus a signal's number; with ssh's and a sentence for an
+    unknown host.
+    """
+    for line, code in (("exit 7", 7), ("kill -KILL $$", 137), ("true", 0)):
+        assert "" == lab(*on(name, "sh", "-c", line), code=code)
+    output = lab(*on(name, "sh", "-c", f"{ON} host9 true 2>&1; echo $?"))
     assert "commbench lab: there is no emulated host 'host9'\n255\n" == output
 
 
@@ -223,11 +220,11 @@ def test_a_command_finds_what_it_would_in_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["return", "kill"])
-def test_what_a_command_has_started_ends_with_it(name: str, end: str) -> None:
+def test_what_a_command_has_started_ends_with_it(name: str, mark: str, end: str) -> None:
     """End the processes of a command when it returns or `lab exec` is killed, but not the lab."""
 
     def sleepers() -> list[str]:
-        return [line for line in find_marked(name) if line == "sleep 987"]
+        return [line for line in find_marked(mark) if line == "sleep 987"]
 
     line = f"{DAEMONS}; echo there; read word"
     process = begin(*on(name, "sh", "-c", line), stdin=subprocess.PIPE)
@@ -240,22 +237,20 @@ def test_what_a_command_has_started_ends_with_it(name: str, end: str) -> None:
     assert "host1\n" == lab(*on(name, "hostname", host="host1"))
 
 
-@pytest.mark.parametrize("end", ["down", "first", "parent"])
-def test_a_lab_that_ends_ends_its_commands(name: str, end: str) -> None:
+@pytest.mark.parametrize("end", ["down", "parent"])
+def test_a_lab_that_ends_ends_its_commands(mark: str, end: str) -> None:
     """End the command of a lab that is taken down or killed, and free the lab's name."""
-    process = begin(*on(name, "sh", "-c", "echo there; sleep 987"))
+    lab("up", "--rate", "none", "--name", mark)
+    process = begin(*on(mark, "sh", "-c", "echo there; sleep 987"))
     wait_for_line(process, "there")
-    first = psutil.Process(Lab.find(name).pid)
     if end == "down":
-        lab("down", name)
-    elif end == "first":
-        first.kill()
+        lab("down", mark)
     else:
-        first.parent().kill()  # type: ignore[union-attr]
+        psutil.Process(Lab.find(mark).pid).parent().kill()  # type: ignore[union-attr]
     process.communicate(timeout=SECONDS)
     assert 137 == process.returncode
-    assert wait_until(lambda: not is_up(name))
-    lab("status", "--name", name, code=2)
+    assert wait_until(lambda: not is_up(mark))
+    lab("status", "--name", mark, code=2)
 
 
 def test_status_lists_hosts_and_what_runs(mark: str) -> None:
@@ -265,7 +260,7 @@ def test_status_lists_hosts_and_what_runs(mark: str) -> None:
     process = begin(*words, stdin=subprocess.PIPE)
     wait_for_line(process, "there")
     (command,) = Lab.find(mark).running()
-    _, _, *hosts = lab("status", "--name", mark).splitlines()
+    hosts = lab("status", "--name", mark).splitlines()[-4:]
     runs = ["sh", "-c", "'echo", "there;", "read", "word'", f"({command.pid})"]
     assert ["host0", "10.99.0.1", "1gbit", "0", "1", *runs] == hosts[0].split()
     assert ["host3", "10.99.0.4", "250mbit", "1", "1", "nothing"] == hosts[3].split()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from builders import read_launches, read_rows
-from launching import marked_environment, mpirun
+from launching import assert_same_form, marked_environment, mpirun
 
 from commbench.results import load_run
 from commbench.stats.budgets import BUDGETS
@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.mpi, pytest.mark.usefixtures("forks")
 
 ROOT = Path(__file__).parents[2]
 WHAT = "run --collective all_reduce --sizes 8,64K --sync dissemination"
-NAMES = ("backend", "operation", "message_bytes", "status")
 #: How a person starts ranks on the hosts of a lab.
 BY_HAND = "-n 2 --hostfile $COMMBENCH_HOSTFILE --bind-to none --mca mpi_yield_when_idle 1"
 
@@ -68,15 +67,10 @@ def test_two_hosts_give_the_files_of_a_local_run(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     run(f"commbench {WHAT} --launches 1 -n 2 --oversubscribe --out {here}", is_local=True)
     run(f"commbench {WHAT} --launches 1 --interface eth0 --out {there}")
-    assert {file.name for file in here.iterdir()} == {file.name for file in there.iterdir()}
-    (local_info, local_rows), (lab_info, lab_rows) = read(here), read(there)
-    assert local_info.keys() == lab_info.keys()
-    assert (1, 2, 2) == (local_info["nodes"], lab_info["nodes"], lab_info["world_size"])
-    assert local_rows[0].keys() == lab_rows[0].keys()
-    cases = [[row[name] for name in NAMES] for row in lab_rows]
-    assert cases == [[row[name] for name in NAMES] for row in local_rows]
-    assert {("mpi", "ok"), ("gloo", "ok")} == {(case[0], case[3]) for case in cases}
-    assert "eth0" == lab_info["environment"]["variables"]["GLOO_SOCKET_IFNAME"]
+    assert_same_form(here, there)
+    info = read(there)[0]
+    assert (1, 2, 2) == (read(here)[0]["nodes"], info["nodes"], info["world_size"])
+    assert "eth0" == info["environment"]["variables"]["GLOO_SOCKET_IFNAME"]
 
 
 @pytest.mark.parametrize(

@@ -61,15 +61,15 @@ class World:
             **options,
         )
 
-    def measure(self, launch: Launch, count: int | None = None) -> bool:
-        """Measure the first cases of a launch; return whether there was one."""
+    def measure(self, launch: Launch, count: int | None = None) -> None:
+        """Measure the first cases of a launch."""
         cases = [planned.case for planned in launch.plan.cases][:count]
+        launch.has_begun, launch.has_result = True, len(cases) > 0
         for case in cases:
             if launch.request.training:
                 self.records.add(TrainingRecord(case=case, launch=launch.plan.launch))
             else:
                 self.records.add(make_record(case, launch=launch.plan.launch))
-        return len(cases) > 0
 
     def run(self, ranks: Ranks) -> Stop:
         """Make all launches."""
@@ -87,7 +87,11 @@ class World:
 
 def whole(world: World, launch: Launch) -> Ending:
     """Measure everything."""
-    return Ending(status="ok", has_begun=True, has_result=world.measure(launch))
+    world.measure(launch)
+    return Ending(status="ok")
+
+
+FAILED = Ending(status="failed", cause=Finding.stated("boom"))
 
 
 def fails_at(*bad: object) -> Ranks:
@@ -96,14 +100,10 @@ def fails_at(*bad: object) -> Ranks:
     def ranks(world: World, launch: Launch) -> Ending:
         for index, planned in enumerate(launch.plan.cases):
             if planned.case in bad:
-                has_result = world.measure(launch, index)
-                return Ending(
-                    status="failed",
-                    cause=Finding.stated("boom"),
-                    has_begun=True,
-                    has_result=has_result,
-                    lost={} if launch.request.soak_s else {planned.case.key: "boom"},
-                )
+                world.measure(launch, index)
+                if not launch.request.soak_s:
+                    launch.lost[planned.case.key] = "boom"
+                return FAILED
         return whole(world, launch)
 
     return ranks
@@ -141,10 +141,8 @@ def test_three_failures_in_a_row_end_the_run() -> None:
     assert 3 == len(world.made)
 
     def one_a_start(world: World, launch: Launch) -> Ending:
-        has_result = world.measure(launch, 1)
-        return Ending(
-            status="failed", cause=Finding.stated("between"), has_begun=True, has_result=has_result
-        )
+        world.measure(launch, 1)
+        return FAILED
 
     world = World(REQUEST)
     assert ("done", 8) == (world.run(one_a_start).kind, len(world.made))
@@ -175,8 +173,8 @@ def test_an_environment_that_does_not_start_is_left_out() -> None:
         if launch.plan.env != "A=2":
             return whole(world, launch)
         assert launch.is_trial
-        lost = {planned.case.key: "no slots" for planned in launch.plan.cases}
-        return dataclasses.replace(no_start(world, launch), lost=lost)
+        launch.lost = {planned.case.key: "no slots" for planned in launch.plan.cases}
+        return no_start(world, launch)
 
     world = World(make_request(cases))
     stop = world.run(ranks)
@@ -189,8 +187,8 @@ def test_a_training_that_fails_on_all_ranks_is_left_out(*, fail_fast: bool, laun
     """Leave out what cannot be trained, and end there only if asked."""
 
     def ranks(world: World, launch: Launch) -> Ending:
-        lost = {TRAINED[1].key: "cannot be trained"}
-        return dataclasses.replace(whole(world, launch), lost=lost)
+        launch.lost = {TRAINED[1].key: "cannot be trained"}
+        return whole(world, launch)
 
     world = World(TRAINING, fail_fast=fail_fast)
     assert ("failed", launches) == (world.run(ranks).kind, len(world.made))
@@ -216,7 +214,8 @@ def cut(count: int) -> Ranks:
     """Return ranks that measure some cases until the time is up."""
 
     def ranks(world: World, launch: Launch) -> Ending:
-        return Ending(status="cut", has_begun=True, has_result=world.measure(launch, count))
+        world.measure(launch, count)
+        return Ending(status="cut")
 
     return ranks
 

@@ -4,59 +4,29 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conducting import ALL, EVERYTHING, measured, run
-from launching import Recorder, ScriptLauncher, marked_environment
+from launching import Recorder, ScriptLauncher
 
 from commbench.launch import ledger
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
 
-pytestmark = pytest.mark.usefixtures("forks")
-
-
-@pytest.fixture(autouse=True)
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Fail if a test leaves a process behind."""
-    yield from marked_environment(monkeypatch)
-
-
-def send(*numbers: signal.Signals) -> Callable[[], None]:
-    """Return a function that sends signals to this process, one after the other."""
-
-    def kill() -> None:
-        for number in numbers:
-            os.kill(os.getpid(), number)
-
-    return kill
+pytestmark = pytest.mark.usefixtures("forks", "mark")
 
 
 #: Measures two cases and begins a third that never ends.
 ENDLESS = "session(); measured(0); measured(1)\nbegin(2); time.sleep(600)"
 
 
-@pytest.mark.parametrize(
-    ("numbers", "code"),
-    [
-        ([signal.SIGHUP], 129),
-        pytest.param([signal.SIGINT, signal.SIGTERM], 130, marks=pytest.mark.slow),
-    ],
-    ids=["SIGHUP", "Ctrl-C and SIGTERM"],
-)
-def test_a_signal_interrupts_and_the_run_resumes(
-    tmp_path: Path, numbers: list[signal.Signals], code: int
-) -> None:
+def test_a_signal_interrupts_and_the_run_resumes(tmp_path: Path) -> None:
     """Write the table, exit with 128 plus the signal's number, and resume on the next call."""
-    display = Recorder(send(*numbers), when=3)
-    ended, info, _ = run(tmp_path, ENDLESS, display=display)
-    assert (code, "interrupted", f"interrupted by {numbers[0].name}") == (
-        ended,
-        info["status"],
-        info["reason"],
-    )
+    display = Recorder(lambda: signal.raise_signal(signal.SIGHUP), when=3)
+    code, info, _ = run(tmp_path, ENDLESS, display=display)
+    assert (129, "interrupted") == (code, info["status"])
+    assert "interrupted by SIGHUP" == info["reason"]
     assert ["ok", "ok"] == [status for _, _, status in measured(tmp_path)]
     assert (tmp_path / "collectives.csv").exists()
     assert 0 == run(tmp_path, ALL)[0]
@@ -68,7 +38,7 @@ def test_ctrl_c_before_the_first_case_stops_at_once(tmp_path: Path) -> None:
     """Stop at once on Ctrl-C before the first case."""
     begun = time.monotonic()
     launcher = ScriptLauncher("time.sleep(600)")
-    threading.Timer(1.0, send(signal.SIGINT)).start()
+    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
     assert 130 == run(tmp_path, launcher)[0]
     assert time.monotonic() - begun < 45
     assert 1 == launcher.started
@@ -79,7 +49,7 @@ def test_a_run_that_nobody_may_hang_up_ignores_it() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Interrupts() as interrupts:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
             assert not interrupts.number
         assert signal.SIG_IGN == signal.getsignal(signal.SIGHUP)
     finally:
@@ -93,10 +63,10 @@ def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(
     write = ledger.write_tables
 
     def impatient(store: Store) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         write(store)
 
     monkeypatch.setattr(ledger, "write_tables", impatient)
-    display = Recorder(send(signal.SIGTERM), when=1)
+    display = Recorder(lambda: signal.raise_signal(signal.SIGTERM), when=1)
     ended, info, _ = run(tmp_path, "session(); measured(0)\ntime.sleep(600)", display=display)
     assert (143, "interrupted") == (ended, info["status"])

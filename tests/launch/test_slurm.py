@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from builders import read_launches, read_records, read_rows
-from launching import NO_OFI, wait_until
+from launching import NO_OFI, assert_same_form, wait_until
 from slurm import Cluster, private_slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.usefixtures("forks")]
@@ -96,11 +96,7 @@ def test_a_batch_job_writes_the_files_of_a_local_run(cluster: Cluster, tmp_path:
     subprocess.run(local, env=own, capture_output=True, timeout=120, check=True)
     assert ["complete", "mpirun", 2, 2] == facts(there, "status launcher nodes world_size")
     assert ["n0", "n1"] == [rank["host"] for rank in facts(there, "ranks")[0]]
-    assert {file.name for file in here.iterdir()} == {file.name for file in there.iterdir()}
-    names = ("backend", "operation", "message_bytes", "status")
-    cases = [[row[name] for name in names] for row in read_rows(there)]
-    assert cases == [[row[name] for name in names] for row in read_rows(here)]
-    assert {("mpi", "ok"), ("gloo", "ok")} == {(case[0], case[3]) for case in cases}
+    assert_same_form(here, there)
 
 
 def test_tasks_of_srun_are_ranks_and_add_launches(cluster: Cluster, tmp_path: Path) -> None:
@@ -214,24 +210,6 @@ def test_the_script_can_do_without_a_conductor(cluster: Cluster, tmp_path: Path)
     code, output = finish(cluster, job, out)
     assert 0 == code, output
     assert ([*range(6)], "ok") == (read_launches(out), read_rows(out)[0]["status"])
-
-
-@pytest.mark.slow
-def test_ended_tasks_of_srun_leave_a_partial_run(cluster: Cluster, tmp_path: Path) -> None:
-    """Record how a cancelled srun launch ended, and complete it on resume."""
-    out = tmp_path / "run"
-    task = commbench(f"{DIRECT} --sizes 8:256K --out {out}")
-    line = f"srun -N2 -n2 --job-name=cancelled {task}"
-    own = cluster.environment(**NO_OFI, PYTHONPATH=str(ROOT))
-    process = cluster.start(*line.split(), env=own)
-    assert wait_until(lambda: measured(out) > 2, 60)
-    cluster.run("scancel", "--name=cancelled")
-    process.communicate(timeout=60)
-    assert ["partial"] == facts(out, "status")
-    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
-    run_task(cluster, line)
-    counts = Counter(record.case.key for record in read_records(out) if record.status == "ok")
-    assert (["complete"], {1}) == (facts(out, "status"), set(counts.values()))
 
 
 @pytest.mark.parametrize("export", ["--export=NONE", "--export=HOME,PATH", "--export=ALL"])

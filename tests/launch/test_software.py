@@ -5,15 +5,13 @@ differ.
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import marked_environment, mpirun
-from threads import run_threads
+from launching import mpirun
 
 import commbench
-from commbench.launch.facts import Software, describe_differences, refuse_unlike_software
+from commbench.launch.facts import Software, describe_differences
 
 ROOT = Path(commbench.__file__).parent.parent
 VERSIONS = {"commbench": "0.2.0", "python": "3.12.1", "torch": "2.13.0", "numpy": "2.4"}
@@ -51,11 +49,6 @@ def test_differences_are_listed_with_their_hosts() -> None:
     ] == lines
 
 
-def test_ranks_of_one_environment_agree() -> None:
-    """Accept the real packages of this environment on ranks that are threads."""
-    assert ["", ""] == run_threads(2, refuse_unlike_software)
-
-
 # --------------------------------------------------------------------------------------- real ranks
 
 #: A rank that this script starts runs a commbench that calls itself another version.
@@ -67,12 +60,6 @@ SITE = """
 import commbench
 commbench.__version__ = "0.0.1"
 """
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Fail if a test leaves a process behind."""
-    yield from marked_environment(monkeypatch)
 
 
 @pytest.fixture

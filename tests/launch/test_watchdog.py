@@ -75,7 +75,9 @@ def test_progress_of_any_rank_keeps_it_quiet() -> None:
 
 
 def test_starting_may_take_longer_than_a_case() -> None:
-    """Use the start-up timeout before the first repetition and the case timeout afterwards."""
+    """Use the start-up timeout before the first repetition and the case timeout afterwards, also
+    from the second case on.
+    """
     play = Play(2, startup_timeout=60)
     assert play.go_on(50) is None
     play.watchdog.case(play.now)
@@ -83,13 +85,9 @@ def test_starting_may_take_longer_than_a_case() -> None:
     play.counts = {0: (1, 0, 0), 1: (1, 0, 0)}
     assert play.go_on(TIMEOUT - 1) is None
     assert play.go_on(3) is not None
-
-
-def test_a_second_case_is_no_start_any_more() -> None:
-    """Use the case timeout from the second case on, also without repetitions seen."""
     play = Play(2, startup_timeout=60)
-    play.watchdog.case(play.now)
-    play.watchdog.case(play.now)
+    for _ in range(2):
+        play.watchdog.case(play.now)
     assert play.go_on(TIMEOUT + 1) is not None
 
 

@@ -1,15 +1,13 @@
 """Suites that nobody here wrote end alike with and without commbench: of accelerate and of torch."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from live_builders import TORCHRUN, run_python
 
 pytest.importorskip("torch")
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 #: The DDP tests of torch that run on CPUs.
 TORCH_TESTS = (
     "DistributedDataParallelCPU",
@@ -38,16 +36,7 @@ SUITES = {
 
 def run(words: list[str], directory: Path) -> tuple[int, int]:
     """Return the exit code of a Python command, and how many lines it printed."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=directory,
-        env=environment | {"HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = run_python(words, directory, ACCELERATE_USE_CPU="1")
     return done.returncode, len(done.stdout.splitlines())
 
 

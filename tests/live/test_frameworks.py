@@ -3,14 +3,12 @@ COMMAND``.
 """
 
 import importlib.util
-import os
 import re
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from live_builders import TORCHRUN, run_python
 
 from commbench.results import load_run
 
@@ -21,23 +19,7 @@ STEPS, TUNED = 160, 150
 SMALL = ("--width", "128", "--layers", "3", "--batch", "4")
 #: Each framework's package, its script, and what starts the ranks; Lightning starts its second rank
 #: itself.
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 FRAMEWORKS = {"transformers": ("trainer.py", TORCHRUN), "lightning": ("lightning_fit.py", ())}
-
-
-def run(words: Sequence[str], directory: Path) -> subprocess.CompletedProcess[str]:
-    """Run a Python command to its end."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, *words]
-    return subprocess.run(
-        command,
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
 
 
 def digests(output: str) -> set[str]:
@@ -52,20 +34,10 @@ def test_an_unmodified_training_is_tuned_and_ends_alike(framework: str, tmp_path
         pytest.skip(f"needs {framework}")
     script, start = FRAMEWORKS[framework]
     training = [*start, str(TRAININGS / script), "--steps", str(STEPS), *SMALL]
-    plain = run(training, tmp_path)
+    plain = run_python(training, tmp_path)
     assert 0 == plain.returncode, plain.stderr
-    tune = [
-        "-m",
-        "commbench",
-        "tune",
-        "--steps",
-        str(TUNED),
-        "--out",
-        "tuned",
-        "--",
-        sys.executable,
-    ]
-    tuned = run([*tune, *training], tmp_path)
+    tune = ["-m", "commbench", "tune", "--steps", str(TUNED), "--out", "tuned", "--"]
+    tuned = run_python([*tune, sys.executable, *training], tmp_path)
     assert 0 == tuned.returncode, tuned.stderr
     assert 1 == len(digests(plain.stdout) | digests(tuned.stdout))
     result = load_run(tmp_path / "tuned")

@@ -289,7 +289,7 @@ def test_writing_takes_no_time_of_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Return from every call while the disk is busy."""
-    seconds = 0.2
+    seconds = 0.1
     append = Store.append
 
     def append_slowly(store: Store, record: object) -> None:

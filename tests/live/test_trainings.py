@@ -1,13 +1,12 @@
 """Trainings of many kinds end to the bit as without commbench, tuned, watched and with faults."""
 
-import os
 import socket
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from live_builders import run_python
 
 from commbench.results import load_run
 
@@ -106,26 +105,18 @@ def free_port() -> int:
 
 def start(*words: str, before: tuple[str, ...] = ()) -> tuple[int, list[str], str]:
     """Return exit code, digests of all ranks, and standard error of a Python command."""
-    done = subprocess.run(
-        [*before, sys.executable, *words],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    done = run_python([*before, *words], FOLDER)
     return done.returncode, done.stdout.split(), done.stderr
 
 
 def run(*words: str, before: tuple[str, ...] = (), ranks: int = 2) -> tuple[int, list[str], str]:
     """Return the same of a training."""
-    script = [str(FOLDER / words[0]), *words[1:]]
     if BY_TORCHRUN.isdisjoint(words):
-        return start(str(FOLDER / "ranks.py"), str(ranks), str(free_port()), *script, before=before)
+        return start("ranks.py", str(ranks), str(free_port()), *words, before=before)
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
     if "restarted" in words:
         launcher += ["--max-restarts", "1"]
-    return start(*launcher, *script, before=before)
+    return start(*launcher, *words, before=before)
 
 
 @cache
@@ -136,7 +127,7 @@ def plain_end(kind: str, ranks: int = 2) -> tuple[int, list[str]]:
 
 def commbench(*words: str) -> tuple[str, ...]:
     """Return the beginning of a command line."""
-    return sys.executable, "-m", "commbench", *words, "--"
+    return "-m", "commbench", *words, "--", sys.executable
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,8 +157,7 @@ def test_a_watched_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> No
 def test_a_training_stops_after_the_decision_and_another_launch_is_added(tmp_path: Path) -> None:
     """Tune a script by its own call, twice into one directory; both end early with exit code 0."""
     for _ in "ab":
-        script = str(FOLDER / "spawned.py")
-        code, digests, errors = start(script, str(free_port()), str(tmp_path / "run"))
+        code, digests, errors = start("spawned.py", str(free_port()), str(tmp_path / "run"))
         assert (code, digests) == (0, []), errors
     launches = load_run(tmp_path / "run").info["launches"]
     assert [launch["ending"] for launch in launches] == ["steps", "steps"]
@@ -177,7 +167,7 @@ def test_a_training_stops_after_the_decision_and_another_launch_is_added(tmp_pat
 def test_ranks_that_a_script_spawns_end_as_plain_ones(tmp_path: Path) -> None:
     """End with the digests of the same training under torchrun."""
     before = commbench("tune", "--out", str(tmp_path / "run"))
-    code, digests, errors = start(str(FOLDER / "spawned.py"), str(free_port()), before=before)
+    code, digests, errors = start("spawned.py", str(free_port()), before=before)
     assert (code, digests) == plain_end("plain"), errors
     assert (tmp_path / "run" / "ddp.csv").exists()
 

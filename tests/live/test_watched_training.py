@@ -61,11 +61,6 @@ def test_a_watched_training_ends_to_the_bit_as_without(watched: Any, way: str) -
         assert found["buckets"], found["messages"]
 
 
-def test_accumulation_is_noticed(watched: Any) -> None:
-    """Find the forward passes of a step in the record."""
-    assert [3, "none"] == watched["accumulation_views_evaluation"]["case"]
-
-
 def test_a_rank_that_waits_for_its_data_is_named(watched: Any) -> None:
     """Find the waiting in the part that names loading data, and the rank that waits as the
     straggler.

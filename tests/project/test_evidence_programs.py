@@ -92,14 +92,15 @@ def test_selection(run_benchmark: RunBenchmark, tmp_path: Path) -> None:
     assert 8 == len(facts(tmp_path / "out", "run")["times_ms"])  # type: ignore[arg-type]
 
 
-def test_a_program_for_gpus_says_that_it_needs_one(
-    run_benchmark: RunBenchmark, tmp_path: Path
+@pytest.mark.parametrize("line", ["selection --gpu", "cuda_kernels"])
+def test_programs_for_gpus_say_that_they_need_one(
+    run_benchmark: RunBenchmark, tmp_path: Path, line: str
 ) -> None:
     """End with code 2 and write nothing without a GPU."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    done = run_benchmark("selection", "--gpu", "--out", str(tmp_path / "out"))
+    done = run_benchmark(*line.split(), "--out", str(tmp_path / "out"))
     assert (2, "") == (done.code, done.out)
     assert not (tmp_path / "out").exists()
 

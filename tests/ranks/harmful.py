@@ -18,7 +18,7 @@ from commbench.collectives.cases import Sweep
 from commbench.engine.measure import CaseRun
 from commbench.launch import rank
 from commbench.launch.conductor import conduct
-from commbench.launch.events import Event, Notice
+from commbench.launch.events import Event, Notice, RankOutput
 from commbench.launch.identity import identify
 from commbench.launch.launchers import MpirunLauncher
 from commbench.launch.standalone import OwnRank
@@ -61,12 +61,15 @@ class HarmfulMpirun(MpirunLauncher):
 
 
 class Display:
-    """Prints notices."""
+    """Prints notices and the output of ranks."""
 
     def on(self, event: Event) -> None:
-        """Print a notice."""
-        if isinstance(event, Notice):
-            sys.stderr.write(f"{event.text}\n")
+        """Print an event."""
+        match event:
+            case Notice(text=text):
+                sys.stderr.write(f"{text}\n")
+            case RankOutput(lines=lines):
+                sys.stderr.write("\n".join(lines))
 
 
 def ask(name: str, operations: list[str]) -> RunRequest:

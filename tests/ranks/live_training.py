@@ -178,7 +178,6 @@ def watch(name: str) -> dict[str, Any]:
         "parts": {part.name: part.share for part in parts_of(record)},
         "buckets": [bucket.size_bytes for bucket in record.buckets] == [*record.bucket_bytes],
         "straggler": find_straggler(record.computing_ms),
-        "case": [record.case.accumulation, record.case.hook_name],
     }
 
 

@@ -1,6 +1,7 @@
 """Tests of the charts of collectives: sizes, launches, and the matrix of rank pairs."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,16 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matrices import INTER_US, make_hosts, make_matrix, receiving, touching, without
-from training_builders import launches_of, make_training_case, make_training_record
 
 from commbench.engine.records import Record
 from commbench.report.figures.charts import Chart
-from commbench.report.figures.launches import launch_charts
-from commbench.report.figures.matrix import Heat, heat_of, matrix_figures, paint_heat
+from commbench.report.figures.drawing import Drawing
+from commbench.report.figures.matrix import matrix_figures, paint_heat
 from commbench.report.figures.sizes import size_charts
+from commbench.report.matrix import Heat, heat_of
 from commbench.results import Run
 
 SIZES = (KIB, 64 * KIB, MIB)
-TWO_HUMPS = [10.0, 10.1, 10.2, 20.0, 20.1, 20.2]
 
 
 def launches_over(
@@ -127,31 +127,22 @@ def test_the_link_is_a_limit_where_it_bounds_the_row(
     assert limits == [limit.value for limit in panels[-1].limits]
 
 
-def test_a_single_size_is_rows() -> None:
-    """Draw no line for a single size."""
-    chart = chart_of(
-        run_of([*make_launches(STEADY), *make_launches(STEADY, make_case(backend="gloo"))])
-    )
-    assert ["rows", "rows"] == [panel.x for panel in chart.panels]
-    assert ["gloo", "mpi"] == sorted(chart.names)
-    assert chart.title.endswith("at 1 KiB")
-
-
 def test_groups_are_the_slowest_in_time_and_together_in_bandwidth() -> None:
     """Draw the slowest group's time, and the sum of concurrent bandwidths."""
-    case = make_case(pattern="node", message_bytes=MIB)
-    records = make_grouped(case, {"0-1": [10.0] * 6, "2-3": [20.0] * 6})
+    records = []
+    for size in (KIB, MIB):
+        case = make_case(pattern="node", message_bytes=size)
+        records += make_grouped(case, {"0-1": [10.0] * 6, "2-3": [20.0] * 6})
     times, rates = chart_of(run_of(records)).panels
-    assert {"mpi": {MIB: 20.0}} == values_of(times)
-    assert {"mpi": {MIB: pytest.approx(MIB / 10e3 + MIB / 20e3)}} == values_of(rates)
+    assert 20.0 == values_of(times)["mpi"][MIB]
+    assert pytest.approx(MIB / 10e3 + MIB / 20e3) == values_of(rates)["mpi"][MIB]
 
 
 def test_without_data_there_is_no_chart() -> None:
-    """Draw nothing without collectives, no sizes of a matrix, and no launches of a single one."""
+    """Draw nothing without collectives, of a matrix, and of a single size."""
     matrix = make_launches(STEADY, make_case("bandwidth", pattern="matrix"))
-    assert [] == size_charts([run_of([]), run_of(matrix, "matrix")])
-    assert [] == launch_charts([run_of(make_launches([10.0])), run_of(matrix, "matrix")])
-    assert [] == launch_charts([run_of(training=[make_training_record()])])
+    single = make_launches(STEADY)
+    assert [] == size_charts([run_of([]), run_of(matrix, "matrix"), run_of(single, "single")])
 
 
 def test_ranks_that_share_a_gpu_are_counted_and_not_drawn() -> None:
@@ -159,46 +150,6 @@ def test_ranks_that_share_a_gpu_are_counted_and_not_drawn() -> None:
     chart = chart_of(run_of([*launches_over(), *launches_over(backend="nccl")], ranks_per_gpu=2))
     assert ["mpi"] == chart.names
     assert [3] == [remark.numbers["rows"] for remark in chart.remarks if "rows" in remark.numbers]
-
-
-# ---------------------------------------------------------------------------------------- launches
-
-
-def spread(*runs: Run) -> Chart:
-    """Return the only chart of launches."""
-    (chart,) = launch_charts(runs)
-    return chart
-
-
-def test_dots_are_shares_of_the_median_launch() -> None:
-    """Draw each launch as a share of the median; the interval over six launches is their range."""
-    chart = spread(run_of(make_launches([8.0, 9.0, 10.0, 10.0, 11.0, 20.0])))
-    (row,) = chart.panels[0].series
-    assert [80.0, 90.0, 100.0, 100.0, 110.0, 200.0] == row.dots
-    assert (80.0, 200.0) == row.points[0.0].bounds
-    assert ["mpi all_reduce 1 KiB"] == chart.names
-    assert {"ratio": 2.5} == chart.remarks[0].numbers
-
-
-def test_of_very_many_the_widest_are_drawn() -> None:
-    """Draw the widest rows only, also of one name, and state the total number."""
-    records = make_launches(STEADY, make_case(message_bytes=8))
-    for power in range(10):
-        for dtype in ("float32", "float64"):
-            case = make_case(message_bytes=1024 * 2**power, dtype=dtype)
-            records += make_launches(TWO_HUMPS, case)
-    chart = spread(run_of(records))
-    assert 16 == len(chart.panels[0].series)
-    assert "mpi all_reduce 8 B" not in chart.names
-    assert "16 of 21" in chart.title
-
-
-def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:
-    """Draw confirmation launches instead of the sweep's."""
-    sweep = [*launches_of(20.0), *launches_of(10.0, make_training_case("fp16"))]
-    fresh = launches_of(20.0, make_training_case(phase="confirm"))
-    assert ["default buckets", "fp16 with default buckets"] == spread(run_of(training=sweep)).names
-    assert ["default buckets"] == spread(run_of(training=[*sweep, *fresh])).names
 
 
 # ---------------------------------------------------------------------------------- matrix of pairs
@@ -273,3 +224,12 @@ def test_a_wide_range_gets_a_logarithmic_scale(factor: float, *, is_logarithmic:
     records = make_matrix(4, noise=0.0, host_slowness=touching(1, factor))
     (image,) = painted(heat(matrix_run(records, 4))).get_images()
     assert is_logarithmic == isinstance(image.norm, LogNorm)
+
+
+def test_many_ranks_do_not_swell_the_page() -> None:
+    """Draw no more cells than the figure has pixels."""
+    cells = np.random.default_rng(0).random((1000, 1000))
+    many = Heat(cells=cells, unit="us", hosts=["host"] * 1000, stragglers=[])
+    texts = {"name": "many", "section": "pairs", "title": "", "caption": "", "alt": ""}
+    drawing = Drawing(paint=partial(paint_heat, heat=many), height_in=4.2, **texts)
+    assert len(drawing.svg) < 500_000

@@ -116,7 +116,7 @@ def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLa
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert 1 == done.stdout.count("Results: r/collectives.csv")
+        assert 1 == done.stdout.count("Results: r")
     (row,) = rows_of(tmp_path / "r")
     assert ([0, 1], "ok") == (read_launches(tmp_path / "r"), row["status"])
     launches = json.loads((tmp_path / "r" / "run.json").read_text())["launches"]

@@ -245,10 +245,6 @@ class Straggler:
     links: Ends = ()
     """The slow links of a matrix that it explains."""
 
-    def covers(self, source: str, target: str) -> bool:
-        """Return whether it explains the link between two units of the matrix."""
-        return any(a in {source, ANY} and b in {target, ANY} for a, b in self.links)
-
     @property
     def observation(self) -> Finding:
         """The factor and where it was measured."""

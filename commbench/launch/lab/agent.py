@@ -87,8 +87,13 @@ def visit(pids: str, descriptor: str, directory: str, host: str, *command: str) 
     threading.Thread(target=_follow, args=(connection, pid), daemon=True).start()
     with contextlib.suppress(OSError):  # the connection is closed
         connection.sendall(b"\n")
-    code = _wait_for(pid)
+    ended, status = os.wait()
+    while ended != pid:  # orphans
+        ended, status = os.wait()
     _end_descendants()
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        code = 128 - code
     os._exit(code)
 
 
@@ -98,17 +103,6 @@ def _follow(connection: socket.socket, pid: int) -> None:
         while number := connection.recv(1):
             os.kill(pid, number[0])
         os.kill(pid, signal.SIGKILL)
-
-
-def _wait_for(pid: int) -> int:
-    """Reap processes until the command has ended; return its exit code, 128 + n after signal n."""
-    ended, status = os.wait()
-    while ended != pid:  # orphans
-        ended, status = os.wait()
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        return 128 - code
-    return code
 
 
 def _end_descendants() -> None:

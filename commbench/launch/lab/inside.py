@@ -55,10 +55,21 @@ def build(plan: LabPlan) -> None:
     _write("hostfile", plan.hostfile())
     run_program(["mount", "--bind", str(DIRECTORY / "hosts"), "/etc/hosts"])
     (DIRECTORY / "sys").mkdir()
-    holders = {host.name: _start_host(host.name) for host in plan.hosts}
+    words = ["unshare", "--net", "--uts", "--ipc", "--mount", "--propagation=slave", "sh", "-c"]
+    holders = {}
+    for host in plan.hosts:  # the process that holds the namespaces of a host
+        holders[host.name] = subprocess.Popen(
+            [*words, _HOST, "host", host.name, str(DIRECTORY)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     pids = {}
     for name, holder in holders.items():
-        _wait_until_up(holder)
+        assert holder.stdout is not None  # noqa: S101 - it is a pipe
+        if holder.stdout.readline() != "up\n":
+            raise InputError(emulation_error("unshare", holder.communicate()[1]))
         pids[name] = holder.pid
     _write("pids", json.dumps(pids))
     ssh = _write("agent", f'#!/bin/sh\nexec {shlex.join(agent.call(DIRECTORY, "ssh"))} "$@"\n')
@@ -72,29 +83,6 @@ def _write(name: str, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     path.chmod(0o644)
     return path
-
-
-def _start_host(name: str) -> subprocess.Popen[str]:
-    """Start the process that holds the namespaces of a host."""
-    words = ["unshare", "--net", "--uts", "--ipc", "--mount", "--propagation=slave", "sh", "-c"]
-    return subprocess.Popen(
-        [*words, _HOST, "host", name, str(DIRECTORY)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _wait_until_up(holder: subprocess.Popen[str]) -> None:
-    """Wait until a host is up.
-
-    Raises:
-        InputError: its process has ended instead.
-    """
-    assert holder.stdout is not None  # noqa: S101 - it is a pipe
-    if holder.stdout.readline() != "up\n":
-        raise InputError(emulation_error("unshare", holder.communicate()[1]))
 
 
 def follow(connection: socket.socket, may_stay: threading.Event) -> None:

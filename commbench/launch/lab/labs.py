@@ -30,7 +30,7 @@ import psutil
 from commbench.errors import InputError
 from commbench.launch.lab import agent
 from commbench.launch.lab.network import change_link, run_program
-from commbench.launch.lab.plan import DIRECTORY, PLAN, HostPlan, LabPlan, parse_rate
+from commbench.launch.lab.plan import DIRECTORY, PLAN, LabPlan, parse_rate
 
 #: What a person must know about every number from a lab.
 NOT_EMULATED = (
@@ -99,18 +99,12 @@ class Lab:
         Raises:
             InputError: there is no such lab.
         """
-        labs = find_all()
-        for lab in labs:
+        for lab in find_all():
             if lab.name == name:
                 return lab
-        option, there = "", ""
-        if name != DEFAULT_NAME:
-            option = f" --name {name}"
-        if labs:
-            there = f" (there is {', '.join(lab.name for lab in labs)})"
         raise InputError(
-            f"There is no emulated cluster called {name!r}{there}; start it by `commbench lab"
-            f" up{option}`."
+            f"There is no emulated cluster called {name!r}; start it by `commbench lab up --name"
+            f" {name}`, or see by `commbench lab status` which there are."
         )
 
     @contextlib.contextmanager
@@ -134,9 +128,8 @@ class Lab:
         Raises:
             InputError: the lab has just ended, as in the other methods.
         """
-        with self._running() as files, (files / PLAN).open(encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-            return LabPlan.from_json(file.read())
+        with self._running() as files:
+            return LabPlan.from_json((files / PLAN).read_text(encoding="utf-8"))
 
     @property
     def since(self) -> datetime:
@@ -223,19 +216,22 @@ class Lab:
         Raises:
             InputError: no such host, an unknown state, or a machine that cannot change the link.
         """
-        with self._running() as files, (files / PLAN).open("r+", encoding="utf-8") as file:
+        with self._running() as files, (files / "pids").open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            plan = LabPlan.from_json(file.read())
+            plan = self.plan
             before = plan.host(host)
-            after = _changed_link(before, state)
-            holder = json.loads((files / "pids").read_text(encoding="utf-8"))[before.name]
+            if state in {"up", "down"}:
+                after = replace(before, is_up=state == "up")
+            else:
+                after = replace(before, rate_bps=parse_rate(state, "; or up or down"))
+            holder = json.load(file)[before.name]
             lab = ["nsenter", f"--target={self.pid}"]
             net = ["--net", "--"]
             on_host = [*lab, "--pid", "--mount", "--", "nsenter", f"--target={holder}", *net]
             change_link(before, after, on_switch=[*lab, *net], on_host=on_host)
-            file.seek(0)
-            file.truncate()
-            file.write(plan.with_host(after).to_json())
+            new = files / "new"
+            new.write_text(plan.with_host(after).to_json(), encoding="utf-8")
+            new.rename(files / PLAN)
 
     def end(self) -> None:
         """End the lab and everything that runs there; return when it has ended."""
@@ -256,15 +252,6 @@ def find_all() -> list[Lab]:
             if is_first and Path(f"/proc/{process.pid}/root{DIRECTORY / PLAN}").exists():
                 labs.append(Lab(name=words[3], pid=process.pid, stays=words[4] == "stays"))
     return sorted(labs, key=lambda lab: lab.name)
-
-
-def _changed_link(host: HostPlan, state: str) -> HostPlan:
-    if state in {"up", "down"}:
-        return replace(host, is_up=state == "up")
-    try:
-        return replace(host, rate_bps=parse_rate(state))
-    except InputError as error:
-        raise InputError(f"{str(error).rstrip('.')}; or up or down.") from error
 
 
 def _pid_namespace(pid: int) -> Path:
@@ -307,7 +294,6 @@ def run_in_lab(plan: LabPlan, command: Sequence[str], name: str | None = None) -
         InputError: bad name or command, no root, a missing program, or a kernel without the
             features.
     """
-    check_machine(shaped=plan.is_shaped)
     _check_command(command)
     with _started(plan, name or f"run-{secrets.token_hex(4)}", "ends") as lab:
         return lab.execute(command)
@@ -320,7 +306,6 @@ def start_lab(plan: LabPlan, name: str = DEFAULT_NAME) -> Lab:
         InputError: the name is in use, no root, a missing program, or a kernel without the
             features.
     """
-    check_machine(shaped=plan.is_shaped)
     with _started(plan, name, "stays") as lab:
         return lab
 
@@ -370,6 +355,7 @@ def _check_command(command: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _started(plan: LabPlan, name: str, life: str) -> Iterator[Lab]:
     """Start a lab, yield it once it is up, and end it unless it ``stays``."""
+    check_machine(shaped=plan.is_shaped)
     if not _NAME.fullmatch(name):
         raise InputError(
             f"The name {name!r} cannot be a lab's; choose up to 40 letters, digits, dots, dashes"

@@ -38,7 +38,12 @@ def build_network(plan: LabPlan, pids: Mapping[str, int]) -> None:
     run_program(["ip", "-batch", "-"], switch_commands(plan, pids))
     for host in plan.hosts:
         on_host = ["nsenter", f"--target={pids[host.name]}", "--net"]
-        run_program([*on_host, "ip", "-batch", "-"], host_commands(host))
+        commands = [
+            "link set lo up",
+            f"address add {host.address}/{NETWORK.prefixlen} dev {INTERFACE}",
+            f"link set {INTERFACE} up",
+        ]
+        run_program([*on_host, "ip", "-batch", "-"], commands)
         if host.rate_bps is not None:
             run_program([*on_host, "tc", "-batch", "-"], [shape_command(INTERFACE, host.rate_bps)])
     towards = [(host.name, host.rate_bps) for host in plan.hosts]
@@ -98,15 +103,6 @@ def switch_commands(plan: LabPlan, pids: Mapping[str, int]) -> list[str]:
         port = f"link add {host.name} type veth peer name {INTERFACE} netns {pids[host.name]}"
         commands += [port, f"link set {host.name} master {switch} up"]
     return commands
-
-
-def host_commands(host: HostPlan) -> list[str]:
-    """Return ip's commands for a host."""
-    return [
-        "link set lo up",
-        f"address add {host.address}/{NETWORK.prefixlen} dev {INTERFACE}",
-        f"link set {INTERFACE} up",
-    ]
 
 
 def shape_command(device: str, rate_bps: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED, HOSTFILE
+from commbench.schema import read_as
 from commbench.system.topology import Emulated
 from commbench.units import format_link_rate, parse_link_rate
 
@@ -69,7 +70,7 @@ class LabPlan:
         rate: str,
         *,
         ranks_per_host: int = 1,
-        slow: Sequence[str] = (),
+        slow: Sequence[str] | None = None,
         racks: int = 1,
         uplink: str | None = None,
     ) -> LabPlan:
@@ -109,7 +110,7 @@ class LabPlan:
             uplink_bps = parse_rate(uplink)
         if racks == 1:
             uplink_bps = None
-        rates = _parse_slow(slow, hosts)
+        rates = _parse_slow(slow or (), hosts)
         plans = []
         for number in range(hosts):
             name = f"host{number}"
@@ -177,8 +178,7 @@ class LabPlan:
     @classmethod
     def from_json(cls, text: str) -> LabPlan:
         """Return the plan that `to_json` wrote."""
-        parts = json.loads(text)
-        return cls(**{**parts, "hosts": tuple(HostPlan(**host) for host in parts["hosts"])})
+        return read_as(cls, json.loads(text))
 
     def hosts_file(self) -> str:
         """Return the /etc/hosts of every host."""
@@ -251,10 +251,10 @@ def host_range(hosts: int) -> str:
     return f"host0 to host{hosts - 1}"
 
 
-def parse_rate(text: str) -> int | None:
+def parse_rate(text: str, others: str = "") -> int | None:
     """Return the bits per second that ``text`` names (``1gbit``, ``200mbit``, as tc writes them).
 
-    None for ``none``.
+    None for ``none``. ``others`` says in the error what else could be written.
 
     Raises:
         InputError: it is not a rate, or too low or high to shape a link to.
@@ -262,10 +262,8 @@ def parse_rate(text: str) -> int | None:
     if text.strip().lower() == "none":
         return None
     rate_bps = parse_link_rate(text)
-    if rate_bps is None:
-        raise InputError(f"The rate {text!r} is not understood; {RATE_HINT}.")
-    if not _SLOWEST <= rate_bps <= _FASTEST:
-        raise InputError(f"The rate {text!r} cannot be emulated; {RATE_HINT}.")
+    if rate_bps is None or not _SLOWEST <= rate_bps <= _FASTEST:
+        raise InputError(f"The rate {text!r} cannot be emulated; {RATE_HINT}{others}.")
     return rate_bps
 
 

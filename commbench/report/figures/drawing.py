@@ -253,27 +253,25 @@ def look(number: int) -> Look:
     return Look(colour, MARKERS[place], DASHES[place])
 
 
-def log_axis(axes: Axes, name: Literal["x", "y"], unit: str) -> None:
-    """Make an axis of drawn data logarithmic, with plain numbers at and between decades.
+def log_axis(axes: Axes, unit: str) -> None:
+    """Make the vertical axis of drawn data logarithmic, with plain numbers at and between decades.
 
     Args:
         axes: its axes.
-        name: which of them.
         unit: ``us`` for times in microseconds, which are shown in a fitting unit.
     """
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axis = axes.xaxis if name == "x" else axes.yaxis
-    axes.set(**{f"{name}scale": "log"})
-    low, high = axis.get_view_interval()
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
     if high < _LEAST_RATIO * low:
         middle = math.sqrt(low * high)
         room = math.sqrt(_LEAST_RATIO)
-        axes.set(**{f"{name}lim": (middle / room, middle * room)})
+        axes.set_ylim(middle / room, middle * room)
     ticks = (1.0, 2.0, 5.0) if high < _FEW_DECADES * low else (1.0,)
-    axis.set_major_locator(LogLocator(subs=ticks, numticks=12))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(plain_time if unit == "us" else plain)
+    axes.yaxis.set_major_locator(LogLocator(subs=ticks, numticks=12))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(plain_time if unit == "us" else plain)
 
 
 def plain(value: float, _place: float = 0) -> str:

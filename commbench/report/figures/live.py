@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase, setting_name
@@ -88,7 +89,7 @@ def blocks_of(records: Sequence[TrainingRecord], own: TrainingCase) -> list[Bloc
 
 def _panels(blocks: Sequence[Block], own: str, losses: Mapping[float, float]) -> list[Panel]:
     """Return the steps and the step time of each setting, the script's own first, and the loss."""
-    by_name = rows_by(blocks, lambda block: block.name)
+    by_name = rows_by(blocks, attrgetter("name"))
     ranked = sorted(by_name, key=lambda name: median([block.step_ms for block in by_name[name]]))
     rows = []
     steps = []

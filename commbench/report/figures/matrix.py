@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from commbench.analysis.runs import straggler_findings
-from commbench.analysis.stragglers.judging import ANY, Straggler
 from commbench.analysis.stragglers.matrix import numbered_hosts
-from commbench.collectives.operations import OPERATIONS
 from commbench.findings import Finding
 from commbench.report.figures.drawing import (
     BAD,
@@ -26,11 +22,9 @@ from commbench.report.figures.drawing import (
 )
 from commbench.report.figures.words import prefixes
 from commbench.report.formats import listed
-from commbench.report.matrix import rate_unit
+from commbench.report.matrix import Heat, heat_of
 from commbench.results import Run
 from commbench.results.info import shares_gpu
-from commbench.results.pairs import Matrix
-from commbench.stats import Floats
 from commbench.units import counted, format_time, three_digits
 
 if TYPE_CHECKING:
@@ -40,6 +34,8 @@ if TYPE_CHECKING:
 
 #: The most ranks whose values are written into the cells, and the most hosts named on the axes.
 _WRITTEN, _NAMED = 8, 16
+#: The most ranks whose cells are drawn one by one.
+_SHARP = 256
 #: The most letters of hosts that fit below the axis without turning them.
 _LETTERS = 30
 #: A larger ratio between values gets a logarithmic colour scale.
@@ -51,34 +47,6 @@ _READING = (
     " that could not be timed or delivered wrong data are blank. Frames mark what is"
     " slower than its peers, which few pairs cannot show."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heat:
-    """A matrix as cells."""
-
-    cells: Floats
-    """Values from row to column in ``unit``, (ranks, ranks); NaN for untimed pairs."""
-    unit: str
-    """``us``, or GB/s, MB/s or kB/s, as suits the fastest pair."""
-    hosts: Sequence[str]
-    """The host of each rank."""
-    stragglers: Sequence[Straggler]
-    """The stragglers in this matrix."""
-
-    @property
-    def is_time(self) -> bool:
-        """Whether a low value is good."""
-        return self.unit == "us"
-
-    def ranks_of(self, name: str) -> list[int]:
-        """Return the ranks of a straggler's link: for a host, all its ranks."""
-        ranks = []
-        for rank, host in enumerate(self.hosts):
-            own = f"rank {rank}"
-            if name in {ANY, host, own} or name.startswith(f"{own} "):  # "rank 3 on host1"
-                ranks.append(rank)
-        return ranks
 
 
 def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
@@ -113,23 +81,6 @@ def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
     return drawings
 
 
-def heat_of(matrix: Matrix, run: Run) -> Heat:
-    """Return a matrix as cells."""
-    ranks = len(matrix.hosts)
-    cells = np.full((ranks, ranks), np.nan)
-    cells[matrix.source, matrix.target] = np.where(matrix.is_sound, matrix.time_us, np.nan)
-    unit = "us"
-    if OPERATIONS[matrix.case.operation].quantity != "time":
-        cells = np.asarray(matrix.rate_GBps(cells))
-        scale, unit = rate_unit(float(np.nanmax(cells, initial=0.0)))
-        cells = cells / scale
-    stragglers: list[Straggler] = []
-    for family in straggler_findings(run).families:
-        if family.measured == matrix.name:
-            stragglers += family.stragglers
-    return Heat(cells=cells, unit=unit, hosts=matrix.hosts, stragglers=stragglers)
-
-
 def paint_heat(figure: Figure, heat: Heat) -> None:
     """Draw the cells as one image, hosts or ranks on the axes, and frames."""
     from matplotlib.colors import LogNorm, Normalize
@@ -147,7 +98,9 @@ def paint_heat(figure: Figure, heat: Heat) -> None:
     if high > _WIDE * low > 0:
         norm, ticks = LogNorm(low, high), LogLocator(subs=(1.0, 2.0, 5.0))
     colours = "cividis_r" if heat.is_time else "cividis"
-    image = axes.imshow(heat.cells, cmap=colours, norm=norm, interpolation="none")
+    # every cell of many would be megabytes of the page, and more than the figure has pixels
+    interpolation = "none" if len(heat.hosts) <= _SHARP else "auto"
+    image = axes.imshow(heat.cells, cmap=colours, norm=norm, interpolation=interpolation)
     text = plain_time if heat.is_time else plain
     label = "" if heat.is_time else heat.unit
     bar = figure.colorbar(image, ax=axes, shrink=0.8, label=label, ticks=ticks, format=text)
@@ -197,10 +150,8 @@ def _mark(axes: Axes, heat: Heat) -> None:
     from matplotlib.patches import Rectangle
 
     frame: Style = {"fill": False, "edgecolor": BAD, "linewidth": 1.8, "clip_on": False}
-    for straggler in heat.stragglers:
-        for source, target in straggler.links:
-            rows, columns = heat.ranks_of(source), heat.ranks_of(target)
-            if rows and columns:
-                corner = min(columns) - 0.5, min(rows) - 0.5
-                width, height = max(columns) - min(columns) + 1, max(rows) - min(rows) + 1
-                axes.add_patch(Rectangle(corner, width, height, gid="slow", **frame))
+    for rows, columns in heat.slow:
+        if rows and columns:
+            corner = min(columns) - 0.5, min(rows) - 0.5
+            width, height = max(columns) - min(columns) + 1, max(rows) - min(rows) + 1
+            axes.add_patch(Rectangle(corner, width, height, gid="slow", **frame))

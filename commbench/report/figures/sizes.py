@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from commbench.analysis.prediction.links import limit_of
-from commbench.collectives.algorithms import AUTO
 from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
 from commbench.findings import Finding
+from commbench.report.collectives import spoken
 from commbench.report.figures.charts import MICROSECONDS, Chart, Limit, Panel, Series, estimate
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import prefixes
@@ -20,34 +20,25 @@ from commbench.report.state import explain_time
 from commbench.results import Run
 from commbench.results.info import measures_interconnect
 from commbench.results.tables import rows_by
-from commbench.units import format_size
 from commbench.words import Estimate
 
-#: Fields of `Case` that distinguish series, and how their values are spoken.
-_SPOKEN = {
-    "backend": "{}",
-    "pattern": "{}",
-    "dtype": "{}",
-    "redop": "{}",
-    "in_place": "{}",
-    "root": "root {}",
-    "world_size": "{} ranks",
-    "buffers": "{}",
-    "sync": "sync {}",
-    "loop": "{} loop",
-    "algorithm": "by {}",
-    "env": "under {}",
-}
-#: Values with other words.
-_WORDS: Mapping[tuple[str, object], str] = {
-    ("in_place", True): "in place",
-    ("in_place", False): "out of place",
-    ("world_size", None): "all ranks",
-    ("algorithm", AUTO): "own choice",
-    ("env", ""): "unchanged",
-}
+#: Fields of `Case` that distinguish series.
+_FIELDS = (
+    "backend",
+    "pattern",
+    "dtype",
+    "redop",
+    "in_place",
+    "root",
+    "world_size",
+    "buffers",
+    "sync",
+    "loop",
+    "algorithm",
+    "env",
+)
 _READING = (
-    "Bands and bars are 95 % intervals over launches; crosses have no result. Lower times"
+    "Bands are 95 % intervals over launches; crosses have no result. Lower times"
     " and higher bandwidths are better."
 )
 _TIME, _RATE = "time", "bus bandwidth"
@@ -61,15 +52,14 @@ class _Measured(NamedTuple):
     prefix: str
     """The name of the run; empty for a single run."""
     case: Case
-    has_failed: bool
     values: Mapping[str, Estimate | None]
-    """Values by quantity."""
+    """Values by quantity; empty if it has no result."""
     limits: Sequence[Limit]
     """The link that bounds the bus bandwidth, in GB/s; empty if unknown."""
 
 
 def size_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return a chart of each operation: curves, or rows if there is one size.
+    """Return a chart of each operation; none of one that was measured at a single size.
 
     Ranks that share a GPU get no curve: their times do not show an interconnect.
     """
@@ -87,28 +77,37 @@ def size_charts(runs: Sequence[Run]) -> list[Chart]:
                 of_operation.append(_measure(run, prefix, case, rows))
     charts = []
     for name, operation in OPERATIONS.items():
-        if name in measured:
-            remarks = [Finding("figure_times", numbers={"meaning": explain_time(runs)})]
-            if operation.is_round_trip:
-                remarks = [Finding("figure_half")]
-            if name in hidden:
-                remarks.append(Finding("figure_shared_gpu", numbers={"rows": hidden[name]}))
-            charts.append(_chart(name, measured[name], remarks))
+        of_operation = measured.get(name, [])
+        if len({one.case.message_bytes for one in of_operation}) < 2:  # noqa: PLR2004 - no curve
+            continue
+        remarks = [Finding("figure_times", numbers={"meaning": explain_time(runs)})]
+        if operation.is_round_trip:
+            remarks = [Finding("figure_half")]
+        if name in hidden:
+            remarks.append(Finding("figure_shared_gpu", numbers={"rows": hidden[name]}))
+        chart = Chart(
+            name=slug("sizes", name),
+            section="collectives",
+            title=f"{name} over message size",
+            reading=_READING,
+            remarks=remarks,
+            panels=[_panel(each, of_operation) for each in _QUANTITIES[operation.quantity]],
+        )
+        charts.append(chart)
     return charts
 
 
 def _measure(run: Run, prefix: str, case: Case, rows: Sequence[Row]) -> _Measured:
     slowest = max(rows, key=lambda row: row.time_us or 0.0)
     values: dict[str, Estimate | None] = {}
-    has_failed = any(row.status != "ok" for row in rows)
-    if not has_failed:
+    if all(row.status == "ok" for row in rows):
         low_us, high_us = slowest.time_us_ci_low, slowest.time_us_ci_high
         values = {_TIME: estimate(slowest.time_us, low_us, high_us), _RATE: _together(rows)}
     link = limit_of(slowest, run.info)
     limits = []
     if link is not None and link.bound_bps:
         limits.append(Limit(link.bound_bps / 8e9, str(link)))
-    return _Measured(prefix, case, has_failed, values, limits)
+    return _Measured(prefix, case, values, limits)
 
 
 def _together(rows: Sequence[Row]) -> Estimate | None:
@@ -122,25 +121,7 @@ def _together(rows: Sequence[Row]) -> Estimate | None:
     return Estimate(sum(rate.value for rate in rates), sum(lows), sum(highs))
 
 
-def _chart(operation: str, measured: Sequence[_Measured], remarks: Sequence[Finding]) -> Chart:
-    quantities = _QUANTITIES[OPERATIONS[operation].quantity]
-    sizes = {one.case.message_bytes for one in measured}
-    title = f"{operation} over message size"
-    if len(sizes) == 1:
-        title = operation
-        if max(sizes):
-            title = f"{operation} at {format_size(max(sizes))}"
-    return Chart(
-        name=slug("sizes", operation),
-        section="collectives",
-        title=title,
-        reading=_READING,
-        remarks=remarks,
-        panels=[_panel(name, measured, has_curves=len(sizes) > 1) for name in quantities],
-    )
-
-
-def _panel(quantity: str, measured: Sequence[_Measured], *, has_curves: bool) -> Panel:
+def _panel(quantity: str, measured: Sequence[_Measured]) -> Panel:
     series = []
     limits: list[Limit] = []
     for name, members in _by_series(measured).items():
@@ -151,7 +132,7 @@ def _panel(quantity: str, measured: Sequence[_Measured], *, has_curves: bool) ->
             value = one.values.get(quantity)
             if value is not None:
                 points[size] = value
-            if one.has_failed:
+            if not one.values:
                 failed.append(size)
         series.append(Series(name=name, points=points, failed=failed))
         if quantity == _RATE:
@@ -161,7 +142,7 @@ def _panel(quantity: str, measured: Sequence[_Measured], *, has_curves: bool) ->
         quantity=quantity,
         unit=_UNITS[quantity],
         has_zero=quantity == _RATE,
-        x="size" if has_curves else "rows",
+        x="size",
         x_label="message size",
         limits=list(dict.fromkeys(limits)),
     )
@@ -170,17 +151,15 @@ def _panel(quantity: str, measured: Sequence[_Measured], *, has_curves: bool) ->
 def _by_series(measured: Sequence[_Measured]) -> dict[str, list[_Measured]]:
     """Return cases by the name of their series: what differs, or else the backend."""
     differing = []
-    for field in _SPOKEN:
-        if len({getattr(one.case, field) for one in measured}) > 1:
-            differing.append(field)
+    for name in _FIELDS:
+        if len({getattr(one.case, name) for one in measured}) > 1:
+            differing.append(name)
     series: dict[str, list[_Measured]] = {}
     for one in measured:
         words = []
-        for field in differing or ["backend"]:
-            value = getattr(one.case, field)
-            if (field, value) in _WORDS:
-                words.append(_WORDS[field, value])
-            elif value is not None:
-                words.append(_SPOKEN[field].format(value))
+        for name in differing or ["backend"]:
+            value = getattr(one.case, name)
+            if value is not None or name == "world_size":
+                words.append(spoken(name, value))
         series.setdefault(one.prefix + " ".join(words), []).append(one)
     return series

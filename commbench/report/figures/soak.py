@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 
 from commbench.analysis.runs import soak_results
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
@@ -31,7 +32,7 @@ def soak_charts(runs: Sequence[Run]) -> list[Chart]:
         soak = soak_results(run)
         if not soak:
             continue
-        visits = rows_by(soak.timeline, lambda row: row.case)
+        visits = rows_by(soak.timeline, attrgetter("case"))
         shades = [_shade(event) for event in soak.events]
         for drift in sorted(soak.drifts, key=_drift_size, reverse=True)[:_MOST_CASES]:
             chart = Chart(

@@ -24,7 +24,6 @@ from commbench.report.page.parts import Code, Entry, named
 from commbench.results import Run
 from commbench.results.verdict import snippets
 from commbench.system.environment import differing
-from commbench.units import counted
 
 #: The most warnings about a run on the first screen.
 MOST_WARNINGS = 3
@@ -138,18 +137,14 @@ def snippet_codes(run: Run, *, by: bool = False) -> list[Code]:
 
 
 def _warnings(runs: Sequence[Run]) -> list[Entry]:
-    """Return the most severe warnings about each run; a link leads to the others."""
+    """Return the most severe warnings about each run; a link leads to all of them."""
     texts = []
     every: list[Finding] = []
-    hidden: list[Finding] = []
     for run in runs:
         warnings = grave_warnings(run)
         texts.append((run.name, map(str, warnings[:MOST_WARNINGS])))
         every += warnings
-        hidden += warnings[MOST_WARNINGS:]
-    more = None
-    if hidden:
-        more = (hidden[0].section, f"{counted(len(hidden), 'more warning')}, and what to try")
-    elif any(warning.details for warning in every):
-        more = (every[0].section, "What to try")
-    return [Entry("Warnings", named(texts), tone="warning", more=more)] if every else []
+    if not every:
+        return []
+    more = (every[0].section, "All warnings, and what to try")
+    return [Entry("Warnings", named(texts), tone="warning", more=more)]

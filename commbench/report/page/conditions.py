@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from operator import methodcaller
-from pathlib import Path
 from typing import Any
 
 from commbench.analysis.prediction.links import link_of
@@ -25,16 +24,14 @@ from commbench.report.columns import (
     Table,
     make_table,
     make_tables,
-    number,
     plain_table,
-    status_cell,
 )
 from commbench.report.formats import digits, grouped, listed, percent
 from commbench.report.page.parts import Code
 from commbench.report.state import tools_of
 from commbench.results import Run
 from commbench.results.files import FILES
-from commbench.results.info import RunInfo, is_live
+from commbench.results.info import Launch, RunInfo, is_live
 from commbench.schema import LARGEST
 from commbench.system.environment import differing
 from commbench.units import counted, format_duration, format_size, format_time
@@ -70,20 +67,21 @@ def find_facts(run: Run) -> dict[str, str]:
     """Return the main conditions of a run by name; what it does not state is left out."""
     environment = run.info.get("environment") or {}
     hosts = environment.get("hosts") or []
-    names = [str(host.get("hostname")) for host in hosts]
+    facts = {}
+    if hosts:
+        names = [str(host.get("hostname")) for host in hosts]
+        facts["hosts"] = f"{len(hosts)}: {_brief(names)}"
+    ranks, per_host = run.info.get("world_size"), run.info.get("ranks_per_node")
+    if ranks and per_host:
+        facts["ranks"] = f"{ranks}, {per_host} a host"
     processors = [f"{host.get('cpu_model')}, {host.get('cpus_allowed')} CPUs" for host in hosts]
     gpus = [str(gpu.get("name")) for host in hosts for gpu in host.get("gpus") or ()]
-    ranks, per_host = run.info.get("world_size"), run.info.get("ranks_per_node")
-    facts = {
-        "hosts": f"{len(hosts)}: {_brief(names)}" if hosts else "",
-        "ranks": f"{ranks}, {per_host} a host" if ranks and per_host else "",
-        "processor": "; ".join(dict.fromkeys(processors)),
-        "GPUs": "; ".join(dict.fromkeys(gpus)),
-        "network": _network(run),
-        "software": _software(environment),
-        "sampling": _sampling(run.info),
-        "measured by": ", ".join(tools_of(run)),
-    }
+    facts["processor"] = "; ".join(dict.fromkeys(processors))
+    facts["GPUs"] = "; ".join(dict.fromkeys(gpus))
+    facts["network"] = _network(run)
+    facts["software"] = _software(environment)
+    facts["sampling"] = _sampling(run.info)
+    facts["measured by"] = ", ".join(tools_of(run))
     return {name: text for name, text in facts.items() if text}
 
 
@@ -256,12 +254,14 @@ def launch_tables(runs: Sequence[Run]) -> list[Table]:
         _entry("starting", "startup_s", **seconds),
         _entry("measuring", "measuring_s", **seconds),
         _entry("other", "other_s", **seconds),
-        Column("status", lambda launch: status_cell(launch.get("status", ""))),
+        _entry("status"),
         _entry("reason"),
     ]
-    return make_tables(
-        "Launches", runs, lambda run: run.info.get("launches") or (), columns, rest_in="run.json"
-    )
+    return make_tables("Launches", runs, _launches, columns, rest_in="run.json")
+
+
+def _launches(run: Run) -> Sequence[Launch]:
+    return run.info.get("launches") or ()
 
 
 # ---------------------------------------------------------------------------------- what is missing
@@ -269,35 +269,26 @@ def launch_tables(runs: Sequence[Run]) -> list[Table]:
 
 def missing_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate cases without a result, a line for each reason; no table if every case has one."""
-    lines: list[Named[list[Named[Flagged]]]] = []
+    lines: list[Named[dict[str, Any]]] = []
     for run in runs:
-        by_cause: dict[tuple[str, str], list[Named[Flagged]]] = {}
-        for subject, row in _unmeasured(run):
-            cause = (row.status, shared_cause(row.reason_code, row.reason))
-            by_cause.setdefault(cause, []).append((subject, row))
-        lines += [(run.name, members) for members in by_cause.values()]
-    if not lines:
-        return []
-    columns: list[Column[list[Named[Flagged]]]] = [
-        Column("status", lambda members: status_cell(members[0][1].status)),
-        number("rows", len, text_of=str),
-        Column("what", lambda members: listed((name for name, _ in members), MOST_SUBJECTS)),
-        Column("reason", lambda members: members[0][1].reason),
-    ]
-    return [make_table("Rows without a result", lines, columns)]
-
-
-def _unmeasured(run: Run) -> list[Named[Flagged]]:
-    """Return the rows without a result, each with what it is about."""
-    rows: list[Named[Flagged]] = []
-    for row in run.rows:
-        words = f"{row.backend} {row.operation}"
-        if row.pattern != "flat":
-            words = f"{words} {row.pattern}"
-        rows.append((words, row))
-    for training in run.training_rows:
-        rows.append((f"{training.workload}, {setting_name(training)}", training))
-    return [(words, row) for words, row in rows if row.status != "ok"]
+        rows: list[tuple[str, Flagged]] = []
+        for row in run.rows:
+            pattern = "" if row.pattern == "flat" else f" {row.pattern}"
+            rows.append((f"{row.backend} {row.operation}{pattern}", row))
+        for training in run.training_rows:
+            rows.append((f"{training.workload}, {setting_name(training)}", training))
+        by_cause: dict[tuple[str, str], dict[str, Any]] = {}
+        for subject, each in rows:
+            if each.status != "ok":
+                cause = (each.status, shared_cause(each.reason_code, each.reason))
+                first = {"status": each.status, "reason": each.reason, "subjects": []}
+                by_cause.setdefault(cause, first)["subjects"].append(subject)
+        for line in by_cause.values():
+            line["rows"] = len(line["subjects"])
+            line["what"] = listed(line["subjects"], MOST_SUBJECTS)
+            lines.append((run.name, line))
+    columns = [_entry("status"), _entry("rows", is_number=True), _entry("what"), _entry("reason")]
+    return [make_table("Rows without a result", lines, columns)] if lines else []
 
 
 def failed_ranks(run: Run) -> list[Finding]:
@@ -330,16 +321,16 @@ def files_tables(runs: Sequence[Run], *, beside: bool) -> list[Table]:
     """Tabulate the files of the runs, with links if the page lies ``beside`` them; no table without
     files.
     """
-    columns: list[Column[Path]] = [
-        Column("file", lambda file: Cell(file.name, link=file.name if beside else "")),
-        Column("size", lambda file: f"{grouped(-(-file.stat().st_size // 1024))} KiB"),
-        Column("what it holds", lambda file: FILES[file.name]),
-    ]
-    return make_tables("Files", runs, _files_of, columns)
-
-
-def _files_of(run: Run) -> list[Path]:
-    return [run.path / name for name in FILES if (run.path / name).is_file()]
+    rows = []
+    for run in runs:
+        for name, about in FILES.items():
+            file = run.path / name
+            if file.is_file():
+                size = f"{grouped(-(-file.stat().st_size // 1024))} KiB"
+                cell = Cell(name, link=name if beside else "")
+                rows.append((run.name, {"file": cell, "size": size, "what it holds": about}))
+    columns = [_entry("file"), _entry("size"), _entry("what it holds")]
+    return [make_table("Files", rows, columns)] if rows else []
 
 
 #: The value of ``launcher`` in run.json if the user started the ranks: the command does not contain

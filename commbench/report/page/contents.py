@@ -5,14 +5,12 @@ training.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 
 from commbench.analysis.env import variable_findings
 from commbench.analysis.expectations import Answer
 from commbench.findings import Finding
 from commbench.report import collectives
 from commbench.report.advice import advise_run
-from commbench.report.columns import Table
 from commbench.report.env import env_tables
 from commbench.report.expectations import answer_sentences, answer_table
 from commbench.report.figures.drawing import Drawing
@@ -30,7 +28,7 @@ from commbench.report.findings import (
 from commbench.report.model import model_tables
 from commbench.report.page import conditions
 from commbench.report.page.conclusion import find_conclusion, snippet_codes
-from commbench.report.page.parts import Code, Page, Section, named
+from commbench.report.page.parts import Page, Section, named
 from commbench.report.soak import soak_tables
 from commbench.report.state import explain_time
 from commbench.report.topology import topology_remarks
@@ -56,85 +54,78 @@ def make_page(
         answers: to expectations of the only run.
         beside: whether the page lies beside the files of its only run.
     """
-    sections: list[Section] = []
-
-    def add(
-        name: str,
-        title: str,
-        sentences: Sequence[str],
-        *tables: Sequence[Table],
-        warnings: Sequence[str] = (),
-        codes: Sequence[Code] = (),
-    ) -> None:
-        section = Section(
-            name=name,
-            title=title,
-            sentences=sentences,
-            warnings=warnings,
-            codes=codes,
-            figures=[drawing for drawing in drawings if drawing.section == name],
-            tables=list(chain(*tables)),
-        )
-        if not section.is_empty:
-            sections.append(section)
-
+    sections = []
     if len(runs) > 1:
-        differences = conditions.differences_tables(runs)
-        code = "conditions_differ" if differences else "conditions_equal"
-        tables = [conditions.runs_table(runs), *differences]
-        add("runs", "The runs and their conditions", [str(Finding(code))], tables)
+        tables = [conditions.runs_table(runs), *conditions.differences_tables(runs)]
+        sections.append(Section("runs", "The runs and their conditions", tables=tables))
     if answers:
-        add("expectations", "Expectations", answer_sentences(answers), [answer_table(answers)])
-    add("soak", "Soak", _each(runs, soak), soak_tables(runs))
-    add(
-        "collectives",
-        "Collectives",
-        _each(runs, collectives.collective_sentences),
-        env_tables(runs),
-        collectives.growth_tables(runs),
-        collectives.collective_tables(runs),
-        collectives.overlap_tables(runs),
-        collectives.overhead_tables(runs),
-        warnings=_warnings(runs, "collectives"),
-    )
-    add(
-        "pairs",
-        "Pairs of ranks",
-        _each(runs, stragglers),
-        collectives.straggler_tables(runs),
-        collectives.pair_tables(runs),
-        warnings=_warnings(runs, "pairs"),
-    )
-    add(
-        "training",
-        "Training with DDP",
-        _each(runs, _verdict),
-        watched_tables(runs),
-        env_tables(runs, of_training=True),
-        training_tables(runs),
-        warnings=_warnings(runs, "training"),
-        codes=[code for run in runs for code in snippet_codes(run, by=len(runs) > 1)],
-    )
-    add("prediction", "Prediction", _each(runs, model_error), model_tables(runs))
-    add(
-        "launches",
-        "Launches",
-        _each(runs, lambda run: [*time_spent(run), *variable_findings(run.info), *origins(run)]),
-        conditions.launch_tables(runs),
-        warnings=_each(runs, conditions.failed_ranks),
-    )
-    add("topology", "Topology", _topology(runs))
-    missing = _each(runs, lambda run: [*conditions.left_out(run), *unmetered(run)])
-    add("missing", "What was not measured", missing, conditions.missing_tables(runs))
-    advice = _each(runs, lambda run: advise_run(run.info))
-    add("conditions", "Conditions", [], conditions.condition_tables(runs), warnings=advice)
-    add(
-        "repeat",
-        "How to repeat it",
-        _each(runs, lambda run: [_origin(run, beside=beside)]),
-        conditions.files_tables(runs, beside=beside),
-        codes=conditions.commands(runs),
-    )
+        tables = [answer_table(answers)]
+        sections.append(Section("expectations", "Expectations", answer_sentences(answers), tables))
+    collective_tables = [
+        *env_tables(runs),
+        *collectives.growth_tables(runs),
+        *collectives.collective_tables(runs),
+        *collectives.overlap_tables(runs),
+        *collectives.overhead_tables(runs),
+    ]
+    sections += [
+        Section("soak", "Soak", _each(runs, soak), soak_tables(runs)),
+        Section(
+            "collectives",
+            "Collectives",
+            _each(runs, collectives.collective_sentences),
+            collective_tables,
+            _warnings(runs, "collectives"),
+        ),
+        Section(
+            "pairs",
+            "Pairs of ranks",
+            _each(runs, stragglers),
+            [*collectives.straggler_tables(runs), *collectives.pair_tables(runs)],
+            _warnings(runs, "pairs"),
+        ),
+        Section(
+            "training",
+            "Training with DDP",
+            _each(runs, _verdict),
+            [*watched_tables(runs), *env_tables(runs, of_training=True), *training_tables(runs)],
+            _warnings(runs, "training"),
+            [code for run in runs for code in snippet_codes(run, by=len(runs) > 1)],
+        ),
+        Section("prediction", "Prediction", _each(runs, model_error), model_tables(runs)),
+        Section(
+            "launches",
+            "Launches",
+            _each(runs, _course),
+            conditions.launch_tables(runs),
+            _each(runs, conditions.failed_ranks),
+        ),
+        Section("topology", "Topology", _topology(runs)),
+        Section(
+            "missing",
+            "What was not measured",
+            _each(runs, _missing),
+            conditions.missing_tables(runs),
+        ),
+        Section(
+            "conditions",
+            "Conditions",
+            tables=conditions.condition_tables(runs),
+            warnings=_each(runs, lambda run: advise_run(run.info)),
+        ),
+        Section(
+            "repeat",
+            "How to repeat it",
+            _each(runs, lambda run: [_origin(run, beside=beside)]),
+            conditions.files_tables(runs, beside=beside),
+            codes=conditions.commands(runs),
+        ),
+    ]
+    visible = []
+    for section in sections:
+        section.figures += [drawing for drawing in drawings if drawing.section == section.name]
+        if section.has_content:
+            visible.append(section)
     title = f"{len(runs)} runs"
     if len(runs) <= _MOST_NAMED:
         title = " and ".join(run.name for run in runs)
@@ -143,7 +134,7 @@ def make_page(
         subtitle=conditions.subtitle(runs[0]) if len(runs) == 1 else "",
         findings=find_conclusion(runs),
         facts=conditions.find_facts(runs[0]) if len(runs) == 1 else {},
-        sections=sections,
+        sections=visible,
         time=explain_time(runs),
     )
 
@@ -158,10 +149,15 @@ def _warnings(runs: Sequence[Run], section: str) -> list[str]:
 
 
 def _verdict(run: Run) -> list[Finding]:
-    findings = [*watched(run), *setting(run)]
-    if run.recommendation and run.info.get("candidates"):
-        findings.append(tuning_cost(run.recommendation, run.info.get("launches") or ()))
-    return findings
+    return [*watched(run), *setting(run), *tuning_cost(run)]
+
+
+def _course(run: Run) -> list[Finding]:
+    return [*time_spent(run), *variable_findings(run.info), *origins(run)]
+
+
+def _missing(run: Run) -> list[Finding]:
+    return [*conditions.left_out(run), *unmetered(run)]
 
 
 def _topology(runs: Sequence[Run]) -> list[str]:

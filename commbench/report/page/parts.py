@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from commbench.report.columns import Table, Tone
 from commbench.report.figures.drawing import Drawing
@@ -57,7 +57,7 @@ class Entry:
     """The id of the section with more about it, and the text of the link."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Section:
     """A part of the page with a heading; left out if it is empty."""
 
@@ -66,11 +66,11 @@ class Section:
     title: str
     sentences: Sequence[str] = ()
     """The results in sentences."""
+    tables: Sequence[Table] = ()
     warnings: Sequence[str] = ()
     """Warnings about the section's results."""
     codes: Sequence[Code] = ()
-    figures: Sequence[Drawing] = ()
-    tables: Sequence[Table] = ()
+    figures: list[Drawing] = field(default_factory=list)
 
     @property
     def legend(self) -> dict[str, str]:
@@ -85,9 +85,10 @@ class Section:
         return list(dict.fromkeys(described))
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not (self.sentences or self.warnings or self.codes or self.figures or self.tables)
+    def has_content(self) -> bool:
+        """Whether there is anything to show."""
+        parts = [self.sentences, self.warnings, self.codes, self.figures, self.tables]
+        return any(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,18 +8,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from commbench.analysis.expectations import Answer
 from commbench.errors import InputError
 from commbench.report.figures.drawing import Drawing, theme_variables
 from commbench.report.figures.words import run_names
 from commbench.report.page.contents import make_page
-from commbench.report.page.parts import LONG
+from commbench.report.page.parts import LONG, Page
 from commbench.results import Run
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 PAGE, FIGURES = "report.html", "figures"
 _HERE = Path(__file__).parent
@@ -91,7 +87,7 @@ def render_page(
     *,
     beside: bool,
 ) -> str:
-    """Return the page as HTML without references to other files.
+    """Return the page of runs as HTML; see `render`.
 
     Args:
         runs: as for `write_page`.
@@ -99,44 +95,39 @@ def render_page(
         answers: as for `write_page`.
         beside: whether the page lies beside the files of its only run.
     """
+    return render(make_page(runs, drawings, answers, beside=beside))
+
+
+def render(page: Page) -> str:
+    """Return a page as HTML without references to other files; text of runs is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # importing jinja2 is slow
     from markupsafe import Markup
 
-    script = _read("page.js")
-    return template_of(_HERE / "page.html").render(
-        long=LONG,
-        page=make_page(runs, drawings, answers, beside=beside),
-        figures=FIGURES,
-        svg_of=lambda drawing: Markup(drawing.svg),  # noqa: S704 - escaped where it was drawn
-        style=Markup(style_sheet()),  # noqa: S704 - our own file
-        script=Markup(script),  # noqa: S704 - our own file
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
-
-
-def template_of(path: Path) -> Template:
-    """Load a page's template; it escapes values and raises an error if one is missing."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # importing jinja2 is slow
-
     templates = Environment(
-        loader=FileSystemLoader(path.parent),
+        loader=FileSystemLoader(_HERE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     templates.filters["prose"] = _prose
-    return templates.get_template(path.name)
+    script = _read("page.js")
+    light, dark = theme_variables("light"), theme_variables("dark")
+    style = _read("page.css").replace("/* light */", light).replace("/* dark */", dark)
+    return templates.get_template("page.html").render(
+        long=LONG,
+        page=page,
+        figures=FIGURES,
+        svg_of=lambda drawing: Markup(drawing.svg),  # noqa: S704 - escaped where it was drawn
+        style=Markup(style),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
 
 
 def _prose(text: str) -> str:
     """Keep numbers and their units on one line."""
     return _UNIT.sub("\N{NO-BREAK SPACE}", text)
-
-
-def style_sheet() -> str:
-    """Return the style sheet of every page, with the colours of the figures."""
-    light, dark = theme_variables("light"), theme_variables("dark")
-    return _read("page.css").replace("/* light */", light).replace("/* dark */", dark)
 
 
 def _read(name: str) -> str:

@@ -1,9 +1,10 @@
-"""A comparison on the terminal, as CSV and as JSON."""
+"""A comparison on the terminal, as a page, as CSV and as JSON."""
 
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -21,11 +22,14 @@ from commbench.analysis.comparison.verdicts import BrokenCase, ComparedCase, Com
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.findings import Finding, as_text
-from commbench.report.columns import Column, tabulate, verdict_cell
+from commbench.report.columns import Cell, Column, Tone, plain_table, tabulate
 from commbench.report.formats import microseconds
+from commbench.report.page.parts import Entry, Page, Section
+from commbench.report.page.writing import render
 from commbench.results.tables import rows_csv
-from commbench.stats import Effort
 from commbench.words import thousandths
+
+_MORE = "further launches of each run that would settle it"
 
 
 def case_columns(table: ComparisonTable) -> tuple[Column[ComparedCase], ...]:
@@ -36,9 +40,9 @@ def case_columns(table: ComparisonTable) -> tuple[Column[ComparedCase], ...]:
         Column("A", "time_a_us", text_of=microseconds, is_number=True),
         Column("B", "time_b_us", text_of=microseconds, is_number=True),
         Column("B / A [CI]", "estimate", text_of=thousandths),
-        Column("verdict", lambda case: verdict_cell(case.comparison.verdict)),
+        Column("verdict", "comparison.verdict"),
         Column("detectable", "comparison.detectable", text_of=_slowdown, is_number=True),
-        Column("more", lambda case: _launches(case.comparison.further), is_number=True),
+        Column("more", _launches, is_number=True, about=_MORE),
     )
 
 
@@ -48,10 +52,11 @@ def _slowdown(share: float) -> str:
     return f"+{100 * share:.1f} %"
 
 
-def _launches(effort: Effort | None) -> str:
+def _launches(case: ComparedCase) -> str:
     """Return the number of launches of each run that would settle a case: ``4-12``, ``16+``, or why
     none would.
     """
+    effort = case.comparison.further
     if effort is None:
         return ""
     if effort.forecast != "settles":
@@ -84,6 +89,77 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
     if threshold is not None:
         parts.append(Text(as_text(beyond(table, threshold))))
     return Group(*parts)
+
+
+# ----------------------------------------------------------------------------------------- the page
+
+#: The smallest ratio that the ends of a drawn interval stand for.
+_LEAST_END = 1.1
+
+
+def comparison_page(table: ComparisonTable, threshold: float) -> str:
+    """Return the comparison as a self-contained HTML page.
+
+    Args:
+        table: the comparison.
+        threshold: share beyond which a slower case is a regression.
+    """
+    ratios = [case.comparison.ratio for case in table.cases if case.comparison.ratio > 0]
+    reach = 1.2 * max(abs(math.log(ratio)) for ratio in [_LEAST_END, *ratios])
+
+    def drawn(case: ComparedCase) -> Cell:
+        interval = case.comparison.interval
+        if interval is None:
+            return Cell("")
+        drawn_ratios = (interval.low, case.comparison.ratio, interval.high)
+        margin = (1 - table.margin, 1 + table.margin)
+        return Cell("", drawn=[_place(ratio, reach) for ratio in (*drawn_ratios, *margin)])
+
+    columns = list(case_columns(table))
+    about = (
+        f"ratio and interval from less to more time in B, up to {math.exp(reach):.2f};"
+        f" shaded is the margin of {100 * table.margin:g} %"
+    )
+    columns.insert(
+        4, Column("less \N{LEFTWARDS ARROW} B \N{RIGHTWARDS ARROW} more", drawn, about=about)
+    )
+    first, *others = map(str, answer(table))
+    details = [as_text(others), as_text(beyond(table, threshold))]
+    tone: Tone = "bad" if table.regressions_beyond(threshold) else ""
+    entries = [Entry("B relative to A", [first], details, tone=tone, is_lead=True)]
+    entries += [Entry("A", [name]) for name in table.names_a]
+    entries.append(Entry("B", [table.name_b]))
+    cases = Section("cases", "Cases", [str(finding) for finding in closing(table)])
+    if table.cases:
+        cases.tables = [tabulate(table.cases, columns, title="B over A")]
+    conditions = Section("conditions", "Conditions")
+    lines = []
+    for each in table.differences:
+        reason = each.reason
+        if each.is_of_cases:
+            reason += "; these cases get no verdict"
+        lines.append([each.name, each.text, reason])
+    if lines:
+        headings = ["condition", "A vs B", "why it should be alike"]
+        conditions.tables = [plain_table(headings, lines, title="Conditions that differ")]
+    if table.is_forced:
+        conditions.sentences = [str(Finding("compare_conditions"))]
+    names = [Path(name).name or name for name in (table.name_b, *table.names_a)]
+    page = Page(
+        title=f"{names[0]} compared with {' and '.join(names[1:])}",
+        subtitle="",
+        findings=entries,
+        facts={},
+        sections=[section for section in (cases, conditions) if section.has_content],
+        time="median over launches of the slowest rank's median, of training the median step",
+    )
+    return render(page)
+
+
+def _place(ratio: float, reach: float) -> float:
+    """Return the position of a ratio in a drawing of 200 units, clipped at its ends."""
+    share = math.log(ratio) / reach if ratio > 0 else -1.0
+    return round(100 * (1 + min(1.0, max(-1.0, share))), 1)
 
 
 # ------------------------------------------------------------------------------------- CSV and JSON
