@@ -305,7 +305,9 @@ class Coarse(GlobalClock):
 def make_session(control: Control, *, slice_s: float = ENDLESS_S, visits: int = 1) -> Session:
     """Return the state of a launch."""
     budget = replace(BUDGETS["quick"], visits=visits)
-    return Session(control=control, budget=budget, progress=Progress(), slice_s=slice_s)
+    session = Session(control=control, budget=budget, progress=Progress())
+    session.slice_s = slice_s  # also 0
+    return session
 
 
 @dataclass(frozen=True, kw_only=True)
