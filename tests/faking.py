@@ -23,7 +23,7 @@ from commbench.engine.sampling import settings_after
 from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock
 from commbench.engine.timing.loops import Call, Progress, Repetitions, Timer
-from commbench.engine.timing.sync import Synchroniser, SyncPlan
+from commbench.engine.timing.sync import Synchroniser
 from commbench.stats.budgets import BUDGETS, Budget
 
 #: Repetitions decide by themselves when to stop; time does not, however busy the machine is.
@@ -164,9 +164,9 @@ class FakeCommunicator(Communicator):
         """See `Communicator.transport`."""
         return "script"
 
-    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
         """Return a loop that draws its timestamps."""
-        return FakeTimer(self, Synchroniser(self._control, plan), progress)
+        return FakeTimer(self, sync, progress)
 
     def allocate(self, dtype: DataType, count: int) -> HostBuffer:
         """Return a buffer whose elements are one and the same."""
@@ -302,6 +302,14 @@ class Coarse(GlobalClock):
         type(self).compared += 1
 
 
+def make_session(control: Control, *, slice_s: float = ENDLESS_S, visits: int = 1) -> Session:
+    """Return the state of a launch."""
+    budget = replace(BUDGETS["quick"], visits=visits)
+    session = Session(control=control, budget=budget, progress=Progress())
+    session.slice_s = slice_s  # also 0
+    return session
+
+
 @dataclass(frozen=True, kw_only=True)
 class FakeRun:
     """The settings of a run."""
@@ -367,7 +375,7 @@ def make_late(monkeypatch: pytest.MonkeyPatch, which: Callable[[int, int], Any])
 
     def run(self: FakeTimer, calls: Sequence[Any], repetitions: int, batch: int) -> Repetitions:
         stamps = original(self, calls, repetitions, batch)
-        slack.append(self.sync.plan.slack_ns)
+        slack.append(self.sync.slack_ns)
         late = np.asarray(which(self._communicator.rank, repetitions), dtype=np.bool_)
         return replace(stamps, late=np.resize(late, repetitions))
 

@@ -47,7 +47,7 @@ from commbench.engine.sampling import Sampler
 from commbench.engine.session import Session
 from commbench.engine.setup import Prepared, prepare
 from commbench.engine.timing.loops import Call, Progress, Repetitions, Timer, quiet_interpreter
-from commbench.engine.timing.sync import TOLERATED_LATE, SyncPlan
+from commbench.engine.timing.sync import TOLERATED_LATE, Synchroniser
 from commbench.errors import CommbenchError, InputError, WrongDataError
 from commbench.launch.launchers import check_slots, choose_launcher, find_mpirun
 from commbench.launch.rank import leave
@@ -109,7 +109,7 @@ class CLoop:
     prepared: Prepared
     communicator: MpiCommunicator
     control: MpiControl
-    plan: SyncPlan
+    sync: Synchroniser
     library: ctypes.CDLL
 
     def run(self, repetitions: int, batch: int) -> Repetitions:
@@ -138,7 +138,7 @@ class CLoop:
         return CTask(
             control=MPI._addressof(self.control.comm),  # noqa: SLF001 - mpi4py's way to hand its objects to C
             measured=MPI._addressof(self.communicator._comm),  # noqa: SLF001 - as above; the one that native uses
-            slack_ns=self.plan.slack_ns,
+            slack_ns=self.sync.slack_ns,
             send=send.address if send else 0,
             receive=receive.address,
             count=receive.count,
@@ -156,19 +156,20 @@ def be_rank(options: argparse.Namespace) -> NoReturn:
 
     control = MpiControl()
     communicator = MpiCommunicator(control)
-    session = Session(control=control, budget=BUDGETS["standard"], progress=Progress())
+    budget = replace(BUDGETS["standard"], visits=1)
+    session = Session(control=control, budget=budget, progress=Progress())
     library = load_library(options.library)
     cases = {}
     for case in shuffled(SWEEP.cases(RANKS), 0, options.launch):
         session.check(case, communicator)
         native = session.timer(case, communicator)
         python = session.timer(replace(case, loop="python"), communicator)
-        prepared, plan = prepare(case, communicator), native.sync.plan
+        prepared = prepare(case, communicator)
         c = CLoop(
             prepared=prepared,
             communicator=communicator,
             control=control,
-            plan=plan,
+            sync=native.sync,
             library=library,
         )
         trial = Trial(prepared=prepared, session=session, c=c, native=native, python=python)
@@ -229,16 +230,9 @@ class Trial:
         calls, control = self.prepared.calls, self.session.control
         native, python = partial(self.native.run, calls), partial(self.python.run, calls)
         loops: dict[str, Loop] = {"c": self.c.run, "native": native, "python": python}
-        plans = {"c": self.c.plan, "native": self.native.sync.plan, "python": self.python.sync.plan}
+        syncs = {"c": self.c.sync, "native": self.native.sync, "python": self.python.sync}
         self._check_data(loops)
-        sampler = Sampler(
-            control=control,
-            timer=self.native,
-            calls=calls,
-            rule=self.session.rule,
-            slice_s=self.session.budget.slice_s,
-            reading_ns=self.session.reading_ns(self.native),
-        )
+        sampler = Sampler(session=self.session, timer=self.native, calls=calls)
         settled = sampler.warm_up(FixedSettings(**frozen) if frozen else None)
         settled = replace(settled, batch=options.batch or settled.batch)
         samples = {name: Samples(self.prepared.participants, spanning=True) for name in LOOPS}
@@ -248,7 +242,7 @@ class Trial:
                 gathered = control.gather(loops[name](options.chunk, settled.batch))
                 late = samples[name].add(gathered) if gathered else 0.0
                 if control.broadcast(late) > TOLERATED_LATE:
-                    plans[name].widen()
+                    syncs[name].handle_late_starts()
             if number and control.broadcast(time.monotonic() - begun > CASE_S):
                 break  # on a busy machine a repetition can take as long as the scheduler likes
         return self._describe(samples, settled)
@@ -276,7 +270,7 @@ class Trial:
             )
         return {
             "frozen": asdict(settled),
-            "slack_ns": self.native.sync.plan.slack_ns,
+            "slack_ns": self.native.sync.slack_ns,
             "repetitions": {name: samples[name].valid for name in LOOPS},
             "late_discarded": {name: samples[name].late for name in LOOPS},
             "time_us": {

@@ -77,7 +77,7 @@ def open_backend(backend: str, control: Control) -> Communicator:
         raise InputError(WITHOUT_MPI)
     if entry.uses_gpu:
         count_gpus(backend)
-    communicator: Communicator = _load(entry.communicator).connect(control)
+    communicator: Communicator = _load(entry.communicator)(control)
     return communicator
 
 

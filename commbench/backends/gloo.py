@@ -21,8 +21,7 @@ from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Buffer, Request
 from commbench.engine.communicator import HostCommunicator
 from commbench.engine.control import Control, gather_everywhere
-from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer
-from commbench.engine.timing.sync import Synchroniser, SyncPlan
+from commbench.engine.timing.loops import Call
 
 
 class GlooCommunicator(TorchCommunicator, HostCommunicator):
@@ -78,9 +77,13 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
         """
         if self.size == 1:
             return "self"
-        shares_host, spans_hosts = len(set(self._hosts)) < self.size, len(set(self._hosts)) > 1
-        names = [*(self._interfaces if spans_hosts else []), *(["lo"] if shares_host else [])]
-        return f"tcp/{'+'.join(names)}" if names else "tcp"
+        hosts = len(set(self._hosts))
+        interfaces: list[str] = []
+        if hosts > 1:
+            interfaces += self._interfaces
+        if hosts < self.size:
+            interfaces.append("lo")
+        return "/".join(filter(None, ("tcp", "+".join(interfaces))))
 
     @cached_property
     def _interfaces(self) -> list[str]:
@@ -99,10 +102,6 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
             if c.status == "ESTABLISHED"
         }
         return sorted(name for name in local_names if name and name != "lo")
-
-    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
-        """Return the Python loop."""
-        return PythonTimer(Synchroniser(self._control, plan, patient=True), progress)
 
     def local_calls(self) -> list[Call]:
         """Return dist.all_reduce of 8 bytes in a group of one."""

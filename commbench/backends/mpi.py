@@ -22,9 +22,9 @@ from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Request
 from commbench.engine.communicator import HostCommunicator
 from commbench.engine.control import gather_everywhere
-from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer, address_of
+from commbench.engine.timing.loops import Call, Progress, Timer, address_of
 from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls
-from commbench.engine.timing.sync import Synchroniser, SyncPlan
+from commbench.engine.timing.sync import Synchroniser
 from commbench.findings import UnsupportedError
 
 TAG = 7
@@ -123,28 +123,27 @@ class MpiCommunicator(HostCommunicator):
         """Return the component of Open MPI that carries a collective, e.g. ``coll/tuned``."""
         return algorithm_of(self._component, operation)
 
-    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
         """Return the native loop unless the Python loop is requested."""
-        sync = Synchroniser(self._control, plan)
         if loop == "python":
-            return PythonTimer(sync, progress)
-        return NativeTimer(sync, self._sync_calls(plan), progress)
+            return super().timer(loop, sync, progress)
+        return NativeTimer(sync, self._sync_calls(sync.method), progress)
 
-    def _sync_calls(self, plan: SyncPlan) -> SyncCalls:
+    def _sync_calls(self, method: str) -> SyncCalls:
         handle, instant = _c_handle(self._control.comm), self._control.instant
         broadcast = self._c_call(
             "MPI_Bcast", instant.ctypes.data, 1, _c_handle(MPI.INT64_T), 0, handle
         )
         barrier = [self._c_call("MPI_Barrier", handle)]
-        if plan.method == "barrier":
+        if method == "barrier":
             # of the operation's communicator, as in OSU and IMB: its memory is in the cache
             barrier = [self._c_call("MPI_Barrier", self._handle)]
-        if plan.method == "dissemination":
+        if method == "dissemination":
             barrier = [
                 self._c_exchange(distance, handle)
                 for distance in (1 << i for i in range((self._control.size - 1).bit_length()))
             ]
-        assert plan.method in METHODS  # noqa: S101 - choose_method yields nothing else
+        assert method in METHODS  # noqa: S101 - choose_method yields nothing else
         return SyncCalls(barrier=barrier, broadcast=[broadcast], instant=instant)
 
     def _c_exchange(self, distance: int, comm: int) -> tuple[int, ...]:

@@ -118,8 +118,6 @@ class MpiControl:
             (self.start.on_host, self.start.off_host)
         )
         self._spec = [self.instant, 1, MPI.INT64_T]
-        self._int_buffer = np.zeros(1, dtype=np.int64)
-        self._int_spec = [self._int_buffer, 1, MPI.INT64_T]
         self._empty = [np.zeros(0, dtype=np.int8), 0, MPI.BYTE]
 
     def gather(self, value: T) -> list[T] | None:
@@ -153,13 +151,13 @@ class MpiControl:
 
     def send_int(self, value: int, target: int) -> None:
         """Send an integer."""
-        self._int_buffer[0] = value
-        self.comm.Send(self._int_spec, target, _INT_TAG)
+        self.instant[0] = value
+        self.comm.Send(self._spec, target, _INT_TAG)
 
     def receive_int(self, source: int) -> int:
         """Receive an integer."""
-        self.comm.Recv(self._int_spec, source, _INT_TAG)
-        return int(self._int_buffer[0])
+        self.comm.Recv(self._spec, source, _INT_TAG)
+        return int(self.instant[0])
 
     def library(self) -> str:
         """Return the library's own name and version, e.g. ``Open MPI v5.0.11``."""

@@ -22,7 +22,7 @@ from commbench.collectives.primitives import Request
 from commbench.engine.communicator import STALE, HostBuffer
 from commbench.engine.control import Control
 from commbench.engine.timing.loops import Call, Progress, Timer
-from commbench.engine.timing.sync import SyncPlan
+from commbench.engine.timing.sync import Synchroniser
 from commbench.errors import InputError
 
 
@@ -83,9 +83,9 @@ class DeviceMpiCommunicator(CupyMemory):
         """Return the carrier's algorithm."""
         return self._carrier.algorithm(operation)
 
-    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
         """Return the carrier's timer on the host: an operation ends when MPI's function returns."""
-        return self._carrier.timer(self.loops[0] if loop == "auto" else loop, plan, progress)
+        return self._carrier.timer(self.loops[0] if loop == "auto" else loop, sync, progress)
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:
         """Return the carrier's offset."""
@@ -204,10 +204,8 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
 
     def _copy(self, buffer: StagedBuffer, *, to_host: bool) -> Callable[[], object]:
         runtime = cupy.cuda.runtime
-        target, source = (
-            (buffer.host.address, buffer.address)
-            if to_host
-            else (buffer.address, buffer.host.address)
-        )
-        kind = runtime.memcpyDeviceToHost if to_host else runtime.memcpyHostToDevice
-        return partial(runtime.memcpyAsync, target, source, buffer.nbytes, kind, self._stream.ptr)
+        ends, kind = [buffer.address, buffer.host.address], runtime.memcpyHostToDevice
+        if to_host:
+            ends.reverse()
+            kind = runtime.memcpyDeviceToHost
+        return partial(runtime.memcpyAsync, *ends, buffer.nbytes, kind, self._stream.ptr)

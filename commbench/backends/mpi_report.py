@@ -24,6 +24,8 @@ T = TypeVar("T")
 #: The variable with the verbosity of Open MPI's collective components; if it is set already, we
 #: leave it unchanged.
 VERBOSE = "OMPI_MCA_coll_base_verbose"
+#: The variable in which Open MPI's launchers tell a process its rank.
+_RANK = "OMPI_COMM_WORLD_RANK"
 #: A verbosity at which the components open output streams; its unusual value identifies these
 #: streams.
 _OPENING_LEVEL = 7
@@ -87,9 +89,11 @@ class ComponentQuery:
         """Capture the components' text while MPI is initialised inside, and forward other text to
         stderr.
 
-        A grep process forwards it, because grep survives if MPI_Init ends this process.
+        A grep process forwards it, because grep survives if MPI_Init ends this process. Ranks
+        other than 0, whose components nobody records, start without.
         """
-        if VERBOSE in os.environ or not self._can_be_quiet:
+        is_first = os.environ.get(_RANK, "0") == "0"
+        if VERBOSE in os.environ or not is_first or not self._can_be_quiet:
             yield
             return
         with subprocess.Popen(

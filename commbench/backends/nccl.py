@@ -213,10 +213,6 @@ class NcclCommunicator(NcclBase, CupyMemory):
         """See `DeviceClock.has_happened`."""
         return bool(event.done)
 
-    def wait(self, event: Any) -> None:  # noqa: ANN401 - cupy's
-        """See `DeviceClock.wait`."""
-        event.synchronize()
-
     def elapsed_ns(self, first: Any, last: Any) -> float:  # noqa: ANN401 - cupy's
         """See `DeviceClock.elapsed_ns`."""
         return 1e6 * float(cupy.cuda.get_elapsed_time(first, last))

@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from commbench.collectives.algorithms import AUTO, COPY, SYMMETRIC, Choice
 from commbench.collectives.operations import OPERATIONS
@@ -21,7 +22,7 @@ from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.timing.device import DeviceClock, EventTimer
 from commbench.engine.timing.loops import Progress, Timer
-from commbench.engine.timing.sync import Synchroniser, SyncPlan
+from commbench.engine.timing.sync import Synchroniser
 from commbench.findings import UnsupportedError
 
 #: E.g. ``Channel 00/02 : 0[0] -> 1[1] via P2P/CUMEM``; after NET follow the network and the
@@ -367,6 +368,10 @@ class NcclBase(Communicator, DeviceClock):
         """
         return any(gather_everywhere(self._control, self.failed))
 
-    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
+    def wait(self, event: Any) -> None:  # noqa: ANN401 - cupy's or torch's
+        """See `DeviceClock.wait`."""
+        event.synchronize()
+
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
         """Return the timer that records events on the stream of the operations."""
-        return EventTimer(Synchroniser(self._control, plan, patient=True), self, progress)
+        return EventTimer(sync, self, progress)

@@ -196,8 +196,7 @@ class TorchControl:
             _rendezvous()
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        self._instant = torch.zeros(1, dtype=torch.int64)
-        self._int_buffer = torch.zeros(1, dtype=torch.int64)
+        self._integer = torch.zeros(1, dtype=torch.int64)
         self._token = torch.zeros(1, dtype=torch.int8)
         self._inbox = torch.zeros(1, dtype=torch.int8)
 
@@ -215,9 +214,9 @@ class TorchControl:
 
     def broadcast_int(self, value: int, *, patient: bool = False) -> int:  # noqa: ARG002 - Gloo blocks anyway
         """Return rank 0's integer."""
-        self._instant[0] = value
-        dist.broadcast(self._instant, 0)
-        return int(self._instant[0])
+        self._integer[0] = value
+        dist.broadcast(self._integer, 0)
+        return int(self._integer[0])
 
     def barrier(self, *, patient: bool = False) -> None:  # noqa: ARG002 - Gloo blocks anyway
         """Wait for all ranks."""
@@ -232,13 +231,13 @@ class TorchControl:
 
     def send_int(self, value: int, target: int) -> None:
         """Send an integer."""
-        self._int_buffer[0] = value
-        dist.send(self._int_buffer, target)
+        self._integer[0] = value
+        dist.send(self._integer, target)
 
     def receive_int(self, source: int) -> int:
         """Receive an integer."""
-        dist.recv(self._int_buffer, source)
-        return int(self._int_buffer[0])
+        dist.recv(self._integer, source)
+        return int(self._integer[0])
 
     def abort(self, code: int) -> None:
         """Exit at once; torchrun then ends the other ranks."""

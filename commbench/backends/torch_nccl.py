@@ -30,7 +30,7 @@ from commbench.backends.torch_calls import (
 from commbench.backends.torch_control import TIMEOUT, join_world, leave_world
 from commbench.collectives.algorithms import Choice
 from commbench.collectives.cases import REGISTERED
-from commbench.collectives.datatypes import Content, DataType, Raw
+from commbench.collectives.datatypes import Content, DataType
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Buffer
 from commbench.engine.communicator import STALE
@@ -150,10 +150,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         """See `DeviceClock.has_happened`."""
         return bool(event.query())
 
-    def wait(self, event: Any) -> None:  # noqa: ANN401 - torch's
-        """See `DeviceClock.wait`."""
-        event.synchronize()
-
     def elapsed_ns(self, first: Any, last: Any) -> float:  # noqa: ANN401 - torch's
         """See `DeviceClock.elapsed_ns`."""
         return 1e6 * float(first.elapsed_time(last))
@@ -258,8 +254,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
     def write(self, buffer: TensorBuffer, content: Content) -> None:
         """See `Communicator.write`."""
         with self._room_for(buffer.nbytes):
-            for offset, count, tile in content.runs:
-                buffer.memory[offset : offset + count] = self._repeated(tile, content.dtype, count)
+            self._moved(content).write(buffer.memory)
         self.complete()
 
     def poison(self, buffer: TensorBuffer) -> None:
@@ -269,23 +264,11 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
     def count_wrong(self, buffer: TensorBuffer, content: Content) -> int:
         """See `Communicator.count_wrong`; the device compares."""
         with self._room_for(buffer.nbytes):
-            return sum(
-                self._wrong_in(buffer.memory[offset : offset + count], tile, content)
-                for offset, count, tile in content.runs
-            )
+            return self._moved(content).count_wrong(buffer.memory)
 
-    def _wrong_in(self, result: torch.Tensor, tile: Raw, content: Content) -> int:
-        expected = self._repeated(tile, content.dtype, len(result))
-        if content.tolerance:
-            exact = expected.double()
-            right = (result.double() - exact).abs() <= content.tolerance * exact.abs()
-        else:
-            right = result == expected
-        return len(result) - int(right.sum())
-
-    def _repeated(self, tile: Raw, dtype: DataType, count: int) -> torch.Tensor:
-        """Return ``count`` elements of a repeated tile, on the device."""
-        return as_tensor(tile, dtype).to(self._torch_device).repeat(-(-count // len(tile)))[:count]
+    def _moved(self, content: Content) -> Content:
+        """Return the content with its tiles as tensors on the device."""
+        return content.moved(lambda tile: as_tensor(tile, content.dtype).to(self._torch_device))
 
     def cache_bytes(self) -> int:
         """Return the size of the GPU's L2 cache."""
@@ -313,10 +296,8 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
 
     def post(self, receives: Tensors, sends: Tensors) -> list[Any]:
         """Post all messages in one group of NCCL; without a group they run one after the other."""
-        operations = [
-            dist.P2POp(dist.irecv, tensor, other, self._group) for tensor, other in receives
-        ]
-        operations += [
-            dist.P2POp(dist.isend, tensor, other, self._group) for tensor, other in sends
-        ]
+        operations = []
+        for function, tensors in ((dist.irecv, receives), (dist.isend, sends)):
+            for tensor, other in tensors:
+                operations.append(dist.P2POp(function, tensor, other, self._group))
         return list(dist.batch_isend_irecv(operations))

@@ -16,18 +16,21 @@ AUTO = "auto"
 #: memory.
 COPY, SYMMETRIC = "copy", "symmetric/"
 
-_CHANNELS = re.compile(r"(?P<number>[1-9]\d*)ch")
+_CHOICE = re.compile(
+    rf"(?=.)(?:(?P<algorithm>{'|'.join(ALGORITHMS)})(?:/(?!$)|$))?"
+    rf"(?:(?P<protocol>{'|'.join(PROTOCOLS)})(?:/(?!$)|$))?(?:(?P<channels>[1-9]\d*)ch)?"
+)
 #: Algorithms and kernels that reduce and multicast in NVSwitches, which NCCL calls NVLS.
 _BY_SWITCH = re.compile(rf"nvls|{SYMMETRIC}\w*mc")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A requested algorithm; an empty field or None leaves the choice to the library."""
+    """A requested algorithm; an empty field or 0 leaves the choice to the library."""
 
     algorithm: str = ""
     protocol: str = ""
-    channels: int | None = None
+    channels: int = 0
     """Number of channels (thread blocks)."""
 
     @classmethod
@@ -39,21 +42,15 @@ class Choice:
         """
         if text == AUTO:
             return cls()
-        rest = text.lower().split("/")
-        algorithm = rest.pop(0) if rest and rest[0] in ALGORITHMS else ""
-        protocol = rest.pop(0) if rest and rest[0] in PROTOCOLS else ""
-        channels = _CHANNELS.fullmatch(rest[0]) if rest else None
-        if len(rest) > bool(channels):
+        match = _CHOICE.fullmatch(text.lower())
+        if match is None:
             raise InputError(
                 f"Algorithm {text!r} is not understood; write {AUTO}, or any of"
                 f" {', '.join(ALGORITHMS)}, then {', '.join(PROTOCOLS)}, then a number of channels,"
                 " with / between, e.g. tree, ring/ll128 or ring/8ch."
             )
-        return cls(
-            algorithm=algorithm,
-            protocol=protocol,
-            channels=int(channels["number"]) if channels else None,
-        )
+        algorithm, protocol, channels = match.groups(default="")
+        return cls(algorithm=algorithm, protocol=protocol, channels=int(channels or 0))
 
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
@@ -66,11 +63,8 @@ class Choice:
 
         NCCL reads them when it creates a communicator.
         """
-        return {
-            name: value
-            for name, value in (("NCCL_ALGO", self.algorithm), ("NCCL_PROTO", self.protocol))
-            if value
-        }
+        variables = {"NCCL_ALGO": self.algorithm, "NCCL_PROTO": self.protocol}
+        return {name: value for name, value in variables.items() if value}
 
 
 def transport_by(algorithm: str, transport: str) -> str:

@@ -34,7 +34,13 @@ T = TypeVar("T")
 
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
 LOOPS = ("auto", "native", "python", "event")
-IN_PLACE = ("default", "in", "out", "both")
+#: The forms of ``--in-place``; None: the operation's default.
+_PLACES: Mapping[str, tuple[bool | None, ...]] = {
+    "default": (None,),
+    "in": (True,),
+    "out": (False,),
+    "both": (False, True),
+}
 MODES = ("isolated", "pipelined", "graph", "persistent")
 #: Kinds of buffers that are registered with NCCL and need no copy; symmetric ones have the same
 #: offset on each rank.
@@ -119,9 +125,13 @@ class Case:
         """One of `MODES`: ``pipelined`` without synchronisation, except for graphs and persistent
         requests.
         """
-        if self.graph or self.persistent:
-            return "graph" if self.graph else "persistent"
-        return "pipelined" if self.sync == "none" else "isolated"
+        if self.graph:
+            return "graph"
+        if self.persistent:
+            return "persistent"
+        if self.sync == "none":
+            return "pipelined"
+        return "isolated"
 
     def __str__(self) -> str:
         """Name the case by the fields that differ from the defaults."""
@@ -131,11 +141,11 @@ class Case:
             words.append(self.dtype)
         if self.redop:
             words.append(self.redop)
-        if (
-            self.in_place is not None
-            and self.in_place != OPERATIONS[self.operation].default_in_place
-        ):
-            words.append("in place" if self.in_place else "out of place")
+        is_usually_in_place = OPERATIONS[self.operation].default_in_place
+        if self.in_place and not is_usually_in_place:
+            words.append("in place")
+        elif self.in_place is False and is_usually_in_place:
+            words.append("out of place")
         for name, (default, phrase) in _PHRASES.items():
             value = getattr(self, name)
             if value and value != default:
@@ -211,10 +221,10 @@ class Sweep:
     in_place: str = option(
         "default",
         "--in-place",
-        choices=("in_place value", IN_PLACE),
+        choices=("in_place value", tuple(_PLACES)),
         metavar="WHICH",
         about=(
-            f"Whether send and receive buffer are the same: {join_names(IN_PLACE)}. By default"
+            f"Whether send and receive buffer are the same: {join_names(_PLACES)}. By default"
             " all_reduce and reduce are in place, the other operations are not."
         ),
     )
@@ -362,9 +372,8 @@ class Sweep:
                     unique[replace(case, world_size=None)] = None
                 else:
                     unique[case] = None
-        return [replace(case, env=env) for env in parse_env(self.env) for case in unique] or list(
-            unique
-        )
+        envs = parse_env(self.env) or [""]
+        return [replace(case, env=env) for env in envs for case in unique]
 
     def _cases(self, world_size: int) -> Iterable[Case]:
         """Yield the cases on ``world_size`` ranks; each case states that number."""
@@ -385,47 +394,43 @@ class Sweep:
             "algorithm": self.algorithms,
             "root": self.roots,
             "message_bytes": self.sizes,
+            "in_place": _PLACES[self.in_place],
+            "cadence": self.cadences or ("",),
+            "buffers": self.buffers,
         }
         for values in itertools.product(*axes.values()):
-            fields: dict[str, Any] = dict(zip(axes, values, strict=True))
-            requested = Case(**fields, loop=self.loop, world_size=world_size)
-            yield from self._variants(requested)
+            yield self._fitting(dict(zip(axes, values, strict=True)), world_size)
 
-    def _variants(self, requested: Case) -> Iterable[Case]:
-        """Yield the case in each form, cadence and kind of buffers, without the axes that the
-        operation lacks.
-        """
-        world_size = requested.world_size or 1
-        operation = _entry(requested.operation, requested.pattern, world_size)
-        places: tuple[bool | None, ...] = (None,)
-        if operation.has_in_place:
-            places = {
-                "default": (operation.default_in_place,),
-                "in": (True,),
-                "out": (False,),
-                "both": (False, True),
-            }[self.in_place]
-        shares = shares_of(requested.pattern, world_size)
-        itemsize = find_dtype(str(requested.dtype)).itemsize
-        reduced = replace(
-            requested,
-            message_bytes=true_message_bytes(operation, requested.message_bytes, itemsize, shares),
-            dtype=requested.dtype if operation.moves_data else None,
-            redop=requested.redop if operation.reduces else None,
-            root=requested.root if operation.rooted else None,
-            algorithm=requested.algorithm if operation.has_nccl_algorithms else AUTO,
+    def _fitting(self, fields: dict[str, Any], world_size: int) -> Case:
+        """Return the case without the axes that its operation lacks."""
+        cadence, sync = fields.pop("cadence"), self.sync
+        if cadence == "pipelined":
+            sync = "none"
+        operation = _entry(fields["operation"], fields["pattern"], world_size)
+        shares = shares_of(fields["pattern"], world_size)
+        fields["message_bytes"] = true_message_bytes(
+            operation, fields["message_bytes"], find_dtype(fields["dtype"]).itemsize, shares
         )
-        for in_place, cadence, buffers in itertools.product(
-            places, self.cadences or ("",), self.buffers
-        ):
-            yield replace(
-                reduced,
-                in_place=in_place,
-                sync="none" if cadence == "pipelined" else self.sync,
-                graph=cadence == "graph",
-                persistent=cadence == "persistent",
-                buffers=buffers if operation.moves_data else "hot",
-            )
+        if not operation.has_in_place:
+            fields["in_place"] = None
+        elif fields["in_place"] is None:
+            fields["in_place"] = operation.default_in_place
+        if not operation.moves_data:
+            fields |= {"dtype": None, "buffers": "hot"}
+        if not operation.reduces:
+            fields["redop"] = None
+        if not operation.rooted:
+            fields["root"] = None
+        if not operation.has_nccl_algorithms:
+            fields["algorithm"] = AUTO
+        return Case(
+            **fields,
+            loop=self.loop,
+            sync=sync,
+            graph=cadence == "graph",
+            persistent=cadence == "persistent",
+            world_size=world_size,
+        )
 
 
 def _entry(operation: str, pattern: str, world_size: int) -> Operation:

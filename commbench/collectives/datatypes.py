@@ -8,7 +8,7 @@ a block, swapping two ranks or shifting by any power of two changes the content.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -56,8 +56,10 @@ class DataType:
             return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         return values.astype(self.storage)
 
-    def decode(self, raw: Raw) -> Values:
+    def decode(self, raw: Any) -> Any:  # noqa: ANN401 - arrays, or tensors
         """Return values as float64, shape of ``raw``."""
+        if hasattr(raw, "double"):  # a tensor, which knows its type
+            return raw.double()
         if self.name == "bfloat16":
             return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         return raw.astype(np.float64)
@@ -120,35 +122,30 @@ class Content:
             self, runs=[(offset, count, move(tile)) for offset, count, tile in self.runs]
         )
 
-    def write(self, memory: Raw) -> None:
-        """Fill ``memory``, a one-dimensional raw array."""
+    def write(self, memory: Any) -> None:  # noqa: ANN401 - numpy's, cupy's or torch's
+        """Fill ``memory``, a one-dimensional raw array, or a tensor if the tiles are."""
         for offset, count, tile in self.runs:
             part = memory[offset : offset + count]
             whole = count // TILE * TILE
             part[:whole].reshape(-1, TILE)[:] = tile
             part[whole:] = tile[: count - whole]
 
-    def count_wrong(self, memory: Raw) -> int:
+    def count_wrong(self, memory: Any) -> int:  # noqa: ANN401 - as `write`
         """Return the number of elements of ``memory`` that differ from the content."""
-        return sum(
-            self._wrong_in(memory[offset : offset + count], tile)
-            for offset, count, tile in self.runs
-        )
+        wrong = 0
+        for offset, count, tile in self.runs:
+            part = memory[offset : offset + count]
+            whole = len(part) // TILE * TILE
+            wrong += self._differ(part[:whole].reshape(-1, TILE), tile)
+            wrong += self._differ(part[whole:], tile[: len(part) - whole])
+        return wrong
 
-    def _wrong_in(self, part: Raw, tile: Raw) -> int:
-        whole = part.size // TILE * TILE
-        return self._differ(part[:whole].reshape(-1, TILE), tile) + self._differ(
-            part[whole:], tile[: part.size - whole]
-        )
-
-    def _differ(self, actual: Raw, expected: Raw) -> int:
-        if not self.tolerance:
-            return int(np.count_nonzero(actual != expected))
-        expected_values = self.dtype.decode(expected)
-        close = np.abs(self.dtype.decode(actual) - expected_values) <= self.tolerance * np.abs(
-            expected_values
-        )
-        return int(close.size - np.count_nonzero(close))
+    def _differ(self, actual: Any, expected: Any) -> int:  # noqa: ANN401 - as `write`
+        differs = actual != expected
+        if self.tolerance:
+            exact = self.dtype.decode(expected)
+            differs = ~(abs(self.dtype.decode(actual) - exact) <= self.tolerance * abs(exact))
+        return int(differs.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,16 +173,16 @@ class KnownData:
 
     def answer(self, spans: Sequence[Span]) -> Content:
         """Return the content of a receive buffer after the operation."""
-        power_of_two = self.size & (self.size - 1) == 0
-        inexact = self.redop == "avg" and not power_of_two
-        return self._content(spans, tolerance=2 * self.dtype.epsilon if inexact else 0.0)
+        tolerance = 0.0
+        if self.redop == "avg" and self.size & (self.size - 1):  # no power of two
+            tolerance = 2 * self.dtype.epsilon
+        return self._content(spans, tolerance)
 
     def neutral(self, count: int) -> Content:
         """Return ``count`` elements that any number of in-place reductions leave unchanged, for
         timed loops.
         """
-        value = NEUTRAL[self.redop] if self.redop else 0
-        tile = self.dtype.encode(np.full(TILE, float(value)))
+        tile = self.dtype.encode(np.full(TILE, float(NEUTRAL[self.redop or "sum"])))
         return Content(runs=[(0, count, tile)], dtype=self.dtype)
 
     def cancelling(self, spans: Sequence[Span]) -> Content:
@@ -197,10 +194,9 @@ class KnownData:
         therefore holds the neutral element. With fewer than two other ranks all elements are
         neutral.
         """
-        runs = [
-            (span.offset, span.count, self.dtype.encode(self._cancelling_tile(span)))
-            for span in spans
-        ]
+        runs = []
+        for span in spans:
+            runs.append((span.offset, span.count, self.dtype.encode(self._cancelling_tile(span))))
         return Content(runs=runs, dtype=self.dtype)
 
     def _cancelling_tile(self, span: Span) -> Values:
@@ -209,14 +205,17 @@ class KnownData:
         if rank == span.target or others < 2:  # noqa: PLR2004 - a pair
             return neutral
         distance = (rank - (rank > span.target) - _first_contributor(others)) % others
-        values = np.full(TILE, -1.0) if self.redop == "prod" else _moved_tile(0, 0)
-        inverse = 1 / values if self.redop == "prod" else -values
+        values = _moved_tile(0, 0)
+        inverse = -values
+        if self.redop == "prod":
+            values = inverse = np.full(TILE, -1.0)
         return np.where(distance == 0, values, np.where(distance == 1, inverse, neutral))
 
     def _content(self, spans: Sequence[Span], tolerance: float = 0.0) -> Content:
-        runs = [
-            (s.offset, s.count, np.roll(self.dtype.encode(self._tile(s)), -s.start)) for s in spans
-        ]
+        runs = []
+        for span in spans:
+            tile = np.roll(self.dtype.encode(self._tile(span)), -span.start)
+            runs.append((span.offset, span.count, tile))
         return Content(runs=runs, dtype=self.dtype, tolerance=tolerance)
 
     def _tile(self, span: Span) -> Values:
@@ -250,32 +249,26 @@ def _first_contributor(size: int) -> NDArray[np.int64]:
     return (_hash(2) % size).astype(np.int64)
 
 
-def _contribution(redop: str, size: int, rank: int) -> Values:
+@lru_cache(maxsize=64)
+def _contribution_tile(redop: str, size: int, rank: int) -> Values:
     """Return the contribution of ``rank``: sums of 8 stay within 8 * 13 = 104, products of 6
     within 2**6.
 
     For an average one rank contributes ``size`` times 1, 2, 4 or 8.
     """
     bits = _hash(3, rank)
-    if redop == "avg":
-        return np.asarray(size * 2.0 ** (bits % 4), dtype=np.float64)
-    if redop == "prod":
-        return np.where(bits % 2, 2.0, -1.0)
-    values = bits % VALUES
+    values = (bits % VALUES).astype(np.float64)
     if redop == "sum":
-        values = bits % 13 + 1
-    return values.astype(np.float64)
-
-
-@lru_cache(maxsize=64)
-def _contribution_tile(redop: str, size: int, rank: int) -> Values:
+        values = bits % 13 + 1.0
+    elif redop == "prod":
+        values = np.where(bits % 2, 2.0, -1.0)
+    elif redop == "avg":
+        values = size * 2.0 ** (bits % 4)
     distance = (rank - _first_contributor(size)) % size
-    return np.where(
-        distance < CONTRIBUTORS[redop], _contribution(redop, size, rank), float(NEUTRAL[redop])
-    )
+    return np.where(distance < CONTRIBUTORS[redop], values, float(NEUTRAL[redop]))
 
 
-_FOLD: dict[str, np.ufunc] = {
+_FOLD: Mapping[str, np.ufunc] = {
     "sum": np.add,
     "min": np.minimum,
     "max": np.maximum,
@@ -286,16 +279,10 @@ _FOLD: dict[str, np.ufunc] = {
 
 @lru_cache(maxsize=64)
 def _reduced_tile(redop: str, size: int) -> Values:
-    """Return the reduction over all ranks, of which few contribute to an element."""
-    first = _first_contributor(size)
+    """Return the reduction over all ranks."""
     result: Values = np.full(TILE, float(NEUTRAL[redop]))
-    for step in range(min(size, CONTRIBUTORS[redop])):
-        ranks = (first + step) % size
-        values = np.empty(TILE)
-        for rank in np.unique(ranks):
-            is_contribution = ranks == rank
-            values[is_contribution] = _contribution(redop, size, int(rank))[is_contribution]
-        result = _FOLD[redop](result, values)
+    for rank in range(size):
+        result = _FOLD[redop](result, _contribution_tile(redop, size, rank))
     if redop == "avg":
         return result / size
     return result

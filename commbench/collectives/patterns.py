@@ -35,10 +35,28 @@ PATTERNS = {
     ),
     "matrix": "every ordered pair of ranks, in rounds of disjoint pairs; point to point only",
 }
-_COUNTED = re.compile(r"(split|stride):([1-9][0-9]{0,5})")
-_LISTED = re.compile(r"ranks:(\d{1,6}(?:-\d{1,6})?(?:\+\d{1,6}(?:-\d{1,6})?)*)")
+_NUMBERED = re.compile(
+    r"(?P<form>split|stride):(?P<count>[1-9]\d{0,5})"
+    r"|ranks:(?P<list>\d{1,6}(?:-\d{1,6})?(?:\+\d{1,6}(?:-\d{1,6})?)*)"
+)
 #: Patterns in which all ranks are one group.
 _WHOLE = frozenset({"flat", "ring", "fan-in", "fan-out", "hierarchical", "matrix"})
+
+
+def _parse(pattern: str) -> tuple[str, int, Group]:
+    """Return the form of a pattern, with the number or the ranks that it states.
+
+    Forms are ``split``, ``stride`` and ``ranks``; any other pattern is a form of its own.
+    """
+    match = _NUMBERED.fullmatch(pattern)
+    if match is None:
+        return pattern, 0, ()
+    if match["form"]:
+        return match["form"], int(match["count"]), ()
+    listed: list[int] = []
+    for part in match["list"].split("+"):
+        listed += ranks_of(part)
+    return "ranks", 0, tuple(listed)
 
 
 def check_pattern(pattern: str, world_size: int | None = None) -> None:
@@ -48,16 +66,16 @@ def check_pattern(pattern: str, world_size: int | None = None) -> None:
         InputError: the pattern is unknown (the message lists all), or the number of ranks does not
             fit.
     """
-    counted_form, listed = _COUNTED.fullmatch(pattern), listed_ranks(pattern)
-    if listed is not None:
+    form, count, listed = _parse(pattern)
+    if form == "ranks":
         _check_listed(pattern, listed, world_size)
-    elif not counted_form and (pattern not in PATTERNS or pattern.endswith((":K", ":LIST"))):
+    elif not count and (pattern not in PATTERNS or pattern.endswith((":K", ":LIST"))):
         raise unknown_choice(
             "pattern", pattern, PATTERNS, ", where K is a number of ranks and LIST lists ranks"
         )
-    if counted_form and world_size is not None and world_size % int(counted_form[2]):
+    if count and world_size is not None and world_size % count:
         raise InputError(
-            f"Pattern {pattern} needs a multiple of {counted_form[2]} ranks and this run has"
+            f"Pattern {pattern} needs a multiple of {count} ranks and this run has"
             f" {world_size}; choose another K or another number of ranks."
         )
 
@@ -77,12 +95,6 @@ def _check_listed(pattern: str, listed: Group, world_size: int | None) -> None:
         )
 
 
-def listed_ranks(pattern: str) -> Group | None:
-    """Return the ranks of a pattern ``ranks:LIST``; None for another pattern."""
-    match = _LISTED.fullmatch(pattern)
-    return tuple(rank for part in match[1].split("+") for rank in ranks_of(part)) if match else None
-
-
 def makes_groups(pattern: str) -> bool:
     """Return whether a pattern divides the ranks into groups, each of which is reported."""
     return pattern not in _WHOLE
@@ -95,18 +107,16 @@ def shares_of(pattern: str, world_size: int) -> int:
     The group sizes of ``node`` and ``cross`` depend on the hosts. Sizes that differ after rounding
     up for all ranks still differ after rounding up for a group.
     """
-    counted_form = _COUNTED.fullmatch(pattern)
-    if counted_form:
-        return (
-            int(counted_form[2])
-            if counted_form[1] == "split"
-            else max(1, world_size // int(counted_form[2]))
-        )
-    if listed := listed_ranks(pattern):
+    form, count, listed = _parse(pattern)
+    if form == "split":
+        return count
+    if form == "stride":
+        return max(1, world_size // count)
+    if form == "ranks":
         return len(listed)
-    return (
-        min(2, world_size) if pattern == "bisection" or pattern.startswith("pairs:") else world_size
-    )
+    if form == "bisection" or form.startswith("pairs:"):
+        return min(2, world_size)
+    return world_size
 
 
 def pattern_order(pattern: str) -> tuple[int, int, str]:
@@ -134,39 +144,46 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
     Raises:
         UnsupportedError: the placement of the ranks on hosts yields no such group.
     """
-    ranks = tuple(range(len(hosts)))
+    form, count, listed = _parse(pattern)
     if not makes_groups(pattern):
-        return (ranks,)
-    if listed := listed_ranks(pattern):
+        return (tuple(range(len(hosts))),)
+    if form == "ranks":
         return (listed,)
-    counted_form = _COUNTED.fullmatch(pattern)
-    if counted_form:
-        count = int(counted_form[2])
-        neighbours = [ranks[i : i + count] for i in range(0, len(ranks), count)]
-        divided = (
-            neighbours if counted_form[1] == "split" else [ranks[i::count] for i in range(count)]
-        )
-    elif pattern == "node":
-        divided = _by_host(hosts)
-    elif pattern == "cross":
-        divided = _rails(_by_host(hosts))
-    elif pattern == "pairs:intra":
-        divided = [host[i : i + 2] for host in _by_host(hosts) for i in range(0, len(host) - 1, 2)]
-    elif pattern == "pairs:inter":
-        by_host = _by_host(hosts)
-        host_pairs = zip(by_host[::2], by_host[1::2], strict=False)
-        divided = [
-            pair for first, second in host_pairs for pair in zip(first, second, strict=False)
-        ]
-    else:
-        ordered = [rank for host in _by_host(hosts) for rank in host]
-        half = len(ordered) // 2
-        divided = list(zip(ordered[:half], ordered[len(ordered) - half :], strict=True))
+    divided = _divide(form, count, hosts)
     groups = tuple(sorted(tuple(sorted(group)) for group in divided if len(group) > 1))
     if not groups:
         ranks_there, hosts_there = counted(len(hosts), "rank"), counted(len(set(hosts)), "host")
         placement = f"{ranks_there} on {hosts_there}"
         raise UnsupportedError("no_group", pattern=pattern, placement=placement)
+    return groups
+
+
+def _divide(form: str, count: int, hosts: Sequence[str]) -> list[Group]:
+    """Return the groups of a form that makes groups, among them groups of one rank."""
+    ranks = tuple(range(len(hosts)))
+    by_host = [
+        tuple(rank for rank in ranks if hosts[rank] == host) for host in dict.fromkeys(hosts)
+    ]
+    if form == "split":
+        return [ranks[i : i + count] for i in range(0, len(ranks), count)]
+    if form == "stride":
+        return [ranks[i::count] for i in range(count)]
+    if form == "node":
+        return by_host
+    groups: list[Group] = []
+    if form == "cross":  # the i-th rank of each host that has so many
+        for i in range(max(map(len, by_host))):
+            groups.append(tuple(host[i] for host in by_host if i < len(host)))
+    elif form == "pairs:intra":
+        for host in by_host:
+            groups += [host[i : i + 2] for i in range(0, len(host), 2)]
+    elif form == "pairs:inter":
+        for first, second in zip(by_host[::2], by_host[1::2], strict=False):
+            groups += zip(first, second, strict=False)
+    else:
+        ordered = [rank for of_host in by_host for rank in of_host]
+        half = len(ordered) // 2
+        groups += zip(ordered[:half], ordered[len(ordered) - half :], strict=True)
     return groups
 
 
@@ -186,7 +203,9 @@ def rounds_of(size: int) -> list[list[Pair]]:
         line = [0, *circle[step:], *circle[:step]]
         pairs = zip(line[: even // 2], reversed(line[even // 2 :]), strict=True)
         real = [(first, second) for first, second in pairs if max(first, second) < size]
-        rounds.append([(second, first) for first, second in real] if step % 2 else real)
+        if step % 2:
+            real = [(second, first) for first, second in real]
+        rounds.append(real)
     return rounds
 
 
@@ -200,24 +219,6 @@ def rank_list(ranks: Sequence[int]) -> str:
 def ranks_of(text: str) -> list[int]:
     """Return the ranks of a text made by `rank_list`."""
     first, dash, last = text.partition("-")
-    return (
-        list(range(int(first), int(last) + 1))
-        if dash
-        else [int(rank) for rank in text.split(",") if rank]
-    )
-
-
-def _by_host(hosts: Sequence[str]) -> list[Group]:
-    """Return the ranks of each host, hosts in order of first appearance."""
-    return [
-        tuple(rank for rank, host in enumerate(hosts) if host == name)
-        for name in dict.fromkeys(hosts)
-    ]
-
-
-def _rails(by_host: Sequence[Group]) -> list[Group]:
-    """Return for each i the i-th ranks of all hosts with more than i ranks."""
-    return [
-        tuple(host_ranks[i] for host_ranks in by_host if i < len(host_ranks))
-        for i in range(max(map(len, by_host)))
-    ]
+    if dash:
+        return list(range(int(first), int(last) + 1))
+    return [int(rank) for rank in text.split(",") if rank]

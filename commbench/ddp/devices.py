@@ -127,7 +127,7 @@ class Gpu(Device):
         *,
         ranks_per_gpu: int = 1,
         cuda: Any = torch.cuda,  # noqa: ANN401 - see above
-        find_clock: Callable[[str], GpuClocks | None] = GpuClocks.find,
+        find_clock: Callable[[str], GpuClocks | None] = GpuClocks,
     ) -> None:
         super().__init__()
         cuda.set_device(number)

@@ -14,7 +14,7 @@ from commbench.ddp.block import BlockSamples
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import Bucket, TrainingRecord
 from commbench.ddp.plan.workload import Workload
-from commbench.engine.energy import RunMeter
+from commbench.engine.energy import EnergyMeter
 from commbench.engine.gpu_clocks import clocks_between
 from commbench.engine.records import without_result
 from commbench.findings import Finding
@@ -32,7 +32,7 @@ def merge(
     blocks: Sequence[Sequence[BlockSamples]],
     workload: Workload,
     *,
-    meter: RunMeter | None = None,
+    meter: EnergyMeter | None = None,
     **fields: Any,  # noqa: ANN401 - fields of the record
 ) -> TrainingRecord:
     """Return the record of a configuration in a launch.
@@ -56,7 +56,7 @@ def merge(
     )
     longest = max(blocks, key=lambda ranks: len(ranks[0].losses) or len(ranks[0].metrics))
     all_ranks = [rank for ranks in blocks for rank in ranks]
-    clocks = clocks_between(rank.clocks for rank in all_ranks if rank.clocks)
+    clocks = clocks_between([rank.clocks for rank in all_ranks if rank.clocks])
     parameters = sum(p.numel() for p in workload.model.parameters() if p.requires_grad)
     ranks_agree = dense_bytes = None
     if case.uses_ddp:
@@ -103,7 +103,7 @@ def merge(
     return record
 
 
-def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter | None) -> dict[str, Any]:
+def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: EnergyMeter | None) -> dict[str, Any]:
     """Return the joules per step of all machines, and the counted devices.
 
     All blocks count: one may be too short.

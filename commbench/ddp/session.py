@@ -27,7 +27,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.terms import Terms, schedule, search_blocks, short_blocks
 from commbench.ddp.workloads import load_workload
 from commbench.engine.control import Control, gather_everywhere
-from commbench.engine.energy import RunMeter
+from commbench.engine.energy import EnergyMeter
 from commbench.engine.records import Status, without_result
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
@@ -100,7 +100,7 @@ class TrainingLaunch:
     device: Device
     progress: Progress
     """Counts steps."""
-    meter: RunMeter = field(default_factory=RunMeter)
+    meter: EnergyMeter = field(default_factory=EnergyMeter)
     """This rank's energy counters; by default energy is not measured."""
     on_begin: Callable[[int], None]
     """Called with the index of the case whose block begins."""
@@ -308,7 +308,7 @@ class TrainingLaunch:
                     dist.broadcast(tensor.detach(), 0, group=group)
             meter = None
             if self.meter.covers(case.backend):
-                meter = self.meter.own
+                meter = self.meter
             self._built[key] = BlockContext(
                 progress=self.progress,
                 group=group,

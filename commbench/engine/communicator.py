@@ -23,8 +23,8 @@ from commbench.collectives.layouts import Shape
 from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Buffer, Request
-from commbench.engine.timing.loops import Call, Progress, Timer
-from commbench.engine.timing.sync import SyncPlan
+from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer
+from commbench.engine.timing.sync import Synchroniser
 from commbench.findings import UnsupportedError
 from commbench.system.topology import last_level_cache_bytes
 
@@ -62,11 +62,6 @@ class Communicator(ABC):
     idle_alone: bool = False
     """Whether single-rank in-place calls are no-ops."""
 
-    @classmethod
-    def connect(cls, control: Any) -> Communicator:  # noqa: ANN401 - a Control
-        """Open the backend among all ranks of ``control``; collective."""
-        return cls(control)  # type: ignore[call-arg] # each backend's own constructor
-
     @abstractmethod
     def library(self) -> str:
         """Return name and version of the library that carries the operations."""
@@ -100,7 +95,7 @@ class Communicator(ABC):
         yield
 
     @abstractmethod
-    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
         """Return a new timed loop: one of ``loops``, or ``auto`` for the best."""
 
     def local_calls(self) -> list[Call]:
@@ -228,6 +223,10 @@ class HostCommunicator(Communicator):
     """A backend whose buffers are host memory."""
 
     device = "cpu"
+
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002 - a backend may have others
+        """Return the Python loop."""
+        return PythonTimer(sync, progress)
 
     def allocate(self, dtype: DataType, count: int) -> HostBuffer:
         """See `Communicator.allocate`."""

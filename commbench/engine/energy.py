@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,43 +44,52 @@ Readings = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class EnergyMeter:
-    """Energy counters of this machine by name: of all processors, of all GPUs, or of both."""
+    """Energy counters of one machine, or of a launch: the same kinds on every machine."""
 
     counters: Mapping[str, Counter] = field(default_factory=dict)
+    """By name, as this rank reads them; none if another rank of the machine does."""
+    kinds: Sequence[Kind] = ()
+    """The counted kinds, in the order of `KINDS`; of a launch the same on every rank."""
     missing: Mapping[Kind, str] = field(default_factory=dict)
-    """Why a kind of the machine is not counted: a counter cannot be read, or some device has
-    none."""
+    """Why a kind is not counted: a counter cannot be read, or some device has none."""
 
     @classmethod
     def find(cls, root: Path = ROOT) -> EnergyMeter:
-        """Return the counters of all processors and all GPUs that can be read.
+        """Return the counters of all processors and all GPUs of this machine that can be read.
 
         Args:
             root: directory that contains /sys and /proc, for tests.
         """
         counters: dict[str, Counter] = {}
+        kinds: list[Kind] = []
         missing: dict[Kind, str] = {}
-        findings: dict[Kind, dict[str, Counter] | str] = {
-            "cpu": _processors(root),
-            "gpu": _gpus(root),
-        }
-        for kind, found in findings.items():
+        for kind, found in zip(KINDS, (_processors(root), _gpus(root)), strict=True):
             if isinstance(found, str):
                 missing[kind] = found
-            else:
+            elif found:
+                kinds.append(kind)
                 counters |= found
-        return cls(counters, missing)
+        return cls(counters, kinds, missing)
 
     @property
-    def kinds(self) -> set[Kind]:
-        """Return the counted kinds."""
-        return {counter.kind for counter in self.counters.values()}
+    def energy_of(self) -> str:
+        """Return the counted kinds as in records: ``cpu``, ``gpu`` or ``cpu+gpu``."""
+        return "+".join(self.kinds)
 
-    def only(self, kinds: Collection[Kind]) -> EnergyMeter:
-        """Return the meter with the counters of these kinds."""
-        return EnergyMeter(
-            {name: counter for name, counter in self.counters.items() if counter.kind in kinds}
-        )
+    @property
+    def least_s(self) -> float:
+        """Return the shortest time, in seconds, over which the energy is accurate."""
+        return max((LEAST_S[kind] for kind in self.kinds), default=0.0)
+
+    def covers(self, backend: str) -> bool:
+        """Return whether the device of a backend's buffers is counted.
+
+        Idle GPUs say nothing of a host's energy.
+        """
+        kind: Kind = "cpu"
+        if backend in GPU_BACKENDS:
+            kind = "gpu"
+        return kind in self.kinds
 
     def read(self) -> Readings:
         """Return the readings of all counters."""
@@ -107,38 +116,7 @@ class EnergyMeter:
         return joules
 
 
-@dataclass(frozen=True)
-class RunMeter:
-    """The energy counters of a launch: the same kinds on every machine, read by the lowest rank
-    there.
-    """
-
-    kinds: Sequence[Kind] = ()
-    """In the order of `KINDS`; the same on every rank."""
-    own: EnergyMeter = field(default_factory=EnergyMeter)
-    """Counters that this rank reads; none if another rank of the machine does."""
-    missing: Mapping[Kind, str] = field(default_factory=dict)
-    """Why a kind is not counted."""
-
-    @property
-    def energy_of(self) -> str:
-        """Return the counted kinds as in records: ``cpu``, ``gpu`` or ``cpu+gpu``."""
-        return "+".join(self.kinds)
-
-    @property
-    def least_s(self) -> float:
-        """Return the shortest time, in seconds, over which the energy is accurate."""
-        return max((LEAST_S[kind] for kind in self.kinds), default=0.0)
-
-    def covers(self, backend: str) -> bool:
-        """Return whether the device of a backend's buffers is counted.
-
-        Idle GPUs say nothing of a host's energy.
-        """
-        return ("gpu" if backend in GPU_BACKENDS else "cpu") in self.kinds
-
-
-def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.find) -> RunMeter:
+def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.find) -> EnergyMeter:
     """Return the counters that this rank reads; collective.
 
     A kind is counted if every machine that has it can count all its devices. Emulated hosts on one
@@ -146,7 +124,9 @@ def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.fi
     """
     machine = clock_domain().partition("/")[0]
     leads = gather_everywhere(control, machine).index(machine) == control.rank
-    meter = find() if leads else EnergyMeter()
+    meter = EnergyMeter()
+    if leads:
+        meter = find()
     meters = gather_everywhere(control, (socket.gethostname(), meter.kinds, meter.missing))
     kinds: list[Kind] = []
     reasons: dict[Kind, str] = {}
@@ -159,7 +139,8 @@ def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.fi
             reasons[kind] = f"{lacking[0]}{others})"
         elif any(kind in kinds_there for _, kinds_there, _ in meters):
             kinds.append(kind)
-    return RunMeter(kinds, meter.only(kinds), reasons)
+    counters = {name: each for name, each in meter.counters.items() if each.kind in kinds}
+    return EnergyMeter(counters, kinds, reasons)
 
 
 def _processors(root: Path) -> dict[str, Counter] | str:
@@ -216,7 +197,9 @@ def _gpus(root: Path) -> dict[str, Counter] | str:
 
 def _nvml_J(nvml: Any, handle: Any) -> float | None:  # noqa: ANN401, N802 - NVML's; a unit
     """Return joules since the driver was loaded; NVML counts millijoules."""
-    if handle is None:
+    millijoules = None
+    if handle is not None:
+        millijoules = nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+    if millijoules is None:
         return None
-    millijoules = nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle)
-    return None if millijoules is None else millijoules / 1e3
+    return float(millijoules) / 1e3

@@ -19,7 +19,7 @@ _SEPARATOR = ";"
 OVERHEAD = "time of commbench's loop around an empty call"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Flag:
     """One warning; `commbench.words` has what is said of rows with it."""
 
@@ -53,42 +53,42 @@ FLAGS: Mapping[str, Flag] = {
     flag.name: flag
     for flag in (
         Flag(
-            name="one_launch",
-            mark="1",
-            meaning="the interval is within one launch only; launches differ more",
+            "one_launch",
+            "1",
+            "the interval is within one launch only; launches differ more",
             remedy="run it again with the same --out",
             severity="high",
             priority=8,
         ),
         Flag(
-            name="few_launches",
-            mark="f",
-            meaning="fewer than 6 launches, so the interval assumes log-normal launches",
+            "few_launches",
+            "f",
+            "fewer than 6 launches, so the interval assumes log-normal launches",
             remedy="add launches, 6 at least",
             severity="medium",
             priority=9,
         ),
         Flag(
-            name="ci_wide",
-            mark="w",
-            meaning="the interval is wider than the budget's target",
+            "ci_wide",
+            "w",
+            "the interval is wider than the budget's target",
             remedy="use more launches, or use a quieter machine",
             severity="medium",
             priority=14,
             is_noise=True,
         ),
         Flag(
-            name="bimodal",
-            mark="b",
-            meaning="times are bimodal within a launch; the median lies between the modes",
+            "bimodal",
+            "b",
+            "times are bimodal within a launch; the median lies between the modes",
             severity="medium",
             priority=15,
             is_noise=True,
         ),
         Flag(
-            name="bimodal_launches",
-            mark="B",
-            meaning=(
+            "bimodal_launches",
+            "B",
+            (
                 "launches are bimodal; the library or the system chose differently from launch to"
                 " launch"
             ),
@@ -97,85 +97,83 @@ FLAGS: Mapping[str, Flag] = {
             is_noise=True,
         ),
         Flag(
-            name="unsteady",
-            mark="u",
-            meaning="times drifted within a launch",
+            "unsteady",
+            "u",
+            "times drifted within a launch",
             severity="medium",
             priority=16,
             is_noise=True,
         ),
         Flag(
-            name="oversubscribed",
-            mark="o",
-            meaning="more ranks than CPUs took turns; this is no measure of the interconnect",
+            "oversubscribed",
+            "o",
+            "more ranks than CPUs took turns; this is no measure of the interconnect",
             severity="high",
             priority=4,
         ),
         Flag(
-            name="late",
-            mark="l",
-            meaning="more than a fifth of the repetitions started late and were dropped",
+            "late",
+            "l",
+            "more than a fifth of the repetitions started late and were dropped",
             severity="medium",
             priority=17,
             is_noise=True,
         ),
         Flag(
-            name="clock",
-            mark="c",
-            meaning="the error of the ranks' clocks exceeds a tenth of the time",
+            "clock",
+            "c",
+            "the error of the ranks' clocks exceeds a tenth of the time",
             remedy="use --sync dissemination",
             severity="high",
             priority=7,
         ),
         Flag(
-            name="harness",
-            mark="h",
-            meaning=f"{OVERHEAD} (harness_us) is more than 5 % of the time",
+            "harness",
+            "h",
+            f"{OVERHEAD} (harness_us) is more than 5 % of the time",
             severity="medium",
             priority=13,
         ),
         Flag(
-            name="unverified",
-            mark="v",
-            meaning="the result could not be verified",
+            "unverified",
+            "v",
+            "the result could not be verified",
             severity="high",
             priority=3,
         ),
         Flag(
-            name="slowest_group",
-            mark="S",
-            meaning="this group was the slowest of the groups that ran at the same time",
+            "slowest_group",
+            "S",
+            "this group was the slowest of the groups that ran at the same time",
             remedy="see below its table",
         ),
         Flag(
-            name="imported",
-            mark="i",
-            meaning=(
+            "imported",
+            "i",
+            (
                 "another tool's figure: no raw repetitions, no interval, time as that tool"
                 " defines it"
             ),
             remedy="import more than one of its outputs",
         ),
         Flag(
-            name="emulated",
-            mark="e",
-            meaning=(
-                "hosts and links were emulated on one machine: only the rate of the links is real"
-            ),
+            "emulated",
+            "e",
+            ("hosts and links were emulated on one machine: only the rate of the links is real"),
             severity="high",
             priority=5,
         ),
         Flag(
-            name="shared_gpu",
-            mark="g",
-            meaning="ranks share one physical GPU; this is no measure of the interconnect",
+            "shared_gpu",
+            "g",
+            "ranks share one physical GPU; this is no measure of the interconnect",
             severity="high",
             priority=6,
         ),
         Flag(
-            name="throttled",
-            mark="T",
-            meaning=(
+            "throttled",
+            "T",
+            (
                 "a GPU was slowed down around the case; clocks.slowed_by in samples.jsonl names the"
                 " cause"
             ),
@@ -183,37 +181,37 @@ FLAGS: Mapping[str, Flag] = {
             priority=10,
         ),
         Flag(
-            name="in_cache",
-            mark="C",
-            meaning="buffers took turns, but all of them together fit into the cache",
+            "in_cache",
+            "C",
+            "buffers took turns, but all of them together fit into the cache",
             severity="medium",
             priority=18,
         ),
         Flag(
-            name="small_window",
-            mark="W",
-            meaning="fewer messages in flight than OSU has (window), as more take too long",
+            "small_window",
+            "W",
+            "fewer messages in flight than OSU has (window), as more take too long",
             remedy="use a larger budget",
         ),
         Flag(
-            name="brief",
-            mark="r",
-            meaning="few repetitions in each launch, as one takes long",
+            "brief",
+            "r",
+            "few repetitions in each launch, as one takes long",
             remedy="use a larger budget",
         ),
         Flag(
-            name="layout",
-            mark="L",
-            meaning=(
+            "layout",
+            "L",
+            (
                 "DDP's buckets differ from those that its rule predicts: gradients come in another"
                 " order"
             ),
             is_training_only=True,
         ),
         Flag(
-            name="traffic",
-            mark="t",
-            meaning=(
+            "traffic",
+            "t",
+            (
                 "the bytes sent differ from theory by more than 5 %: the hook does not do what it"
                 " claims"
             ),
@@ -222,35 +220,33 @@ FLAGS: Mapping[str, Flag] = {
             is_training_only=True,
         ),
         Flag(
-            name="drift",
-            mark="d",
-            meaning=(
-                "the baseline moved by more than 10 % within a launch: the machine is not steady"
-            ),
+            "drift",
+            "d",
+            ("the baseline moved by more than 10 % within a launch: the machine is not steady"),
             severity="medium",
             priority=12,
             is_training_only=True,
             is_noise=True,
         ),
         Flag(
-            name="ranks_differ",
-            mark="!",
-            meaning="ranks ended with different parameters: the hook or the workload is wrong",
+            "ranks_differ",
+            "!",
+            "ranks ended with different parameters: the hook or the workload is wrong",
             severity="high",
             priority=1,
             is_training_only=True,
         ),
         Flag(
-            name="short",
-            mark="s",
-            meaning="fewer than 3 timed steps in a launch",
+            "short",
+            "s",
+            "fewer than 3 timed steps in a launch",
             remedy="use a larger budget",
             is_training_only=True,
         ),
         Flag(
-            name="same_layout",
-            mark="=",
-            meaning=(
+            "same_layout",
+            "=",
+            (
                 "DDP makes the same buckets as for another bucket size; that measurement stands for"
                 " both"
             ),

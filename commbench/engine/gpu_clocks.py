@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from commbench.engine.records import Clocks
 from commbench.system.gpus import Nvml
@@ -43,67 +42,64 @@ class Reading:
 
 
 class GpuClocks:
-    """The clock of one GPU."""
+    """The clock of this rank's GPU around a visit; an `Observer`.
 
-    def __init__(self, nvml: Nvml, handle: Any) -> None:  # noqa: ANN401 - NVML's
-        self._nvml = nvml
-        self._handle = handle
+    ``address`` is its PCI address, ``0000:17:00.0``.
+    """
 
-    @classmethod
-    def find(cls, address: str) -> GpuClocks | None:
-        """Return the clock of the GPU at a PCI address, ``0000:17:00.0``.
+    def __init__(self, address: str) -> None:
+        self._nvml = Nvml()
+        self._handle = self._nvml.device(address)
 
-        None if NVML does not list it.
-        """
-        nvml = Nvml()
-        handle = nvml.device(address)
-        return None if handle is None else cls(nvml, handle)
+    def before(self) -> None:
+        """Read the clock: after the warm-up, as the clock of an idle GPU is low."""
+        self._before = self.read()
 
-    def read(self) -> Reading:
-        """Return the current state."""
+    def after(self) -> tuple[Reading, Reading] | None:
+        """Return both readings; None if NVML does not list the GPU."""
+        after = self.read()
+        if self._before is None or after is None:
+            return None
+        return self._before, after
+
+    def fields(self, ranks: Sequence[tuple[Reading, Reading] | None]) -> dict[str, Clocks | None]:
+        """Return the field of a record: the clocks of all GPUs."""
+        return {"clocks": clocks_between([readings for readings in ranks if readings])}
+
+    def read(self) -> Reading | None:
+        """Return the current state; None if NVML does not list the GPU."""
         ask, handle = self._nvml.ask, self._handle
+        if handle is None:
+            return None
         reasons = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
         if reasons is None:  # name in drivers before R535
             reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        counted = {
-            name: ask("nvmlDeviceGetViolationStatus", handle, limit)
-            for limit, name in _LIMITS.items()
-        }
-        return Reading(
-            sm_MHz=ask("nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
-            reasons=reasons or 0,
-            held_ns={
-                name: int(value.violationTime)
-                for name, value in counted.items()
-                if value is not None
-            },
-        )
+        held_ns = {}
+        for limit, name in _LIMITS.items():
+            counted = ask("nvmlDeviceGetViolationStatus", handle, limit)
+            if counted is not None:
+                held_ns[name] = int(counted.violationTime)
+        sm_MHz = ask("nvmlDeviceGetClockInfo", handle, _SM_CLOCK)  # noqa: N806 - a unit
+        return Reading(sm_MHz=sm_MHz, reasons=reasons or 0, held_ns=held_ns)
 
 
-def clocks_between(gpus: Iterable[tuple[Reading, Reading]]) -> Clocks | None:
+def clocks_between(gpus: Sequence[tuple[Reading, Reading]]) -> Clocks | None:
     """Return the clock rates and slowdowns from two readings of each GPU, before and after a case.
 
     None without any.
     """
-    pairs = list(gpus)
-    clock_rates = [
-        reading.sm_MHz for pair in pairs for reading in pair if reading.sm_MHz is not None
-    ]
-    if not pairs:
+    if not gpus:
         return None
+    rates: list[float] = []
     slowed: set[str] = set()
-    for before, after in pairs:
+    for before, after in gpus:
+        rates += [each.sm_MHz for each in (before, after) if each.sm_MHz is not None]
         slowed |= {name for bit, name in _REASONS.items() if _reasons(before, after) & bit}
-        slowed |= {
-            name
-            for name, held_ns in after.held_ns.items()
-            if held_ns > before.held_ns.get(name, held_ns)
-        }
-    return Clocks(
-        sm_low_MHz=min(clock_rates, default=None),
-        sm_high_MHz=max(clock_rates, default=None),
-        slowed_by=tuple(sorted(slowed)),
-    )
+        for name, held_ns in after.held_ns.items():
+            if held_ns > before.held_ns.get(name, held_ns):
+                slowed.add(name)
+    low, high = min(rates, default=None), max(rates, default=None)
+    return Clocks(sm_low_MHz=low, sm_high_MHz=high, slowed_by=tuple(sorted(slowed)))
 
 
 def _reasons(before: Reading, after: Reading) -> int:

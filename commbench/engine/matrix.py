@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from commbench.collectives.cases import Case, shuffled
@@ -21,7 +21,6 @@ from commbench.engine.control import gather_everywhere
 from commbench.engine.records import FixedSettings, Pairs
 from commbench.engine.samples import PairSamples
 from commbench.engine.sampling import Sampler, VisitPlan, batch_of
-from commbench.engine.session import Session
 from commbench.engine.setup import Prepared, check_count
 from commbench.engine.timing.loops import Call, median_us
 from commbench.findings import UnsupportedError
@@ -52,19 +51,6 @@ class _PairView:
 
     def empty(self) -> Any:  # noqa: ANN401 - a backend's own buffer type
         return self._communicator.empty()
-
-
-def turns_of(matrix: Prepared, launch: int) -> list[Turn]:
-    """Return the turns of a launch in its own order.
-
-    Both directions of a round follow each other.
-    """
-    turns: list[Turn] = []
-    for pairs in shuffled(rounds_of(matrix.world_size), 0, launch):
-        turns.append(pairs)
-        if matrix.operation.is_one_way:
-            turns.append([(target, source) for source, target in pairs])
-    return turns
 
 
 def in_turn(matrix: Prepared, turn: Turn) -> Prepared:
@@ -128,59 +114,62 @@ def prepare_matrix(case: Case, communicator: Communicator) -> Prepared:
         groups=(),
         world_size=communicator.size,
         communicator=communicator,
-        buffers=Buffers(send=send, receive=receive),
+        sets=[Buffers(send=send, receive=receive)],
         data=KnownData(dtype=dtype, size=2, redop=None),
         window=window_of(operation, case.message_bytes),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Sampled:
-    """The samples of a matrix."""
+    """The samples of a matrix, on rank 0."""
 
-    settings: FixedSettings
-    pairs: Pairs
-    """On rank 0, sorted by source and target."""
+    pairs: Pairs = field(default_factory=Pairs)
+    """Sorted by source and target."""
     wrong: int = 0
-    """Wrong elements over all pairs, on rank 0."""
+    """Wrong elements over all pairs."""
     late: int = 0
-    """Late repetitions, on rank 0; one that two directions share counts once."""
+    """Late repetitions; one that two directions share counts once."""
     counted: int = 0
-    """Valid repetitions, on rank 0."""
+    """Valid repetitions."""
 
 
 def sample_matrix(
-    matrix: Prepared,
-    sampler: Sampler,
-    session: Session,
-    *,
-    launch: int,
-    fixed: FixedSettings | None,
-) -> Sampled:
+    matrix: Prepared, sampler: Sampler, *, launch: int, fixed: FixedSettings | None
+) -> tuple[FixedSettings, Sampled]:
     """Measure every pair, turn by turn, each in its share of the time slice; collective.
 
     Args:
         matrix: the case.
         sampler: of its loop.
-        session: of the launch.
-        launch: its number.
+        launch: number of the launch.
         fixed: settings of the first launch; None in the first launch.
+
+    Returns:
+        The settings of the launch, and what was sampled.
     """
-    timer, operation = sampler.timer, matrix.operation
-    turns = turns_of(matrix, launch)
-    sampler.calls = in_turn(matrix, turns[0]).calls
-    settings = fixed or _choose_settings(sampler)
+    session, timer, is_one_way = sampler.session, sampler.timer, matrix.operation.is_one_way
+    turns: list[Turn] = []  # in the launch's own order; both directions follow each other
+    for pairs in shuffled(rounds_of(matrix.world_size), 0, launch):
+        turns.append(pairs)
+        if is_one_way:
+            turns.append([(target, source) for source, target in pairs])
+    settings = fixed
+    if settings is None:
+        sampler.calls = in_turn(matrix, turns[0]).calls
+        settings = FixedSettings(warmups=WARMUPS, batch=_batch_of_fastest(sampler))
+    sampler.batch = settings.batch
     rule = replace(
-        sampler.rule, relative_half_width=None, minimum=FEWEST, floor=FEWEST, maximum=MOST
+        session.rule, relative_half_width=None, minimum=FEWEST, floor=FEWEST, maximum=MOST
     )
     share_s = session.slice_s * turn_share(len(turns))
     plan = VisitPlan(rule=rule, share_s=share_s, fills_share=True)
-    per = settings.batch * matrix.window * operation.operations_per_call
-    pairs: list[tuple[Any, ...]] = []
-    wrong = late = counted = 0
+    per = matrix.operations(settings.batch)
+    sampled = Sampled()
+    rows: list[tuple[Any, ...]] = []
     for turn in turns:
         session.refresh_clock()
-        timer.sync.plan.reset()
+        timer.sync.reset()
         prepared = in_turn(matrix, turn)
         checked = prepared.verify(session.control, shared_clock=True, timer=timer)
         if checked.refusal:
@@ -189,24 +178,24 @@ def sample_matrix(
         sampler.calls = prepared.calls
         timer.run(sampler.calls, settings.warmups, settings.batch)
         sampler.begin(plan)
-        samples = PairSamples(turn, spanning=timer.sync.plan.spans_ranks)
-        if sampler.collect(samples, settings.batch):
-            pairs += samples.pairs(per, by_rank, one_way=operation.is_one_way)
-            wrong += sum(by_rank)
-            late += samples.late
-            counted += samples.counted
-    pairs.sort()
-    columns = dict(zip(vars(Pairs()), zip(*pairs, strict=True), strict=False))
-    return Sampled(
-        settings=settings, pairs=Pairs(**columns), wrong=wrong, late=late, counted=counted
-    )
+        samples = PairSamples(turn, spanning=timer.sync.spans_ranks)
+        if sampler.collect(samples):
+            rows += samples.pairs(per, by_rank, one_way=is_one_way)
+            sampled.wrong += sum(by_rank)
+            sampled.late += samples.late
+            sampled.counted += samples.counted
+    rows.sort()
+    columns = dict(zip(vars(Pairs()), zip(*rows, strict=True), strict=False))
+    sampled.pairs = Pairs(**columns)
+    return settings, sampled
 
 
-def _choose_settings(sampler: Sampler) -> FixedSettings:
+def _batch_of_fastest(sampler: Sampler) -> int:
     """Agree on the number of operations to time together, from the fastest pair of a turn."""
     sampler.timer.run(sampler.calls, 1, 1)
     typical_us = median_us(sampler.timer, sampler.calls, 1 + WARMUPS, 1)
     if not sampler.calls:  # idle in this turn
         typical_us = math.inf
-    fastest_us = min(gather_everywhere(sampler.control, typical_us))
-    return FixedSettings(warmups=WARMUPS, batch=batch_of(1e3 * fastest_us, sampler.reading_ns))
+    session = sampler.session
+    fastest_us = min(gather_everywhere(session.control, typical_us))
+    return batch_of(1e3 * fastest_us, session.reading_ns(sampler.timer))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,27 +16,26 @@ from commbench.collectives.patterns import rank_list
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import agree_on, gather_everywhere
 from commbench.engine.flags import raised_flags
+from commbench.engine.gpu_clocks import GpuClocks
 from commbench.engine.matrix import prepare_matrix, sample_matrix
 from commbench.engine.observers import (
     FEWEST_OVERLAPS,
-    ClockObserver,
     Disturbance,
     EnergyObserver,
     Fields,
     Observer,
     OverlapObserver,
-    Probe,
     probe_of,
     slowest_us,
 )
 from commbench.engine.records import Clocks, FixedSettings, Pairs, Record, Stall, no_result
 from commbench.engine.samples import Samples, groups_of, join_transports, timed_groups
-from commbench.engine.sampling import USUAL_OPERATIONS, Sampler
+from commbench.engine.sampling import USUAL_OPERATIONS, Sampler, repeatable
 from commbench.engine.session import Session
 from commbench.engine.setup import Checked, Prepared, prepare, sets_needed
 from commbench.engine.soak import SoakSamples
 from commbench.engine.timing.clocks import is_close
-from commbench.engine.timing.loops import Call, Timer
+from commbench.engine.timing.loops import Timer
 from commbench.engine.visits import are_many_late, extended
 from commbench.findings import Finding, UnsupportedError
 
@@ -116,16 +113,16 @@ class CaseRun:
             "library": communicator.library(),
         }
         """Fields of each visit's record, as the first visit found them."""
-        self._prepared: Prepared | None = None
-        """None if the buffers were freed after the last visit."""
+        self._gpu_clocks: GpuClocks | None = None
+        if communicator.gpu:
+            self._gpu_clocks = GpuClocks(communicator.gpu)
+        self._kept: Prepared | None = None
+        """The case with its buffers; None if they were freed after the last visit."""
         self._checked: Checked
         self._timer: Timer
         self._sampler: Sampler
-        self._calls_batch = 1
-        """Calls timed together, each of which may be a graph of operations."""
         self._operations = 1
         """Operations of a repetition."""
-        self._kept_bytes = 0
         self._repeatable = 0
         """Visits that may yet be repeated if disturbed."""
 
@@ -139,51 +136,54 @@ class CaseRun:
 
         Return the record of this visit on rank 0, None elsewhere.
         """
+        session, is_matrix = self.session, self.case.pattern == MATRIX
         self.visits_made += 1
         number = self.visits_made
-        probe = self._probe()
+        probe = None
+        if self.settings.is_probed and not session.budget.is_soak and not is_matrix:
+            probe = probe_of(self.communicator, session)
         probes_us = []
         if probe:
-            probes_us.append(round(probe.time_us(), 4))
-        watch = Stopwatch()
-        self.session.refresh_clock()
+            probes_us.append(round(probe(), 4))
+        begun = time.perf_counter()
+        session.refresh_clock()
+        ready: Prepared | Fields
         if number > 1:
-            fields = self._measure(watch)
-        elif self.case.pattern == MATRIX:
-            fields = self._measure_matrix(watch)
+            ready = self._kept or self._prepare_again()
+        elif is_matrix:
+            ready = self._measure_matrix(begun)
         else:
-            fields = self._prepare() or self._measure(watch)
+            ready = self._prepare()
+        if isinstance(ready, Prepared):
+            fields = self._measure(ready, begun)
+        else:
+            fields = ready
+            self.settings = replace(self.settings, visits=1)
         if probe:
-            probes_us.append(round(probe.time_us(), 4))
-        if self.session.control.rank:
+            probes_us.append(round(probe(), 4))
+        if session.control.rank:
             return None
         fields = {**self._conditions, **fields}
         return Record(
             case=self.case, launch=self.launch, visit=number, probes_us=tuple(probes_us), **fields
         )
 
-    def _probe(self) -> Probe | None:
-        """Return what tells the state of the machine around a visit, the same on all ranks."""
-        is_probed = self.settings.is_probed and not self.session.budget.is_soak
-        if not is_probed or self.case.pattern == MATRIX:
-            return None
-        return probe_of(self.communicator, self.session)
+    # ---------------------------------------------------------------------------------- preparation
 
-    def _prepare(self) -> Fields:
+    def _prepare(self) -> Prepared | Fields:
         """Prepare and verify the case before its first visit.
 
-        Return the fields of its record if it cannot be timed; none if it can.
+        Return the fields of its record if it cannot be timed.
         """
         session = self.session
-        planned = self.settings
-        self.settings = replace(planned, visits=1)
-        prepared = self._agree_on(self._allocate)
+        prepared = agree_on(session.control, self._allocate)
         if isinstance(prepared, Finding):
             return no_result("unsupported", prepared)
-        timer = session.timer(self.case, self.communicator)  # all groups start together
+        self._timer = session.timer(self.case, self.communicator)  # all groups start together
         prepared = _with_affordable_window(prepared, session, self.fixed)
-        prepared, checked = _verify_case(prepared, timer, session)
-        self._note_conditions(prepared, timer)  # the algorithm is known after the first operation
+        prepared, checked = _verify_case(prepared, self._timer, session)
+        self._checked = checked
+        self._note_conditions(prepared, self._timer)  # the first operation tells the algorithm
         if checked.refusal:
             return no_result("unsupported", checked.refusal)
         self._conditions["wrong"] = checked.wrong
@@ -195,29 +195,26 @@ class CaseRun:
                 where = f" in group {wrong}"
             return {"groups": groups, **_wrong(checked.wrong, where)}
         prepared.refill()
-        self.settings = planned
-        self._prepared, self._checked, self._timer = prepared, checked, timer
-        return {}
-
-    def _agree_on(self, make: Callable[[], Prepared]) -> Prepared | Finding:
-        """Return the prepared case, or the refusal of any rank, on all ranks."""
-
-        def make_and_check() -> Prepared:
-            prepared = make()
-            self.session.check(self.case, self.communicator)
-            return prepared
-
-        return agree_on(self.session.control, make_and_check)
+        return prepared
 
     def _allocate(self) -> Prepared:
-        """Return buffers and calls, in several sets for rotated buffers; collective."""
-        sets = 1
-        if self.case.buffers == "rotated":
-            cache_bytes = self.session.cache_bytes(self.communicator)
-            sets = sets_needed(self.case.message_bytes, cache_bytes)
-        prepared = prepare(self.case, self.communicator, self.session.hosts, sets)
+        """Return buffers and calls, in several sets for rotated buffers; collective.
+
+        Raises:
+            UnsupportedError: the case cannot be timed as requested.
+        """
+        case, communicator = self.case, self.communicator
+        if case.pattern == MATRIX:
+            prepared = prepare_matrix(case, communicator)
+        else:
+            sets = 1
+            if case.buffers == "rotated":
+                cache_bytes = self.session.cache_bytes(communicator)
+                sets = sets_needed(case.message_bytes, cache_bytes)
+            prepared = prepare(case, communicator, self.session.hosts, sets)
         if prepared.is_idle:
-            raise UnsupportedError("idle", backend=self.case.backend)
+            raise UnsupportedError("idle", backend=case.backend)
+        self.session.check(case, communicator)
         return prepared
 
     def _prepare_again(self) -> Prepared:
@@ -236,33 +233,43 @@ class CaseRun:
             "group_size": len(participants),
             "window": prepared.window,
             "algorithm": operation.algorithm or prepared.communicator.algorithm(operation.name),
-            "sync": timer.sync.plan.method,
+            "sync": timer.sync.method,
             "loop": timer.name,
         }
 
     # ------------------------------------------------------------------------------------ a visit
 
-    def _measure(self, watch: Stopwatch) -> Fields:
+    def _measure(self, prepared: Prepared, begun: float) -> Fields:
         """Repeat the case, and observe what is beside it; collective.
 
         Return the fields of the visit's record; they are complete on rank 0 alone.
         """
-        control = self.session.control
-        prepared = self._prepared or self._prepare_again()
-        with watch.measuring():
-            if self.visits_made == 1:
-                self._settle(prepared, watch)
-            else:
-                self._sampler.calls = prepared.calls
-                self._sampler.begin_again(self.settings.warmups)
-            observers = self._observers(prepared)
-            for observer in observers:
-                observer.before()
-            samples = self._sampler.collect(self._new_samples(prepared), self._calls_batch)
+        session, control = self.session, self.session.control
+        started = time.perf_counter()
+        if self.visits_made == 1:
+            self._settle(prepared, longest_s=session.budget.longest_s - (started - begun))
+        else:
+            self._sampler.calls = prepared.calls
+            self._sampler.begin_again(self.settings.warmups)
+        sampler = self._sampler
+        observers = self._observers(prepared)
+        for observer in observers:
+            observer.before()
+        kind = Samples
+        if session.budget.is_soak:
+            kind = SoakSamples
+        samples = sampler.collect(
+            kind(
+                prepared.participants,
+                spanning=sampler.timer.sync.spans_ranks,
+                clock_error_ns=session.clock.error_ns,
+            )
+        )
+        measuring_s = time.perf_counter() - started
         observers.reverse()
         seen = [observer.after() for observer in observers]
-        overhead = self.session.overhead(self.case, self.communicator, self.settings.batch)
-        stalls = self.session.progress.take_stalls()
+        overhead = session.overhead(self.case, self.communicator, self.settings.batch)
+        stalls = session.progress.take_stalls()
         gathered = control.gather((prepared.communicator.transport(), stalls, seen))
         fields: Fields = {**overhead}
         if samples is not None and gathered is not None:
@@ -273,40 +280,43 @@ class CaseRun:
             if isinstance(samples, SoakSamples) and samples.valid:
                 point = samples.point(self._operations, _stalls([each for _, each, _ in gathered]))
                 fields["points"] = (point,)
-            fields |= watch.fields()
-            fields["repeating_s"] = round(self._sampler.repeating_s, 6)
+            fields |= _wall_times(begun, measuring_s)
+            fields["repeating_s"] = round(sampler.repeating_s, 6)
         if self.visits_made > 1 and self._repeatable:
             disturbed = control.broadcast_int(fields.get("disturbed", 0))
             self.visits_made -= disturbed
             self._repeatable -= disturbed
-        self._prepared = prepared
-        if not self._keeps_buffers(prepared):
-            self._prepared = None
+        self._keep_or_free(prepared)
         return fields
 
-    def _settle(self, prepared: Prepared, watch: Stopwatch) -> None:
-        """Settle in the first visit how the case is measured, and begin it."""
+    def _settle(self, prepared: Prepared, *, longest_s: float) -> None:
+        """Settle in the first visit how the case is measured, and begin it.
+
+        ``longest_s``: what is left of the case's longest time.
+        """
         session, fixed = self.session, self.fixed
         timer = self._timer_for_length(prepared)
         self._note_conditions(prepared, timer)
         watched: Sequence[int] = (0,)
         if prepared.reports_groups:
             watched = prepared.participants
-        longest_s = session.budget.longest_s - watch.lasted_s
-        self._sampler = self._new_sampler(timer, prepared.calls, longest_s, watched)
+        self._sampler = Sampler(
+            session=session,
+            timer=timer,
+            calls=prepared.calls,
+            longest_s=longest_s,
+            watched=watched,
+        )
         if fixed:  # a record's batch counts operations, the sampler's counts calls
             fixed = replace(fixed, batch=max(1, fixed.batch // prepared.captured))
         settings = self._sampler.warm_up(fixed)
-        self._calls_batch = settings.batch
         self.settings = replace(settings, batch=settings.batch * prepared.captured)
-        self._operations = (
-            self.settings.batch * prepared.window * prepared.operation.operations_per_call
-        )
+        self._operations = prepared.operations(self.settings.batch)
         if not session.budget.is_soak:
-            self._repeatable = settings.visits // 4
+            self._repeatable = repeatable(settings.visits)
         in_cache = False
         if self.case.buffers == "rotated":
-            rotated_bytes = prepared.rotation * self.case.message_bytes
+            rotated_bytes = len(prepared.sets) * self.case.message_bytes
             in_cache = rotated_bytes <= session.cache_bytes(self.communicator)
         flags = {
             "in_cache": in_cache,
@@ -340,91 +350,57 @@ class CaseRun:
             lasting_us = control.broadcast(min(times_us, default=0.0))
         return session.timer(self.case, self.communicator, lasting_ns=1e3 * lasting_us)
 
-    def _new_sampler(
-        self,
-        timer: Timer,
-        calls: Sequence[Call] = (),
-        longest_s: float = math.inf,
-        watched: Sequence[int] = (0,),
-    ) -> Sampler:
-        session = self.session
-        return Sampler(
-            control=session.control,
-            timer=timer,
-            calls=calls,
-            rule=session.rule,
-            slice_s=session.slice_s,
-            reading_ns=session.reading_ns(timer),
-            most_visits=session.budget.visits,
-            is_soak=session.budget.is_soak,
-            longest_s=longest_s,
-            watched=watched,
-        )
-
-    def _new_samples(self, prepared: Prepared) -> Samples:
-        """Return the samples of a visit before its first repetition."""
-        kind = Samples
-        if self.session.budget.is_soak:
-            kind = SoakSamples
-        spanning = self._sampler.timer.sync.plan.spans_ranks
-        error_ns = self.session.clock.error_ns
-        return kind(prepared.participants, spanning=spanning, clock_error_ns=error_ns)
-
     def _observers(self, prepared: Prepared) -> list[Observer]:
         """Return what is observed in this visit, the outermost first; the same on all ranks."""
-        session, is_first = self.session, self.visits_made == 1
+        session, communicator, is_first = self.session, self.communicator, self.visits_made == 1
         observers: list[Observer] = []
+        repeat = None
+        if session.budget.energy_s:
+            repeat = self._repeat_for_energy
+        energy = EnergyObserver(session.meter, session.progress, self._operations, repeat)
         has_energy = is_first and session.meter.covers(self.case.backend)
-        if has_energy and session.budget.energy_s:
-            observers.append(
-                EnergyObserver(
-                    session.meter, session.progress, self._operations, self._energy_repetitions
-                )
-            )
+        if has_energy and repeat:
+            observers.append(energy)
         if is_first and prepared.operation.overlaps:
-            observers.append(self._overlap(prepared))
-        observers.append(ClockObserver(session.gpu_clock(self.communicator)))
-        if has_energy and not session.budget.energy_s:
-            observers.append(EnergyObserver(session.meter, session.progress, self._operations))
+            sync = self._sampler.timer.sync.method  # it starts as in its row
+            case = replace(self.case, loop="python", sync=sync)
+            fewest = FEWEST_OVERLAPS
+            if self.settings.is_brief:
+                fewest = 1
+            overlap = OverlapObserver(
+                calls=prepared.calls,
+                make_timer=partial(session.timer, case, communicator),
+                control=session.control,
+                participants=prepared.participants,
+                slice_s=session.slice_s,
+                fewest=fewest,
+            )
+            observers.append(overlap)
+        if self._gpu_clocks:
+            observers.append(self._gpu_clocks)
+        if has_energy and not repeat:
+            observers.append(energy)
         if self._repeatable and not is_first:
-            has_own_cpu = not (self.communicator.own_threads or session.oversubscribed)
+            has_own_cpu = not (communicator.own_threads or session.oversubscribed)
             observers.append(Disturbance(counts_delay=has_own_cpu))
         return observers
 
-    def _energy_repetitions(self) -> Callable[[], None]:
+    def _repeat_for_energy(self) -> Callable[[], None]:
         """Return what repeats the case, without a common start, for its energy alone."""
         session = self.session
         seconds = max(session.budget.energy_s, session.meter.least_s)
         timer = session.timer(replace(self.case, sync="none"), self.communicator)
-        sampler = replace(self._sampler, timer=timer)
-        return partial(sampler.repeat_for, seconds, self._calls_batch)
+        return partial(replace(self._sampler, timer=timer).repeat_for, seconds)
 
-    def _overlap(self, prepared: Prepared) -> OverlapObserver:
-        """Return the overlap of a collective that starts as in its row."""
-        method = self._sampler.timer.sync.plan.method
-        case = replace(self.case, loop="python", sync=method)
-        fewest = FEWEST_OVERLAPS
-        if self.settings.is_brief:
-            fewest = 1
-        return OverlapObserver(
-            calls=prepared.calls,
-            make_timer=partial(self.session.timer, case, self.communicator),
-            control=self.session.control,
-            participants=prepared.participants,
-            slice_s=self.session.slice_s,
-            fewest=fewest,
-        )
-
-    def _keeps_buffers(self, prepared: Prepared) -> bool:
-        """Return whether the buffers remain for the next visit, the same on all ranks."""
-        session, needed_bytes = self.session, 2 * prepared.rotation * self.case.message_bytes
-        if self.is_finished:
-            session.kept_bytes -= self._kept_bytes
-            return False
-        if not self._kept_bytes and session.kept_bytes + needed_bytes <= KEPT_BYTES:
-            self._kept_bytes = needed_bytes
+    def _keep_or_free(self, prepared: Prepared) -> None:
+        """Keep the buffers for the next visit, if there is one and room for them on all ranks."""
+        session, needed_bytes = self.session, 2 * len(prepared.sets) * self.case.message_bytes
+        if not self._kept and session.kept_bytes + needed_bytes <= KEPT_BYTES:
             session.kept_bytes += needed_bytes
-        return self._kept_bytes > 0
+            self._kept = prepared
+        if self._kept and self.is_finished:
+            session.kept_bytes -= needed_bytes
+            self._kept = None
 
     # ------------------------------------------------------------------------------------- result
 
@@ -484,34 +460,36 @@ class CaseRun:
 
     # ------------------------------------------------------------------------------------- matrix
 
-    def _measure_matrix(self, watch: Stopwatch) -> Fields:
+    def _measure_matrix(self, begun: float) -> Fields:
         """Measure every pair of ranks in one visit; collective.
 
         With wrong data the record has no times and its pairs show which are wrong.
         """
         session = self.session
-        self.settings = replace(self.settings, visits=1)
-        matrix = self._agree_on(partial(prepare_matrix, self.case, self.communicator))
+        matrix = agree_on(session.control, self._allocate)
         if isinstance(matrix, Finding):
             return no_result("unsupported", matrix)
         timer = session.timer(self.case, self.communicator)
-        sampler = self._new_sampler(timer)
-        with watch.measuring():
-            sampled = sample_matrix(matrix, sampler, session, launch=self.launch, fixed=self.fixed)
+        sampler = Sampler(session=session, timer=timer, calls=())
+        started = time.perf_counter()
+        settings, sampled = sample_matrix(matrix, sampler, launch=self.launch, fixed=self.fixed)
+        measuring_s = time.perf_counter() - started
         self._note_conditions(matrix, timer)
         ranks = range(matrix.world_size)
-        self._conditions |= {"group": rank_list(ranks), "group_size": len(ranks)}
-        settings = sampled.settings
-        self._operations = settings.batch * matrix.window * matrix.operation.operations_per_call
-        self._conditions["wrong"] = sampled.wrong
-        fields: Fields = {
-            "pairs": sampled.pairs,
+        self._operations = matrix.operations(settings.batch)
+        self._conditions |= {
+            "group": rank_list(ranks),
+            "group_size": len(ranks),
             "warmups": settings.warmups,
             "batch": settings.batch,
+            "wrong": sampled.wrong,
+        }
+        fields: Fields = {
+            "pairs": sampled.pairs,
+            "late_discarded": sampled.late,
             **session.overhead(self.case, self.communicator, settings.batch),
             "transport": self.communicator.transport(),
-            "late_discarded": sampled.late,
-            **watch.fields(),
+            **_wall_times(begun, measuring_s),
         }
         if sampled.wrong:
             return {**fields, **_wrong(sampled.wrong, _name_wrong_pairs(sampled.pairs))}
@@ -522,29 +500,10 @@ class CaseRun:
         return {**fields, "times_us": times_us, "flags": flags}
 
 
-class Stopwatch:
-    """Splits a case's wall time into measuring and everything else, in seconds."""
-
-    def __init__(self) -> None:
-        self._begun = time.perf_counter()
-        self.measuring_s = 0.0
-
-    @contextmanager
-    def measuring(self) -> Iterator[None]:
-        """Count the time inside as measuring."""
-        begun = time.perf_counter()
-        yield
-        self.measuring_s += time.perf_counter() - begun
-
-    @property
-    def lasted_s(self) -> float:
-        """Return the seconds since the start."""
-        return time.perf_counter() - self._begun
-
-    def fields(self) -> Fields:
-        """Return the fields of a record, in seconds."""
-        other_s = self.lasted_s - self.measuring_s
-        return {"measuring_s": round(self.measuring_s, 6), "other_s": round(other_s, 6)}
+def _wall_times(begun: float, measuring_s: float) -> Fields:
+    """Return the fields of a record's wall time since ``begun``, in seconds."""
+    other_s = time.perf_counter() - begun - measuring_s
+    return {"measuring_s": round(measuring_s, 6), "other_s": round(other_s, 6)}
 
 
 def _with_affordable_window(

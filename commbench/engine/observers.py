@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,8 +15,7 @@ import numpy as np
 from commbench.collectives.cases import Case
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
-from commbench.engine.energy import RunMeter
-from commbench.engine.gpu_clocks import GpuClocks, Reading, clocks_between
+from commbench.engine.energy import EnergyMeter
 from commbench.engine.records import Overlap
 from commbench.engine.samples import Samples
 from commbench.engine.session import Session
@@ -47,44 +47,12 @@ class Observer(Protocol):
 DISTURBED_SHARE = 0.25
 
 
-class ClockObserver:
-    """The clocks of all GPUs.
-
-    Args:
-        clock: of this rank's GPU; None if it uses none or NVML does not list it.
-    """
-
-    def __init__(self, clock: GpuClocks | None) -> None:
-        self._clock = clock
-        self._before: Reading | None = None
-
-    def before(self) -> None:
-        """Read the clock: after the warm-up, as the clock of an idle GPU is low."""
-        if self._clock:
-            self._before = self._clock.read()
-
-    def after(self) -> tuple[Reading, Reading] | None:
-        """Return both readings."""
-        if self._clock is None or self._before is None:
-            return None
-        return self._before, self._clock.read()
-
-    def fields(self, ranks: Sequence[tuple[Reading, Reading] | None]) -> Fields:
-        """Return the range of the clocks, and what slowed any of them."""
-        return {"clocks": clocks_between(readings for readings in ranks if readings)}
-
-
+@dataclass
 class Disturbance:
-    """The share of time that a rank has waited for a CPU, or that other guests had CPUs.
+    """The share of time that a rank has waited for a CPU, or that other guests had CPUs."""
 
-    Args:
-        counts_delay: whether this thread has a CPU of its own, so that waiting for one is a
-            disturbance.
-    """
-
-    def __init__(self, *, counts_delay: bool) -> None:
-        self._counts_delay = counts_delay
-        self.before()
+    counts_delay: bool
+    """Whether this thread has a CPU of its own, so that waiting for one is a disturbance."""
 
     def before(self) -> None:
         """Read the kernel's counters."""
@@ -96,7 +64,7 @@ class Disturbance:
         lasted_s = time.perf_counter() - self._begun
         delay_s, stolen_s = process.waiting_s()
         waited_s = stolen_s - self._stolen_s
-        if self._counts_delay:
+        if self.counts_delay:
             waited_s = max(waited_s, delay_s - self._delay_s)
         return waited_s / max(lasted_s, 1e-9)
 
@@ -108,46 +76,35 @@ class Disturbance:
 # ----------------------------------------------------------------------------------------- energy
 
 
+@dataclass
 class EnergyObserver:
-    """The energy of an operation on all hosts.
+    """The energy of an operation on all hosts."""
 
-    Args:
-        meter: the counters that each rank reads.
-        progress: counts the repetitions.
-        operations: of one repetition.
-        extend: prepares and returns what repeats the operation for the energy alone, after the
-            times are known; None: the energy is that of the timed repetitions.
-    """
-
-    def __init__(
-        self,
-        meter: RunMeter,
-        progress: Progress,
-        operations: int,
-        extend: Callable[[], Callable[[], None]] | None = None,
-    ) -> None:
-        self._meter = meter
-        self._progress = progress
-        self._operations = operations
-        self._extend = extend
-        self._lasted_s = 0.0
-        self._repetitions = 0
+    meter: EnergyMeter
+    """The counters that each rank reads."""
+    progress: Progress
+    """Counts the repetitions."""
+    operations: int
+    """Of one repetition."""
+    prepare: Callable[[], Callable[[], None]] | None = None
+    """Returns what repeats the operation for the energy alone, after the times are known; None:
+    the energy is that of the timed repetitions."""
 
     def before(self) -> None:
         """Read the counters."""
-        self._readings = self._meter.own.read()
-        self._repetitions_before = int(self._progress.counters[1])
+        self._readings = self.meter.read()
+        self._repeated_before = int(self.progress.counters[1])
         self._begun = time.perf_counter()
 
     def after(self) -> float | None:
         """Return the joules of this rank's counters; None if one cannot be read."""
-        if self._extend:
-            repeat = self._extend()
+        if self.prepare:
+            repeat = self.prepare()
             self.before()
             repeat()
         self._lasted_s = time.perf_counter() - self._begun
-        self._repetitions = int(self._progress.counters[1]) - self._repetitions_before
-        return self._meter.own.joules_since(self._readings)
+        self._repetitions = int(self.progress.counters[1]) - self._repeated_before
+        return self.meter.joules_since(self._readings)
 
     def fields(self, ranks: Sequence[float | None]) -> Fields:
         """Return the energy of one operation.
@@ -157,11 +114,11 @@ class EnergyObserver:
         """
         readable = [joules for joules in ranks if joules is not None]
         total = sum(readable)
-        is_known = len(readable) == len(ranks) and self._lasted_s >= self._meter.least_s
+        is_known = len(readable) == len(ranks) and self._lasted_s >= self.meter.least_s
         if not (is_known and total and self._repetitions):
             return {}
-        joules = total / self._repetitions / self._operations
-        return {"energy_J": joules, "energy_of": self._meter.energy_of}
+        joules = total / self._repetitions / self.operations
+        return {"energy_J": joules, "energy_of": self.meter.energy_of}
 
 
 # ---------------------------------------------------------------------------------- network probe
@@ -170,31 +127,26 @@ class EnergyObserver:
 INTERVALS, INTERVAL_US, MOST_OPERATIONS = 5, 5.0, 32
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """A short operation before and after each visit, whose time tells the state of the machine: an
-    8-byte all_reduce of all ranks in the native loop, the same number of operations each time.
+def probe_of(communicator: Communicator, session: Session) -> Callable[[], float] | None:
+    """Return the backend's probe, opened once per launch; collective.
 
-    A virtual machine whose CPUs are placed again can be in two states for seconds, in one of which
+    It is a short operation before and after each visit, whose time tells the state of the machine:
+    an 8-byte all_reduce of all ranks in the native loop, the same number of operations each time. A
+    virtual machine whose CPUs are placed again can be in two states for seconds, in one of which
     all operations take longer. Which state a visit met is told by the probe alone, never by the
     visit's own times.
+
+    Returns:
+        This rank's median time of an operation in microseconds, collective; None without a native
+        loop, a second rank, or a CPU for each.
     """
-
-    calls: Sequence[Call]
-    timer: Timer
-    operations: int = 1
-    """Operations of each timed interval."""
-
-    @classmethod
-    def open(cls, communicator: Communicator, session: Session) -> Probe | None:
-        """Return the probe of a backend, collective.
-
-        None without a native loop, a second rank, or a CPU for each.
-        """
-        if "native" not in communicator.loops or communicator.size < 2 or session.oversubscribed:  # noqa: PLR2004
-            return None
+    backend = communicator.backend
+    if backend in session.probes:
+        return session.probes[backend]
+    probe = None
+    if "native" in communicator.loops and communicator.size > 1 and not session.oversubscribed:
         case = Case(
-            backend=communicator.backend,
+            backend=backend,
             operation="all_reduce",
             message_bytes=8,
             dtype="float64",
@@ -203,23 +155,13 @@ class Probe:
             loop="native",
         )
         calls = prepare(case, communicator, session.hosts).calls
-        probe = cls(calls=calls, timer=session.timer(case, communicator))
-        probe.time_us()
-        fitting = int(INTERVAL_US / max(probe.time_us(), 1e-3))
+        time_us = partial(median_us, session.timer(case, communicator), calls, INTERVALS)
+        time_us(1)
+        fitting = int(INTERVAL_US / max(time_us(1), 1e-3))
         operations = session.control.broadcast_int(max(1, min(MOST_OPERATIONS, fitting)))
-        return cls(calls=calls, timer=probe.timer, operations=operations)
-
-    def time_us(self) -> float:
-        """Return this rank's median time of an operation; collective."""
-        return median_us(self.timer, self.calls, INTERVALS, self.operations)
-
-
-def probe_of(communicator: Communicator, session: Session) -> Probe | None:
-    """Return the backend's probe, opened once per launch; collective."""
-    backend = communicator.backend
-    if backend not in session.probes:
-        session.probes[backend] = Probe.open(communicator, session)
-    return session.probes[backend]
+        probe = partial(time_us, operations)
+    session.probes[backend] = probe
+    return probe
 
 
 # ---------------------------------------------------------------------------------------- overlap

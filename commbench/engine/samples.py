@@ -5,7 +5,7 @@ and skew.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,25 +25,25 @@ DECIMALS = 4
 Matrix = NDArray[Any]
 
 
+@dataclass
 class Samples:
-    """Stamps of the participating ranks, arrays of shape (ranks, repetitions), in nanoseconds.
+    """Stamps of the participating ranks.
 
-    A repetition that any rank started late is dropped and counted. Stamps are of one clock with an
-    error of ``clock_error_ns``, unless they say otherwise; arrivals are compared if the error is a
-    small share of the time. With ``spanning``, a repetition lasts from the first start to the last
-    end over all ranks.
+    A repetition that any rank started late is dropped and counted.
     """
 
-    def __init__(
-        self, participants: Sequence[int], *, spanning: bool, clock_error_ns: float = 0.0
-    ) -> None:
-        self._participants = list(participants)
-        self._clock_error_ns = clock_error_ns
-        self._spanning = spanning
-        self._start: Matrix = np.zeros((len(self._participants), 0), dtype=np.int64)
-        self._end: Matrix = self._start
-        self._comparable = True
-        self.late = 0
+    participants: Sequence[int]
+    spanning: bool = field(kw_only=True)
+    """Whether a repetition lasts from the first start to the last end over all ranks."""
+    clock_error_ns: float = field(default=0.0, kw_only=True)
+    """Stamps are of one clock with this error, unless they say otherwise; arrivals are compared if
+    it is a small share of the time."""
+    late: int = field(default=0, init=False)
+    _comparable: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        self._stamps: Matrix = np.zeros((2, len(self.participants), 0), dtype=np.int64)
+        """The starts and the ends by rank and repetition, in nanoseconds."""
 
     def within(self, ranks: Sequence[int]) -> Samples:
         """Return the same repetitions for some of the participating ranks, e.g. one group."""
@@ -51,9 +51,9 @@ class Samples:
 
     def _part(self, ranks: Sequence[int], places: slice | list[int]) -> Samples:
         """Return the repetitions at some places for some of the participating ranks."""
-        part = Samples(ranks, spanning=self._spanning, clock_error_ns=self._clock_error_ns)
-        rows = [self._participants.index(rank) for rank in ranks]
-        part._start, part._end = self._start[rows][:, places], self._end[rows][:, places]
+        part = Samples(ranks, spanning=self.spanning, clock_error_ns=self.clock_error_ns)
+        rows = [self.participants.index(rank) for rank in ranks]
+        part._stamps = self._stamps[:, rows][..., places]
         part.late = self.late
         part._comparable = self._comparable
         return part
@@ -61,7 +61,7 @@ class Samples:
     @property
     def valid(self) -> int:
         """Return the number of valid repetitions."""
-        return int(self._start.shape[1])
+        return int(self._stamps.shape[2])
 
     @property
     def tried(self) -> int:
@@ -71,12 +71,14 @@ class Samples:
     def add(self, ranks: Sequence[Repetitions]) -> float:
         """Add a chunk of every rank's repetitions; return the share of late repetitions in it."""
         late = np.any([repetitions.late for repetitions in ranks], axis=0)
-        chosen = [ranks[rank] for rank in self._participants]
-        self._start = np.hstack([self._start, np.stack([r.start_ns for r in chosen])[:, ~late]])
-        self._end = np.hstack([self._end, np.stack([r.end_ns for r in chosen])[:, ~late]])
-        self._comparable = self._comparable and all(r.comparable for r in chosen)
+        chosen = [ranks[rank] for rank in self.participants]
+        stamps = stamps_of(chosen)[..., ~late]
+        self._stamps = np.concatenate([self._stamps, stamps], axis=2)
+        self._comparable = self._comparable and all(each.comparable for each in chosen)
         self.late += int(late.sum())
-        return float(late.mean()) if late.size else 0.0
+        if not late.size:
+            return 0.0
+        return float(late.mean())
 
     def slowest_us(self, per: int) -> list[float]:
         """Return each repetition's time over all ranks, in microseconds of one of ``per``
@@ -85,24 +87,25 @@ class Samples:
         return _us(self._slowest_ns(), per)
 
     def _slowest_ns(self) -> Matrix:
-        if self._spanning:
-            return np.asarray(self._end.max(axis=0) - self._start.min(axis=0))
-        return np.asarray((self._end - self._start).max(axis=0))
+        start, end = self._stamps
+        if self.spanning:
+            return np.asarray(end.max(axis=0) - start.min(axis=0))
+        return np.asarray((end - start).max(axis=0))
 
     def summary(self, per: int) -> dict[str, Any]:
         """Return the fields of a `Record` that come from samples."""
-        lasting = self._end - self._start
+        start, end = self._stamps
+        lasting = end - start
         fields: dict[str, Any] = {
             "times_us": self.slowest_us(per),
             "rank_mean_us": _us(lasting.mean(axis=0), per),
             "rank_median_us": _us(np.median(lasting, axis=1), per),
             "rank_average_us": _us(lasting.mean(axis=1), per),
-            "rank_slowest": np.bincount(self._last(), minlength=len(self._participants)).tolist(),
+            "rank_slowest": self._slowest_counts().tolist(),
         }
-        if self._comparable and is_close(
-            self._clock_error_ns, float(np.median(self._slowest_ns()))
-        ):
-            arrival = self._start - self._start.min(axis=0)
+        slowest_ns = float(np.median(self._slowest_ns()))
+        if self._comparable and is_close(self.clock_error_ns, slowest_ns):
+            arrival = start - start.min(axis=0)
             fields["skew_us"] = _us(arrival.max(axis=0), 1)
             fields["rank_arrival_us"] = _us(np.median(arrival, axis=1), 1)
         return fields
@@ -112,9 +115,13 @@ class Samples:
         times_us = self.slowest_us(per)
         return raised_flags({"bimodal": is_bimodal(times_us), "unsteady": not is_steady(times_us)})
 
-    def _last(self) -> NDArray[np.intp]:
-        """Return the index of each repetition's slowest rank."""
-        return np.asarray((self._end if self._spanning else self._end - self._start).argmax(axis=0))
+    def _slowest_counts(self) -> NDArray[np.intp]:
+        """Return in how many repetitions each rank was the slowest."""
+        start, end = self._stamps
+        lasting = end - start
+        if self.spanning:
+            lasting = end
+        return np.bincount(lasting.argmax(axis=0), minlength=len(self.participants))
 
 
 class PairSamples:
@@ -153,8 +160,7 @@ class PairSamples:
 
     def add(self, ranks: Sequence[Repetitions]) -> float:
         """Add a chunk of every rank; return the share of late repetitions in it."""
-        start = np.stack([repetitions.start_ns for repetitions in ranks])[self._ends]
-        end = np.stack([repetitions.end_ns for repetitions in ranks])[self._ends]
+        start, end = stamps_of(ranks)[:, self._ends]
         late = np.stack([repetitions.late for repetitions in ranks])[self._ends]
         lasting = (end - start).max(axis=0)
         if self._spanning:
@@ -162,11 +168,6 @@ class PairSamples:
         times = np.where(late.any(axis=0), np.nan, lasting)
         self._times = np.hstack([self._times, times])
         return float(np.isnan(times).mean())
-
-    def slowest_us(self, per: int) -> list[float]:
-        """Return the time of the slowest pair of each repetition, in microseconds."""
-        slowest: list[float] = (np.nanmax(self._times, axis=0) / (1e3 * per)).tolist()
-        return slowest
 
     def pairs(self, per: int, wrong: Sequence[int], *, one_way: bool) -> list[tuple[Any, ...]]:
         """Return each pair's fields of `Pairs`, with times in microseconds of one of ``per``
@@ -189,6 +190,11 @@ class PairSamples:
             if not one_way:
                 pairs.append((target, source, *times, wrong[source]))
         return pairs
+
+
+def stamps_of(ranks: Sequence[Repetitions]) -> Matrix:
+    """Return the starts and the ends of repetitions by rank, shape (2, ranks, repetitions)."""
+    return np.stack([[each.start_ns, each.end_ns] for each in ranks], axis=1)
 
 
 def _us(nanoseconds: NDArray[Any], per: int) -> list[float]:

@@ -17,9 +17,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from commbench.engine.control import Control, gather_everywhere
+from commbench.engine.control import gather_everywhere
 from commbench.engine.records import FixedSettings, Record
 from commbench.engine.samples import PairSamples, Samples
+from commbench.engine.session import Session
 from commbench.engine.timing.loops import Call, Repetitions, Timer
 from commbench.engine.timing.sync import TOLERATED_LATE
 from commbench.engine.visits import visit_times
@@ -81,6 +82,11 @@ def is_due(visit: int, visits: int, number: int, rounds: int) -> bool:
     The visits are spread evenly over the rounds; the first is in the first round.
     """
     return visit < visits and visit * rounds // visits <= number
+
+
+def repeatable(visits: int) -> int:
+    """Return how many of the visits of a launch are made again if they were disturbed."""
+    return visits // 4
 
 
 def pilot_visits(most: int, *, left_s: float, operation_s: float) -> int:
@@ -203,23 +209,16 @@ class Sampler:
     visit is fulfilled.
     """
 
-    control: Control
+    session: Session
     timer: Timer
     calls: Sequence[Call]
-    rule: StoppingRule
-    """For a launch that measures the case in one visit."""
-    slice_s: float
-    reading_ns: float
-    """Cost of one reading of the clock in this timer's loop."""
-    most_visits: int = 1
-    """The budget's most visits of a case in a launch."""
-    is_soak: bool = False
-    """Whether each visit fills its share of the time slice."""
     longest_s: float = math.inf
     """Time left for the case in this launch: where that is short, there is one brief visit."""
     watched: Sequence[int] = (0,)
     """Ranks whose slowest decides on warm-up and batch; rank 0 alone if all ranks do the same
     together."""
+    batch: int = 1
+    """How often a timed repetition makes the calls; the warm-up determines it."""
     repeating_s: float = field(default=0.0, init=False)
     """Time of the timed repetitions of the last visit and their synchronisation."""
     _begun: float = field(default=0.0, init=False)
@@ -227,11 +226,8 @@ class Sampler:
     """Of this visit."""
     _ends: float = field(default=0.0, init=False)
     """When the repetitions of this visit have had their time."""
-    _operation_s: float = field(default=0.0, init=False)
-    """Typical time of an operation at the end of the warm-up."""
     _pace_s: float = field(default=math.inf, init=False)
     """Time of one repetition and its synchronisation, from the last chunk."""
-    _chunk_begun: float = field(default=0.0, init=False)
     _spanned_ns: int = field(default=0, init=False)
 
     def warm_up(self, fixed: FixedSettings | None) -> FixedSettings:
@@ -241,77 +237,88 @@ class Sampler:
 
         Returns the settings of the launch.
         """
+        session, budget, sync = self.session, self.session.budget, self.timer.sync
         self._begun = time.perf_counter()
-        self.timer.sync.plan.reset()
-        first = self._run(1, 1)
+        sync.reset()
+        first = self._run(1)
         if fixed:
-            self._note_operation(self._run(fixed.warmups - 1, 1) or first)
             settings = fixed
-            if not settings.visits:
-                settings = replace(settings, visits=self._pilot_visits())
+            times = self._run(fixed.warmups - 1)
         else:
-            times = self._warm_up_until_steady(first)
-            self._note_operation(times or first)
-            batch = batch_of(1e9 * self._operation_s, self.reading_ns)
-            visits = self._pilot_visits()
-            settings = FixedSettings(warmups=1 + len(times), batch=batch, visits=visits)
-            settings = self.control.broadcast(self._shortened(settings))
+            times = self._warm_up_until_steady(first[0])
+            settings = FixedSettings(warmups=1 + len(times), batch=1)
+        operation_s = _typical_ns((times or first)[-WARMUP_WINDOW:]) / 1e9
+        if not settings.visits:
+            visits = budget.visits
+            if not budget.is_soak:
+                left_s = session.slice_s - self._elapsed()
+                visits = pilot_visits(visits, left_s=left_s, operation_s=operation_s)
+            settings = replace(settings, visits=visits)
+        if not fixed:
+            batch = batch_of(1e9 * operation_s, session.reading_ns(self.timer))
+            settings = replace(settings, batch=batch)
+            operations = (self.longest_s - self._elapsed()) / max(operation_s, 1e-9)
+            if operations < USUAL_OPERATIONS - 1 and not budget.is_soak:
+                repetitions = max(1, int(operations))
+                settings = replace(settings, visits=1, repetitions=repetitions, is_brief=True)
+        settings = session.control.broadcast(settings)
         if settings.is_brief:  # a late start of a long operation costs much and says little
-            sync = self.timer.sync.plan
-            sync.slack_ns = max(sync.slack_ns, int(BRIEF_SLACK * 1e9 * self._operation_s))
-        plan = plan_visit(
-            self.rule,
-            settings,
-            share_s=(self.slice_s - self._elapsed()) / settings.visits,
-            operation_s=self._operation_s,
-            is_soak=self.is_soak,
+            sync.slack_ns = max(sync.slack_ns, int(BRIEF_SLACK * 1e9 * operation_s))
+        self.batch = settings.batch
+        share_s = (session.slice_s - self._elapsed()) / settings.visits
+        self.begin(
+            plan_visit(
+                session.rule,
+                settings,
+                share_s=share_s,
+                operation_s=operation_s,
+                is_soak=budget.is_soak,
+            )
         )
-        self.begin(plan)
         return settings
 
-    def _warm_up_until_steady(self, first: Sequence[int]) -> list[int]:
+    def _warm_up_until_steady(self, first_ns: int) -> list[int]:
         """Return the times of the discarded repetitions after the first, in nanoseconds."""
-        times = self._run(self._guesses(_typical_ns(first)), 1)
-        window = self._window(_typical_ns(times or first))
+        times: list[int] = []
         while True:
-            steady = window == 0 or warmup_count(times, window) is not None
-            step = Step(repetitions=2 * window)
-            if steady or len(times) >= WARMUP_CAP or self._elapsed() > self._warm_up_s:
-                step = Step(repetitions=0)
-            step = self._agree(step)
-            if not step.repetitions:
+            more = self.session.control.broadcast_int(self._more_warmups(first_ns, times))
+            if not more:
                 return times
-            times += self._run(step.repetitions, 1)
+            times += self._run(more)
 
-    def _shortened(self, settings: FixedSettings) -> FixedSettings:
-        """Return the settings, of one brief visit if there is no time for the usual ones."""
-        operations = (self.longest_s - self._elapsed()) / max(self._operation_s, 1e-9)
-        if self.is_soak or operations >= USUAL_OPERATIONS - 1:
-            return settings
-        return replace(settings, visits=1, repetitions=max(1, int(operations)), is_brief=True)
-
-    def _note_operation(self, times: Sequence[int]) -> None:
-        self._operation_s = _typical_ns(times[-WARMUP_WINDOW:]) / 1e9
-
-    def _pilot_visits(self) -> int:
-        """Return the visits of a case whose components of variance are unknown, the same on all
-        ranks.
+    def _more_warmups(self, first_ns: int, times: Sequence[int]) -> int:
+        """Return how many repetitions to discard next: first a few as a guess of their time, one
+        if the first was long, none if there is hardly time for another; then twice the window of
+        warm-up detection, until times are steady. The window has 20 repetitions, fewer of long
+        operations.
         """
-        if self.is_soak:
-            return self.most_visits
-        left_s = self.slice_s - self._elapsed()
-        visits = pilot_visits(self.most_visits, left_s=left_s, operation_s=self._operation_s)
-        return self.control.broadcast_int(visits)
+        session = self.session
+        share = WARMUP_SHARE
+        if session.budget.visits > 1:
+            share = FIRST_WARMUP_SHARE
+        warm_up_s = session.slice_s * share
+        if not times:
+            guess_s = GUESS_OPERATIONS * first_ns / 1e9
+            if guess_s < warm_up_s:
+                return GUESS_OPERATIONS
+            return int(guess_s <= self.longest_s)
+        guessed_ns = _typical_ns(times[:GUESS_OPERATIONS])
+        affordable = int(warm_up_s * 1e9 / (2 * max(guessed_ns, 1.0)))
+        window = min(WARMUP_WINDOW, affordable)
+        is_over = len(times) >= WARMUP_CAP or self._elapsed() > warm_up_s
+        if is_over or not window or warmup_count(times, window) is not None:
+            return 0
+        return 2 * window
 
     def begin_again(self, warmups: int) -> None:
         """Begin a later visit like the first, after at most ``warmups`` discarded repetitions, the
         same number on all ranks.
         """
-        self.timer.sync.plan.reset()  # a wide slack tolerates late starts
-        once_s = _typical_ns(self._run(1, 1)) / 1e9
+        self.timer.sync.reset()  # a wide slack tolerates late starts
+        once_s = _typical_ns(self._run(1)) / 1e9
         affordable = int(WARMUP_S / max(once_s, 1e-9))
         more = max(0, min(MOST_WARMUPS, warmups, affordable) - 1)
-        self._run(self.control.broadcast_int(more), 1)
+        self._run(self.session.control.broadcast_int(more))
         self.begin(self._plan)
 
     def begin(self, plan: VisitPlan) -> None:
@@ -320,38 +327,42 @@ class Sampler:
         self._spanned_ns = 0
         self._ends = time.perf_counter() + plan.share_s
 
-    def collect(self, samples: CollectedT, batch: int) -> CollectedT | None:
+    def collect(self, samples: CollectedT) -> CollectedT | None:
         """Repeat until the plan of the visit is fulfilled.
 
         Return the samples on rank 0, None elsewhere.
         """
         begun = time.perf_counter()
-        step = self._agree(Step(repetitions=self._first_chunk(batch)))
+        control, sync = self.session.control, self.timer.sync
+        step = control.broadcast(Step(repetitions=self._first_chunk()))
         while step.repetitions:
+            chunk_begun = time.perf_counter()
             if step.widen:
-                self.timer.sync.handle_late_starts()
+                sync.handle_late_starts()
             elif step.refresh:
-                self.timer.sync.plan.clock.refresh()
-            gathered = self.control.gather(self.timer.run(self.calls, step.repetitions, batch))
-            step = self._agree(self._next_step(samples, gathered, step, batch))
+                sync.clock.refresh()
+            gathered = control.gather(self.timer.run(self.calls, step.repetitions, self.batch))
+            if gathered is not None:
+                step = self._next_step(samples, gathered, chunk_begun)
+            step = control.broadcast(step)
         self.repeating_s = time.perf_counter() - begun
-        if self.control.rank:
+        if control.rank:
             return None
         return samples
 
-    def repeat_for(self, seconds: float, batch: int) -> None:
+    def repeat_for(self, seconds: float) -> None:
         """Repeat for ``seconds`` more without keeping times."""
         repetitions, ends = 1, time.perf_counter() + seconds
         while repetitions:
             begun = time.perf_counter()
-            self.timer.run(self.calls, repetitions, batch)
+            self.timer.run(self.calls, repetitions, self.batch)
             if time.perf_counter() >= ends:
                 repetitions = 0
             elif time.perf_counter() - begun < CHUNK_S and repetitions < MOST_TOGETHER:
                 repetitions *= 2
-            repetitions = self.control.broadcast_int(repetitions)
+            repetitions = self.session.control.broadcast_int(repetitions)
 
-    def _first_chunk(self, batch: int) -> int:
+    def _first_chunk(self) -> int:
         """Return the repetitions of the first chunk: the rule's minimum, fewer of a single visit if
         time is short.
         """
@@ -359,34 +370,29 @@ class Sampler:
         if rule.relative_half_width is None:
             spanning = math.ceil(self._plan.span_s / self._pace_s)
             return max(rule.minimum, min(rule.maximum, spanning))
-        typical_ns = _typical_ns(self._run(1, batch))
+        typical_ns = _typical_ns(self._run(1, self.batch))
         affordable = int((self._ends - time.perf_counter()) * 1e9 / max(typical_ns, 1.0))
         return max(rule.floor, min(rule.minimum, affordable))
 
     def _next_step(
-        self,
-        samples: Samples | PairSamples,
-        gathered: list[Repetitions] | None,
-        last: Step,
-        batch: int,
-    ) -> Step | None:
-        """Return rank 0's decision after a chunk; None on the other ranks."""
-        if gathered is None:
-            return None
-        rule = self._plan.rule
-        late = samples.add(gathered)
+        self, samples: Samples | PairSamples, ranks: Sequence[Repetitions], chunk_begun: float
+    ) -> Step:
+        """Return rank 0's decision after a chunk of every rank's repetitions."""
+        plan, rule = self._plan, self._plan.rule
+        late = samples.add(ranks)
         valid, tried = samples.valid, samples.tried
-        self._spanned_ns += int(gathered[0].end_ns[-1] - gathered[0].start_ns[0])
-        missing_s = self._plan.span_s - self._spanned_ns / 1e9
+        start_ns, end_ns = ranks[0].start_ns, ranks[0].end_ns
+        self._spanned_ns += int(end_ns[-1] - start_ns[0])
+        missing_s = plan.span_s - self._spanned_ns / 1e9
         left_s = self._ends - time.perf_counter()
         is_enough = valid >= rule.floor or tried >= 4 * rule.floor
         is_over = tried >= rule.maximum or (left_s <= 0 and is_enough)
-        if not is_over and not self._plan.fills_share and missing_s <= 0:
-            is_over = rule.satisfied([time_us / 1e6 for time_us in samples.slowest_us(batch)])
+        if not is_over and isinstance(samples, Samples) and not plan.fills_share and missing_s <= 0:
+            is_over = rule.satisfied([time_us / 1e6 for time_us in samples.slowest_us(self.batch)])
         if is_over:
             return Step(repetitions=0)
-        self._pace_s = max((time.perf_counter() - self._chunk_begun) / last.repetitions, 1e-9)
-        if self._plan.fills_share:
+        self._pace_s = max((time.perf_counter() - chunk_begun) / len(start_ns), 1e-9)
+        if plan.fills_share:
             repetitions = min(MOST_TOGETHER, rule.maximum - tried)
         elif rule.relative_half_width is None:
             repetitions = max(rule.minimum - valid, math.ceil(missing_s / self._pace_s))
@@ -396,23 +402,13 @@ class Sampler:
         return Step(
             repetitions=max(1, rule.floor - valid, min(repetitions, affordable)),
             widen=late > TOLERATED_LATE,
-            refresh=self.timer.sync.plan.clock.is_stale(),
+            refresh=self.timer.sync.clock.is_stale(),
         )
-
-    def _agree(self, step: Step | None) -> Step:
-        """Return rank 0's step on every rank.
-
-        The time until the next agreement is that of one chunk.
-        """
-        agreed = self.control.broadcast(step)
-        self._chunk_begun = time.perf_counter()
-        assert agreed is not None  # noqa: S101 - rank 0 always has a view
-        return agreed
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._begun
 
-    def _run(self, repetitions: int, batch: int) -> list[int]:
+    def _run(self, repetitions: int, batch: int = 1) -> list[int]:
         """Return the times of discarded repetitions, in nanoseconds: of the watched ranks, else of
         this one.
         """
@@ -421,36 +417,10 @@ class Sampler:
         repeated = self.timer.run(self.calls, repetitions, batch)
         lasting = repeated.end_ns - repeated.start_ns
         if tuple(self.watched) != (0,):
-            gathered = gather_everywhere(self.control, lasting)
+            gathered = gather_everywhere(self.session.control, lasting)
             lasting = np.max([gathered[rank] for rank in self.watched], axis=0)
         times: list[int] = lasting.tolist()
         return times
-
-    def _guesses(self, first_ns: float) -> int:
-        """Return the operations for the first estimate, the same on all ranks: one if the first was
-        long, none if there is hardly time for another.
-        """
-        guesses = 1
-        if GUESS_OPERATIONS * first_ns < self._warm_up_s * 1e9:
-            guesses = GUESS_OPERATIONS
-        elif GUESS_OPERATIONS * first_ns > self.longest_s * 1e9:
-            guesses = 0
-        return self.control.broadcast(guesses)
-
-    def _window(self, typical_ns: float) -> int:
-        """Return the window of warm-up detection, the same on all ranks: 20, or fewer for long
-        operations.
-        """
-        affordable = int(self._warm_up_s * 1e9 / (2 * max(typical_ns, 1.0)))
-        return self.control.broadcast(max(0, min(WARMUP_WINDOW, affordable)))
-
-    @property
-    def _warm_up_s(self) -> float:
-        """The longest time of the warm-up before the first visit."""
-        share = WARMUP_SHARE
-        if self.most_visits > 1:
-            share = FIRST_WARMUP_SHARE
-        return self.slice_s * share
 
 
 def batch_of(typical_ns: float, reading_ns: float) -> int:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from commbench.collectives.cases import Case
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, gather_everywhere
-from commbench.engine.energy import RunMeter
-from commbench.engine.gpu_clocks import GpuClocks
+from commbench.engine.energy import EnergyMeter
 from commbench.engine.timing.clocks import GlobalClock, is_close
 from commbench.engine.timing.loops import Call, Progress, Timer, empty_call, median_us
-from commbench.engine.timing.sync import SyncPlan, choose_method
+from commbench.engine.timing.sync import Synchroniser, choose_method
 from commbench.findings import UnsupportedError
 from commbench.stats import StoppingRule
 from commbench.stats.budgets import Budget
 from commbench.system.clock import timer_tick_s
-
-if TYPE_CHECKING:
-    from commbench.engine.observers import Probe
 
 OVERHEAD_WARMUPS, OVERHEAD_REPETITIONS = 10, 100
 
@@ -43,13 +38,12 @@ class Session:
     """The host of each rank; empty: all are on one."""
     slice_s: float = 0.0
     """Time slice of a case, in seconds; 0: the budget's."""
-    meter: RunMeter = field(default_factory=RunMeter)
+    meter: EnergyMeter = field(default_factory=EnergyMeter)
     """Energy counters that this rank reads."""
     kept_bytes: int = 0
     """Bytes of buffers that cases keep between their visits, the same on all ranks."""
-    probes: dict[str, Probe | None] = field(default_factory=dict)
-    """The probe of each backend that has measured."""
-    _gpus: dict[str, GpuClocks | None] = field(default_factory=dict)
+    probes: dict[str, Callable[[], float] | None] = field(default_factory=dict)
+    """The probe of each backend that has measured, see `commbench.engine.observers.probe_of`."""
     _caches: dict[str, int] = field(default_factory=dict)
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
     _readings: dict[str, float] = field(default_factory=dict)
@@ -70,13 +64,6 @@ class Session:
         if timer.name not in self._readings:
             self._readings[timer.name] = timer.reading_ns()
         return self._readings[timer.name]
-
-    def gpu_clock(self, communicator: Communicator) -> GpuClocks | None:
-        """Return the clock of this rank's GPU; None if it uses no GPU or NVML does not list it."""
-        address = communicator.gpu
-        if address and address not in self._gpus:
-            self._gpus[address] = GpuClocks.find(address)
-        return self._gpus.get(address)
 
     def cache_bytes(self, communicator: Communicator) -> int:
         """Return the largest cache behind any rank's buffers; 0 if a rank's is unknown;
@@ -119,8 +106,14 @@ class Session:
         )
         key = (case.backend, case.loop, method)
         if key not in self._timers:
-            plan = SyncPlan(method=method, yielding=self.oversubscribed, clock=self.clock)
-            timer = communicator.timer(case.loop, plan, self.progress)
+            sync = Synchroniser(
+                self.control,
+                method,
+                clock=self.clock,
+                yielding=self.oversubscribed,
+                patient=communicator.own_threads,
+            )
+            timer = communicator.timer(case.loop, sync, self.progress)
             timer.prepare()
             self._timers[key] = timer
         return self._timers[key]
@@ -144,7 +137,8 @@ class Session:
             timer = self.timer(case, communicator)
             local = []
             if timer.name != "event":
-                timer = communicator.timer(case.loop, SyncPlan(method="none"), self.progress)
+                sync = Synchroniser(self.control, "none", patient=communicator.own_threads)
+                timer = communicator.timer(case.loop, sync, self.progress)
                 local = communicator.local_calls()
             harness_us = _warm_median_us(timer, [empty_call()], batch)
             framework_us = None

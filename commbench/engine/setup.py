@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from commbench.collectives.cases import Case
 from commbench.collectives.composed import operation_in_pattern
@@ -17,7 +16,7 @@ from commbench.collectives.patterns import Group, groups_of
 from commbench.collectives.primitives import Buffers
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, agree_on, gather_everywhere
-from commbench.engine.timing.loops import Call, Timer, Turns
+from commbench.engine.timing.loops import Call, Timer, in_turns, order_of
 from commbench.findings import Finding, UnsupportedError
 
 #: Delay of the last rank that enters a barrier under verification, in seconds.
@@ -46,11 +45,15 @@ class Checked:
     @property
     def wrong(self) -> int | None:
         """Wrong elements over all ranks."""
-        return None if self.by_rank is None else sum(self.by_rank)
+        if self.by_rank is None:
+            return None
+        return sum(self.by_rank)
 
     def within(self, group: Group) -> int | None:
         """Wrong elements over the ranks of one group."""
-        return None if self.by_rank is None else sum(self.by_rank[rank] for rank in group)
+        if self.by_rank is None:
+            return None
+        return sum(self.by_rank[rank] for rank in group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +69,20 @@ class Prepared:
     """Of this rank's group; of all ranks if it is in no group."""
     shape: Shape | None = None
     """Within the group; None in no group."""
-    buffers: Buffers
+    sets: Sequence[Buffers]
+    """Sets of buffers that rotate: as many on all ranks, also on one in no group, where they are
+    empty."""
     data: KnownData
     calls: Sequence[Call] = ()
-    more: Sequence[Buffers] = ()
-    """Further sets of buffers, which rotate with ``buffers``."""
-    rotation: int = 1
-    """Number of rotating sets, the same on all ranks, also on one in no group."""
     window: int = 1
     """Messages in flight."""
     captured: int = 1
     """Operations in a graph if ``calls`` replay graphs."""
+
+    @property
+    def buffers(self) -> Buffers:
+        """Return the first set of buffers."""
+        return self.sets[0]
 
     @property
     def active(self) -> tuple[Group, ...]:
@@ -101,6 +107,10 @@ class Prepared:
         """Return the messages in flight if there is time for them."""
         return window_of(self.operation, self.case.message_bytes)
 
+    def operations(self, batch: int) -> int:
+        """Return the operations in a repetition of ``batch`` calls."""
+        return batch * self.window * self.operation.operations_per_call
+
     def with_window(self, window: int) -> Prepared:
         """Return the case with another number of messages in flight."""
         if self.shape is None:
@@ -108,10 +118,9 @@ class Prepared:
         shape = replace(self.shape, window=window)
         turns = [
             self.operation.call(self.communicator, buffers, shape, self.case.redop or "")
-            for buffers in (self.buffers, *self.more)
+            for buffers in self.sets
         ]
-        calls = Turns(turns) if self.more else turns[0]
-        return replace(self, window=window, shape=shape, calls=calls)
+        return replace(self, window=window, shape=shape, calls=in_turns(turns))
 
     @property
     def is_idle(self) -> bool:
@@ -128,30 +137,24 @@ class Prepared:
         )
 
     def verify(
-        self,
-        control: Control,
-        *,
-        shared_clock: bool,
-        timer: Timer | None = None,
-        tamper: Callable[[Any], None] | None = None,
+        self, control: Control, *, shared_clock: bool, timer: Timer | None = None
     ) -> Checked:
         """Run the operation once in all groups at the same time and check the result; collective.
 
         Rotating buffers are each used once, and each graph is replayed once. With a native
         ``timer``, the timer runs the operation again on fresh data, so that the calls that will be
-        timed are checked. ``tamper`` may alter this rank's result before the check, to test the
-        check.
+        timed are checked.
         """
         if not self.operation.moves_data:
-            return self._verify_barrier(control) if shared_clock else Checked()
+            if not shared_clock:
+                return Checked()
+            return self._verify_barrier(control)
         refusal = agree_on(control, self._fill) or self.run_once(control)
         if refusal:
             return Checked(refusal=refusal)
         if timer and timer.name == "native":  # other loops make the same calls as above
             self._fill()
-            timer.run(self.calls, self.rotation, 1)
-        if tamper and self.buffers.receive is not None:
-            tamper(self.buffers.receive)
+            timer.run(self.calls, len(self.sets), 1)
         wrong = agree_on(control, self._count_wrong)
         if isinstance(wrong, Finding):
             return Checked(refusal=wrong)
@@ -173,9 +176,9 @@ class Prepared:
         refusals = [gathered[rank] for rank in self.participants]
         if any(refusals) and not all(refusals):
             raise RuntimeError(next(text for text in refusals if text))
-        return (
-            Finding(code="library_refused", numbers={"error": refusals[0]}) if refusals[0] else None
-        )
+        if not refusals[0]:
+            return None
+        return Finding(code="library_refused", numbers={"error": refusals[0]})
 
     def _verify_barrier(self, control: Control) -> Checked:
         """Check a barrier: the last rank enters late, and ranks that leave before it are counted as
@@ -197,11 +200,6 @@ class Prepared:
         return Checked(by_rank=by_rank)
 
     @property
-    def _sets(self) -> tuple[Buffers, ...]:
-        """Return every set of buffers."""
-        return (self.buffers, *self.more)
-
-    @property
     def _accumulates(self) -> bool:
         """Return whether repeated calls change their own input, so that only cancelling data has a
         known answer.
@@ -211,47 +209,47 @@ class Prepared:
 
     def _fill(self) -> None:
         """Poison the receive buffers, then write the inputs."""
-        spans = self.operation.inputs(self.shape) if self.shape else []
-        content = (
-            self.data.cancelling(self._contributions())
-            if self._accumulates
-            else self.data.inputs(spans)
-        )
-        for buffers in self._sets:
+        if self.shape is None:
+            return
+        spans = self.operation.inputs(self.shape)
+        content = self.data.inputs(spans)
+        if self._accumulates:
+            content = self.data.cancelling(self._contributions(self.shape))
+        for buffers in self.sets:
+            source = buffers.send
+            if source is None:
+                source = buffers.receive
             if buffers.receive is not None:
                 self.communicator.poison(buffers.receive)
             if spans:
-                self.communicator.write(
-                    buffers.send if buffers.send is not None else buffers.receive, content
-                )
+                self.communicator.write(source, content)
 
-    def _contributions(self) -> list[Span]:
+    def _contributions(self, shape: Shape) -> list[Span]:
         """Return this rank's input to an in-place reduction.
 
         ``target`` is the only rank that holds the result.
 
         The target adds its own buffer again in each repetition. An all_reduce has no such rank.
         """
-        if self.shape is None:
-            return []
-        rank, size, block = self.shape.rank, self.shape.size, self.shape.block
+        rank, size, block = shape.rank, shape.size, shape.block
         if self.operation.in_place_slice == "receive_in_send":  # reduce_scatter: one block per rank
             return [Span(offset=r * block, count=block, source=rank, target=r) for r in range(size)]
-        keeper = self.shape.root if self.operation.rooted else size
-        return [Span(offset=0, count=self.shape.elements, source=rank, target=keeper)]
+        keeper = size
+        if self.operation.rooted:
+            keeper = shape.root
+        return [Span(offset=0, count=shape.elements, source=rank, target=keeper)]
 
     def _count_wrong(self) -> int:
-        spans = self.operation.answer(self.shape) if self.shape else []
-        if not self.shape or not spans:
+        if self.shape is None:
             return 0
-        expected = (
-            self.data.neutral(self.buffers.receive.count)
-            if self._accumulates
-            else self.data.answer(spans)
-        )
-        return sum(
-            self.communicator.count_wrong(buffers.receive, expected) for buffers in self._sets
-        )
+        spans = self.operation.answer(self.shape)
+        if not spans:
+            return 0
+        expected = self.data.answer(spans)
+        if self._accumulates:
+            expected = self.data.neutral(self.buffers.receive.count)
+        counts = [self.communicator.count_wrong(each.receive, expected) for each in self.sets]
+        return sum(counts)
 
     def refill(self) -> None:
         """Give in-place reductions neutral data before timing, so that repetitions neither grow nor
@@ -259,7 +257,7 @@ class Prepared:
         """
         if not (self.shape and self.operation.reduces and self.case.in_place):
             return
-        for buffers in self._sets:
+        for buffers in self.sets:
             for buffer in (buffers.receive, buffers.send):
                 if buffer is not None:
                     self.communicator.write(buffer, self.data.neutral(buffer.count))
@@ -274,19 +272,17 @@ class Prepared:
         """
         if not self.calls:
             return replace(self, captured=GRAPH_OPERATIONS)
-        sets = self.calls.sets if isinstance(self.calls, Turns) else [self.calls]
-        turns = Turns(sets).order(0, GRAPH_OPERATIONS).turns
+        turns = order_of(self.calls, 0, GRAPH_OPERATIONS).unrolled()
         try:
             with (
                 self.communicator.watched()
-            ):  # the library logs its algorithm at capture, not at replay
+            ):  # libraries log an algorithm at capture, not at replay
                 graphs = [[self.communicator.capture(turn)] for turn in turns]
         except LIBRARY_ERRORS as error:
             raise UnsupportedError(
                 "graph_refused", operation=self.operation.name, error=_one_line(error)
             ) from error
-        calls = graphs[0] if len(graphs) == 1 else Turns(graphs)
-        return replace(self, calls=calls, captured=GRAPH_OPERATIONS)
+        return replace(self, calls=in_turns(graphs), captured=GRAPH_OPERATIONS)
 
 
 def _one_line(error: BaseException) -> str:
@@ -329,7 +325,8 @@ def prepare(
     placed = (hosts or [""] * communicator.size)[: case.world_size]
     operation = operation_in_pattern(case.operation, case.pattern, len(placed))
     communicator = communicator.using(case.algorithm)
-    communicator = communicator.persistent() if case.persistent else communicator
+    if case.persistent:
+        communicator = communicator.persistent()
     groups = groups_of(case.pattern, placed)
     within = communicator.split(groups)
     parts = []
@@ -343,9 +340,8 @@ def prepare(
         groups=groups,
         world_size=communicator.size,
         communicator=communicator,
-        buffers=Buffers(send=None, receive=None),
+        sets=[Buffers(send=None, receive=None)] * sets,
         data=KnownData(dtype=dtype, size=size, redop=case.redop),
-        rotation=sets,
         window=window_of(operation, case.message_bytes),
     )
     if operation.overlaps and case.buffers == "rotated":
@@ -366,8 +362,8 @@ def prepare(
     )
     check_count(shape.block if operation.divided else shape.elements, within)
     with within.allocating(case.buffers):
-        first, *more = [_allocate(case, operation, shape, dtype, within) for _ in range(sets)]
-    member = replace(idle, communicator=within, shape=shape, buffers=first, more=more)
+        made = [_allocate(case, operation, shape, dtype, within) for _ in range(sets)]
+    member = replace(idle, communicator=within, shape=shape, sets=made)
     prepared = member.with_window(idle.window)
     if case.graph and any(call.blocking for call in prepared.calls):
         raise UnsupportedError("graph_waits", backend=within.backend, operation=case.operation)
@@ -390,24 +386,21 @@ def _allocate(
     case: Case, operation: Operation, shape: Shape, dtype: DataType, communicator: Communicator
 ) -> Buffers:
     send_count, receive_count = operation.counts(shape)
-
-    def separate(count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type
-        return communicator.allocate(dtype, count) if count else None
-
-    if not case.in_place:
-        return Buffers(send=separate(send_count), receive=separate(receive_count))
-    whole = communicator.allocate(dtype, max(send_count, receive_count))
-    if operation.in_place_slice == "same":
-        return Buffers(send=whole if send_count else None, receive=whole if receive_count else None)
-    block = (communicator.result_offset(operation, shape), shape.block)
-    if operation.in_place_slice == "send_in_receive":
-        return (
-            Buffers(send=whole.part(*block), receive=whole)
-            if receive_count
-            else Buffers(send=whole, receive=None)
-        )
-    return (
-        Buffers(send=whole, receive=whole.part(*block))
-        if send_count
-        else Buffers(send=None, receive=whole)
-    )
+    send = receive = None  # of a backend's own buffer type
+    if case.in_place:
+        send = receive = communicator.allocate(dtype, max(send_count, receive_count))
+        block = (communicator.result_offset(operation, shape), shape.block)
+        if operation.in_place_slice == "send_in_receive" and receive_count:
+            send = receive.part(*block)
+        if operation.in_place_slice == "receive_in_send" and send_count:
+            receive = send.part(*block)
+        if not send_count:
+            send = None
+        if not receive_count:
+            receive = None
+    else:
+        if send_count:
+            send = communicator.allocate(dtype, send_count)
+        if receive_count:
+            receive = communicator.allocate(dtype, receive_count)
+    return Buffers(send=send, receive=receive)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from commbench.engine.records import Interruption, Point, Stall
-from commbench.engine.samples import Matrix, Samples
+from commbench.engine.samples import Samples, stamps_of
 from commbench.engine.timing.loops import Repetitions
 
 #: Repetitions of a visit that rank 0 keeps in memory, and those that the record keeps.
@@ -21,66 +22,65 @@ MOST_INTERRUPTIONS = 3
 _DECIMALS = 6
 
 
+@dataclass
 class SoakSamples(Samples):
     """Samples whose memory is bounded however long the visit is; arguments as of `Samples`.
 
     If more than `MOST_KEPT` repetitions remain, every second one is dropped. The longest
-    interruptions are kept of all
-    repetitions, late ones included: a rank that was stopped before it started is late.
+    interruptions are kept of all repetitions, late ones included: a rank that was stopped before it
+    started is late.
     """
 
-    def __init__(
-        self, participants: Sequence[int], *, spanning: bool, clock_error_ns: float = 0.0
-    ) -> None:
-        super().__init__(participants, spanning=spanning, clock_error_ns=clock_error_ns)
-        self._begun_s = time.time()
-        self._ends_ns: int | None = None
-        """When the last repetition so far had ended on all ranks."""
-        self._total = 0
-        self._stride = 1
-        self._longest: list[Interruption] = []
+    _begun_s: float = field(default_factory=time.time, init=False)
+    _ends_ns: int | None = field(default=None, init=False)
+    """When the last repetition so far had ended on all ranks."""
+    _total: int = field(default=0, init=False)
+    _stride: int = field(default=1, init=False)
+    _longest: list[Interruption] = field(default_factory=list, init=False)
 
     def add(self, ranks: Sequence[Repetitions]) -> float:
         """See `Samples.add`."""
-        chosen = [ranks[rank] for rank in self._participants]
-        self._note_interruptions(chosen)
+        self._note_interruptions([ranks[rank] for rank in self.participants])
         before = self.valid
         share = super().add(ranks)
         self._total += self.valid - before
-        self._start, self._end = (
-            np.hstack([stamps[:, :before], stamps[:, before :: self._stride]])
-            for stamps in (self._start, self._end)
-        )
+        kept, added = self._stamps[..., :before], self._stamps[..., before :: self._stride]
+        self._stamps = np.concatenate([kept, added], axis=2)
         while self.valid > MOST_KEPT:
-            self._start, self._end = self._start[:, ::2], self._end[:, ::2]
+            self._stamps = self._stamps[..., ::2]
             self._stride *= 2
         return share
 
     def _note_interruptions(self, ranks: Sequence[Repetitions]) -> None:
         """Keep the longest interruptions: from one repetition's last end to the next one's."""
-        start, end = (
-            np.stack([getattr(r, name) for r in ranks]) for name in ("start_ns", "end_ns")
-        )
-        is_comparable = all(r.comparable for r in ranks)
-        lasts: Matrix = end.max(axis=0) if is_comparable else end[0]
-        first = int(start[:, 0].min() if is_comparable else start[0, 0])
-        befores = np.concatenate([[first if self._ends_ns is None else self._ends_ns], lasts[:-1]])
+        start, end = stamps_of(ranks)
+        is_comparable = all(each.comparable for each in ranks)
+        firsts, lasts, now_s = start[0], end[0], None
+        if is_comparable:
+            firsts, lasts, now_s = start.min(axis=0), end.max(axis=0), time.perf_counter()
+        before_ns = self._ends_ns
+        if before_ns is None:
+            before_ns = int(firsts[0])
+        befores = np.concatenate([[before_ns], lasts[:-1]])
         self._ends_ns = int(lasts[-1])
         spans = lasts - befores
-        offset_s = time.time() - (time.perf_counter() if is_comparable else self._ends_ns / 1e9)
+        if now_s is None:
+            now_s = self._ends_ns / 1e9
+        offset_s = time.time() - now_s
         for place in np.argsort(spans)[-MOST_INTERRUPTIONS:]:
-            arrival = start[:, place] - befores[place]
+            arrival_s: Sequence[float] = ()
+            if is_comparable:
+                arrival_s = _seconds(start[:, place] - befores[place])
             self._longest.append(
                 Interruption(
                     at_s=round(offset_s + int(befores[place]) / 1e9, _DECIMALS),
                     lasted_s=_seconds(spans[place]),
                     rank_s=_seconds(end[:, place] - start[:, place]),
-                    arrival_s=_seconds(arrival) if is_comparable else (),
+                    arrival_s=arrival_s,
                 )
             )
-        self._longest = sorted(self._longest, key=lambda each: each.lasted_s, reverse=True)[
-            :MOST_INTERRUPTIONS
-        ]
+        self._longest.sort(key=lambda each: each.lasted_s, reverse=True)
+        del self._longest[MOST_INTERRUPTIONS:]
 
     def _recorded(self) -> list[int]:
         """Return the places of the repetitions to record: evenly spaced by time, so that quantiles
@@ -93,10 +93,10 @@ class SoakSamples(Samples):
     def summary(self, per: int) -> dict[str, Any]:
         """Return the fields of a `Record`, with times of at most `MOST_RECORDED` repetitions."""
         fields, recorded = super().summary(per), self._recorded()
-        by_repetition = [name for name in ("times_us", "rank_mean_us", "skew_us") if name in fields]
-        return fields | {
-            name: [fields[name][place] for place in recorded] for name in by_repetition
-        }
+        for name in ("times_us", "rank_mean_us", "skew_us"):
+            if name in fields:
+                fields[name] = [fields[name][place] for place in recorded]
+        return fields
 
     def within(self, ranks: Sequence[int]) -> Samples:
         """Return the recorded repetitions for some of the participating ranks."""
@@ -104,14 +104,14 @@ class SoakSamples(Samples):
 
     def point(self, per: int, stalls: Sequence[Stall]) -> Point:
         """Return the point of this visit, which has valid repetitions."""
-        counts = np.bincount(self._last(), minlength=len(self._participants))
+        counts = self._slowest_counts()
         return Point(
             at_s=round(self._begun_s, _DECIMALS),
             lasted_s=round(time.time() - self._begun_s, _DECIMALS),
             repetitions=self._total,
             late=self.late,
             median_us=float(np.median(self.slowest_us(per))),
-            slowest=self._participants[int(counts.argmax())],
+            slowest=self.participants[int(counts.argmax())],
             slowest_share=round(float(counts.max() / counts.sum()), 4),
             longest=self._longest,
             stalls=stalls,

@@ -27,10 +27,10 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.terms import Terms
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
-from commbench.engine.energy import RunMeter, own_meter
+from commbench.engine.energy import EnergyMeter, own_meter
 from commbench.engine.matrix import time_slices
 from commbench.engine.measure import CaseRun
-from commbench.engine.sampling import is_due, rounds_of_launch
+from commbench.engine.sampling import is_due, repeatable, rounds_of_launch
 from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock, open_clock
 from commbench.engine.timing.loops import Progress
@@ -155,7 +155,7 @@ class RankWork:
             self.opened[name] = open_backend(name, self.control)
         return {name: self.opened[name] for name in sorted(names)}
 
-    def _measure(self, places: Sequence[Place], clock: GlobalClock, meter: RunMeter) -> bool:
+    def _measure(self, places: Sequence[Place], clock: GlobalClock, meter: EnergyMeter) -> bool:
         """Measure collectives in rounds, the first in the planned order.
 
         Return whether all were measured.
@@ -173,10 +173,9 @@ class RankWork:
         progress.take_stalls()  # from loading libraries off a slow disk
         settings = [self.plan.fixed.get(case.key) for case in self.plan.cases]
         rounds = rounds_of_launch(settings, budget)
-        more_rounds = rounds // 4  # for visits that are repeated
         runs: dict[int, CaseRun] = {}
         order = list(range(len(settings)))
-        for round_number in range(rounds + more_rounds):
+        for round_number in range(rounds + repeatable(rounds)):
             if round_number:
                 order = shuffled(range(len(settings)), self.plan.launch, round_number)
             for index in order:
@@ -209,7 +208,7 @@ class RankWork:
         """The cases that are trained."""
         return [case for case in self.plan.cases if isinstance(case, TrainingCase)]
 
-    def _train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:
+    def _train(self, terms: Terms, device: Device, meter: EnergyMeter) -> bool:
         """Train configurations in turns, in the order that ``terms`` fix.
 
         Return whether all were trained.

@@ -110,7 +110,7 @@ class Output(TypedDict):
 class Energy(TypedDict):
     """The counted kinds of energy, and why others are missing.
 
-    See `commbench.engine.energy.RunMeter`.
+    See `commbench.engine.energy.EnergyMeter`.
     """
 
     counted: Sequence[str]

@@ -5,9 +5,8 @@ import re
 from typing import Any
 
 import pytest
+from verifying import possible, read_cases
 
-from commbench.collectives.cases import Case
-from commbench.collectives.operations import OPERATIONS
 from commbench.engine.setup import GRAPH_OPERATIONS
 
 pytest.importorskip("cupy")
@@ -18,9 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module", params=[1, 2])
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
     """Return the verification of every case on one and on two ranks."""
-    output: dict[str, Any] = run_ranks(request.param, "verify_all.py", "nccl", timeout=280)
-    for entry in output["cases"]:
-        entry["case"] = Case(**entry["case"])
+    output = read_cases(run_ranks(request.param, "verify_all.py", "nccl", timeout=280))
     return {"size": request.param, **output}
 
 
@@ -30,9 +27,7 @@ def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]
     assert [] == [
         str(entry["case"]) for entry in done if (entry["clean"], entry["corrupted"]) != (0, 1)
     ]
-    possible = {name for name, o in OPERATIONS.items() if o.moves_data and not o.overlaps}
-    possible = {name for name in possible if OPERATIONS[name].minimum_ranks <= verified["size"]}
-    assert possible == {entry["case"].operation for entry in done}
+    assert possible(verified["size"]) == {entry["case"].operation for entry in done}
 
 
 def test_the_barrier_waits(verified: dict[str, Any]) -> None:

@@ -75,6 +75,7 @@ class FakeOpenMpi:
 def library(monkeypatch: pytest.MonkeyPatch) -> FakeOpenMpi:
     """Return Open MPI before its start, without verbosity in the environment."""
     monkeypatch.delenv(VERBOSE, raising=False)
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
     return FakeOpenMpi()
 
 
@@ -134,10 +135,14 @@ def test_a_person_s_own_question_is_left_alone(
     assert 2 * f"{REPORT}a warning\n" == captured_stderr.text
 
 
-def test_other_libraries_are_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set no variable for a library without these functions."""
+@pytest.mark.parametrize(("queried", "rank"), [(object(), "0"), (FakeOpenMpi(), "1")])
+def test_other_libraries_and_other_ranks_are_asked_nothing(
+    monkeypatch: pytest.MonkeyPatch, queried: Any, rank: str
+) -> None:
+    """Set no variable for a library without these functions, nor on a rank other than 0."""
     monkeypatch.delenv(VERBOSE, raising=False)
-    inquiry = ComponentQuery(object())  # type: ignore[arg-type]
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+    inquiry = ComponentQuery(queried)
     with inquiry.starting():
         assert VERBOSE not in os.environ
     assert ("made", "") == inquiry.with_component(lambda: "made")

@@ -17,15 +17,9 @@ from commbench.launch.launchers import MpiexecLauncher, Placement, choose_launch
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
-COMMBENCH = (
-    sys.executable,
-    "-m",
-    "commbench",
-    "run",
-    "--collective",
-    "all_reduce",
-    "--backend",
-    "mpi",
+WORDS = (
+    "-m commbench run --collective all_reduce --backend mpi -n 2 --oversubscribe"
+    " --sync dissemination"
 )
 
 
@@ -34,14 +28,11 @@ def mpiexec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the mpiexec of MPICH's wheel; skip if pip cannot install it."""
     pytest.importorskip("mpi4py")
     prefix = tmp_path_factory.mktemp("mpich")
-    options = [
-        "--quiet",
-        "--no-deps",
-        "--ignore-installed",
-        "--no-warn-script-location",
-        "--disable-pip-version-check",
-    ]
-    command = [sys.executable, "-m", "pip", "install", *options, "--prefix", str(prefix), "mpich"]
+    words = (
+        "-m pip install --quiet --no-deps --ignore-installed --no-warn-script-location"
+        f" --disable-pip-version-check --prefix {prefix} mpich"
+    )
+    command = [sys.executable, *words.split()]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     except subprocess.TimeoutExpired:
@@ -49,6 +40,18 @@ def mpiexec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if done.returncode:
         pytest.skip(f"pip cannot bring MPICH: {(done.stderr.splitlines() or ['no reason'])[-1]}")
     return prefix / "bin" / "mpiexec"
+
+
+def commbench(mpiexec: Path, out: Path, options: str) -> list[str]:
+    """Return the command that measures two ranks of MPICH."""
+    words = f"{WORDS} {options} --launcher {mpiexec} --out {out}"
+    return [sys.executable, *words.split()]
+
+
+def run(command: list[str]) -> None:
+    """Run a command to its good end."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert 0 == done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture(autouse=True)
@@ -72,29 +75,7 @@ def test_mpich_is_recognised_by_its_version_text(mpiexec: Path) -> None:
 def test_mpich_measures(mpiexec: Path, tmp_path: Path, binding: str) -> None:
     """Measure two ranks of MPICH; every row is ok and names the library."""
     out = tmp_path / "run"
-    words = [
-        "--sizes",
-        "8,64K",
-        "--launches",
-        "1",
-        "-n",
-        "2",
-        "--oversubscribe",
-        "--sync",
-        "dissemination",
-    ]
-    command = [
-        *COMMBENCH,
-        *words,
-        "--launcher",
-        str(mpiexec),
-        "--bind-to",
-        binding,
-        "--out",
-        str(out),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    run(commbench(mpiexec, out, f"--sizes 8,64K --launches 1 --bind-to {binding}"))
     info = json.loads((out / "run.json").read_text())
     rows = read_rows(out)
     assert [("ok", "0"), ("ok", "0")] == [(row["status"], row["wrong"]) for row in rows]
@@ -124,18 +105,7 @@ def find_rank(mark: str, rank: str) -> psutil.Process | None:
 def test_a_killed_rank_of_mpich_is_named(mpiexec: Path, tmp_path: Path, mark: str) -> None:
     """Name a killed rank, and complete the run on resume."""
     out = tmp_path / "run"
-    words = [
-        "--sizes",
-        "8:256K",
-        "--launches",
-        "2",
-        "-n",
-        "2",
-        "--oversubscribe",
-        "--sync",
-        "dissemination",
-    ]
-    command = [*COMMBENCH, *words, "--launcher", str(mpiexec), "--fail-fast", "--out", str(out)]
+    command = commbench(mpiexec, out, "--sizes 8:256K --launches 2 --fail-fast")
     samples = out / "samples.jsonl"
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **streams) as process:  # type: ignore[call-overload]
@@ -150,6 +120,5 @@ def test_a_killed_rank_of_mpich_is_named(mpiexec: Path, tmp_path: Path, mark: st
     reason = json.loads((out / "run.json").read_text())["reason"]
     assert reason.startswith("rank 1 on host"), reason
     assert "signal 9" in reason
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    run(command)
     assert "complete" == json.loads((out / "run.json").read_text())["status"]

@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 import simulated_cupy
+from faking import fake_case, make_session
 from simulated_cupy import L2_BYTES, MEMORY_BYTES, OPERATION_NS, Graph, NcclError, simulated
 from simulated_nvml import SimulatedNvml
 from threads import run_threads
+from verifying import possible, refusal
 
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.datatypes import DTYPES, Content
@@ -27,12 +29,10 @@ from commbench.collectives.primitives import Request
 from commbench.engine.control import Control
 from commbench.engine.measure import measure
 from commbench.engine.records import FixedSettings
-from commbench.engine.session import Session
 from commbench.engine.setup import GRAPH_OPERATIONS, prepare
-from commbench.engine.timing.loops import Call, Progress
+from commbench.engine.timing.loops import Call
 from commbench.errors import InputError
 from commbench.findings import UnsupportedError
-from commbench.stats.budgets import BUDGETS
 
 #: Those that import cupy.
 MODULES = tuple(f"commbench.backends.{name}" for name in ("nccl", "cupy_device"))
@@ -80,42 +80,28 @@ def cases(size: int) -> list[Case]:
     return all_cases(sweeps, size)
 
 
-def refusal(case: Case) -> str:
-    """Return the beginning of the sentence that must refuse a case, or an empty text."""
-    if case.redop == "avg" and case.dtype == "int8":
-        return "the average of int8 has no exact answer"
-    if OPERATIONS[case.operation].overlaps:
-        return "nccl has no non-blocking"
-    if case.operation == "all_to_all" and case.in_place:
-        return "NCCL has no in-place all_to_all"
-    return ""
-
-
 def verified(
-    nccl: ModuleType, size: int, change: Callable[[Any], None] | None = None
-) -> dict[str, list[str]]:
-    """Return the cases by finding of verification on ``size`` ranks."""
+    nccl: ModuleType, size: int, planned: Sequence[Case], *, is_idle: bool = False
+) -> dict[str, set[str]]:
+    """Return the operations by finding of verification on ``size`` ranks."""
 
-    def work(control: Control) -> dict[str, list[str]]:
+    def work(control: Control) -> dict[str, set[str]]:
         communicator = nccl.NcclCommunicator(control)
-        cases_by_finding: dict[str, list[str]] = {}
-        for case in cases(size):
+        found = defaultdict[str, set[str]](set)
+        for case in planned:
             try:
                 prepared = prepare(case, communicator)
             except UnsupportedError as error:
-                right = refusal(case) and str(error).startswith(refusal(case))
-                cases_by_finding.setdefault("refused" if right else str(error), []).append(
-                    str(case)
-                )
+                expected = refusal(case, size)
+                right = expected and str(error).startswith(expected)
+                found["refused" if right else str(error)].add(case.operation)
                 continue
-            if change is not None:
+            if is_idle:
                 prepared = dataclasses.replace(prepared, calls=[Call(run=lambda: None)])
             checked = prepared.verify(control, shared_clock=True)
-            cases_by_finding.setdefault(f"{(checked.wrong and 'wrong') or 'right'}", []).append(
-                str(case)
-            )
+            found["wrong" if checked.wrong else "right"].add(case.operation)
         communicator.close()
-        return cases_by_finding
+        return found
 
     return run_threads(size, work)[0]
 
@@ -126,27 +112,17 @@ def verified(
 )
 def test_every_operation_is_right(nccl: ModuleType, size: int) -> None:
     """Find no wrong element in any case, and refuse only what NCCL lacks."""
-    cases_by_finding = verified(nccl, size)
-    pairs = [
-        "needs at least 2 ranks" in name
-        for name in cases_by_finding
-        if name not in {"right", "refused"}
-    ]
-    assert all(pairs)
-    assert bool(pairs) == (size == 1)
-    possible = {
-        name
-        for name in MOVING
-        if not OPERATIONS[name].overlaps and OPERATIONS[name].minimum_ranks <= size
-    }
-    assert possible == {case.split()[1] for case in cases_by_finding["right"]}
+    found = verified(nccl, size, cases(size))
+    assert {"right", "refused"} == set(found)
+    assert possible(size) == found["right"]
 
 
 @pytest.mark.programs
 def test_an_operation_without_communication_is_detected(nccl: ModuleType) -> None:
     """Find wrong elements in every operation without communication."""
-    cases_by_finding = verified(nccl, 2, change=lambda _: None)
-    assert set(cases_by_finding) <= {"wrong", "refused"}
+    found = verified(nccl, 2, [case for case in cases(2) if case.dtype == "int8"], is_idle=True)
+    assert {"wrong", "refused"} == set(found)
+    assert possible(2) == found["wrong"]
 
 
 def test_groups_have_communicators_of_their_own(nccl: ModuleType) -> None:
@@ -209,11 +185,10 @@ def records_of(
     nccl: ModuleType, size: int, cases: Sequence[Case], *, fixed: FixedSettings | None = None
 ) -> list[Any]:
     """Return rank 0's records of cases, and last the addresses and calls of its communicator."""
-    budget = dataclasses.replace(BUDGETS["quick"], slice_s=0.005)
 
     def work(control: Control) -> list[Any]:
         communicator = nccl.NcclCommunicator(control)
-        session = Session(control=control, budget=budget, progress=Progress())
+        session = make_session(control, slice_s=0.005, visits=24)
         records = [measure(case, communicator, session, launch=0, fixed=fixed) for case in cases]
         token, underlying = communicator._token.address, communicator._comm
         communicator.close()  # which asserts that no graph holds the communicator
@@ -227,14 +202,8 @@ def records_of(
 
 def plain_case(message_bytes: int = 4096, **changes: Any) -> Case:
     """Return an all_reduce in place."""
-    fields = {
-        "operation": "all_reduce",
-        "dtype": "float32",
-        "redop": "sum",
-        "in_place": True,
-        **changes,
-    }
-    return Case(backend="nccl", message_bytes=message_bytes, **fields)
+    fields = {"backend": "nccl", "in_place": True, "message_bytes": message_bytes, **changes}
+    return fake_case(**fields)
 
 
 @pytest.mark.parametrize(("sync", "start"), [("auto", "barrier"), ("none", "none")])
@@ -268,11 +237,7 @@ def alone(record: Any) -> bool:
 )
 def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
     """Capture, verify and time every operation as a graph, the barrier included."""
-    names = [
-        name
-        for name in MOVING
-        if not OPERATIONS[name].overlaps and OPERATIONS[name].minimum_ranks <= size
-    ]
+    names = sorted(possible(size))
     common: dict[str, Any] = {
         "backends": ["nccl"],
         "sizes": [size * ELEMENTS * 4],
@@ -283,11 +248,9 @@ def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
         Sweep(operations=REDUCING[:3], in_place="both", redops=["max", "prod", "avg"], **common),
     ]
     *records, _ = records_of(nccl, size, all_cases(sweeps, size))
-    refused = {
-        record.case.operation for record in records if record.status != "ok" and not alone(record)
-    }
-    assert {"all_to_all"} == refused
     timed = [record for record in records if record.status == "ok"]
+    refused = [record for record in records if record.status != "ok" and not alone(record)]
+    assert {"all_to_all"} == {record.case.operation for record in refused}
     idle = {"barrier", "broadcast"} if size == 1 else set()
     assert {*names, "barrier"} - idle == {record.case.operation for record in timed}
     assert {("graph", 0, 0)} == {(r.case.mode, r.wrong, r.batch % GRAPH_OPERATIONS) for r in timed}
@@ -315,14 +278,7 @@ def test_nothing_is_timed_where_nccl_does_nothing(nccl: ModuleType, redop: str) 
 
 def test_memory_that_is_full_on_one_rank_is_a_row(nccl: ModuleType) -> None:
     """Record on all ranks that the root has no memory, and continue with other cases."""
-    large = Case(
-        backend="nccl",
-        operation="gather",
-        message_bytes=MEMORY_BYTES // 2,
-        dtype="float32",
-        root=1,
-        in_place=False,
-    )
+    large = plain_case(MEMORY_BYTES // 2, operation="gather", root=1, in_place=False)
     full, fine, _ = records_of(nccl, 2, [large, plain_case()])
     sentence = (
         "the GPU's memory has no room for another 512 MiB, 256 MiB are free; choose smaller --sizes"
@@ -360,16 +316,9 @@ def test_a_failing_capture_is_a_row(
         all_gather(self, *arguments)
 
     monkeypatch.setattr(simulated_cupy.NcclCommunicator, "allGather", refuse)
-    fields = {
-        "operation": "all_gather",
-        "redop": None,
-        "in_place": False,
-        "graph": True,
-        "algorithm": algorithm,
-    }
-    failed, fine, _ = records_of(
-        nccl, 2, [plain_case(**fields), plain_case(graph=True, algorithm=algorithm)]
-    )
+    fields: dict[str, Any] = {"graph": True, "algorithm": algorithm}
+    gather = plain_case(operation="all_gather", in_place=False, **fields)
+    failed, fine, _ = records_of(nccl, 2, [gather, plain_case(**fields)])
     sentence = (
         "no graph can hold all_gather here: RuntimeError: cudaErrorStreamCaptureUnsupported:"
         " operation not permitted"

@@ -11,7 +11,7 @@ import pytest
 from builders import make_case, make_record, summarise_run
 from faking import FakeCommunicator, FakeRun, fake_case
 from launching import records_from_lab
-from verifying import surprises
+from verifying import read_cases, surprises
 
 from commbench.collectives.cases import Case, Sweep
 from commbench.collectives.composed import (
@@ -116,13 +116,10 @@ BACKENDS = "mpi,gloo" if importlib.util.find_spec("torch") else "mpi"
 @pytest.fixture(scope="module", params=[pytest.param(3, marks=pytest.mark.slow), 4])
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> Any:
     """Return all findings on each number of ranks, from one launch."""
-    results = run_ranks(request.param, "verify_patterns.py", BACKENDS, "cases")
-    for entry in results["cases"]:
-        entry["case"] = Case(**entry["case"])
-    return results["cases"]
+    return read_cases(run_ranks(request.param, "verify_patterns.py", BACKENDS, "cases"))["cases"]
 
 
-def refusal(case: Case) -> str:
+def refusal(case: Case, _: int) -> str:
     """Return the beginning of the sentence that must refuse a case, or an empty text."""
     return "MPI has no avg" if case.backend == "mpi" and case.redop == "avg" else ""
 
@@ -168,8 +165,11 @@ def test_a_hierarchy_of_some_ranks_leaves_the_others_in_step(run_ranks: Any) -> 
 # -------------------------------------------------------------------------------- emulated clusters
 
 
-def by_pattern(records: Any) -> dict[str, Any]:
-    """Return the records by pattern."""
+def by_pattern(tmp_path: Path, options: str, rate: str) -> dict[str, Any]:
+    """Return the records of an all_reduce on two hosts by pattern."""
+    lab = f"--hosts 2 --ranks-per-host 2 --rate {rate}".split()
+    options = f"--collective all_reduce --pattern flat,hierarchical {options}"
+    records = records_from_lab(tmp_path / "run", *options.split(), lab=lab)
     assert all(record.status == "ok" for record in records), records
     return {record.case.pattern: record for record in records}
 
@@ -182,18 +182,7 @@ def by_pattern(records: Any) -> dict[str, Any]:
 def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
     """Reduce faster hierarchically than flat over links of 50 Mbit/s."""
     pytest.importorskip("torch")
-    options = [
-        "--collective",
-        "all_reduce",
-        "--pattern",
-        "flat,hierarchical",
-        "--sizes",
-        "1M",
-        "--backend",
-        "gloo",
-    ]
-    lab = ["--hosts", "2", "--ranks-per-host", "2", "--rate", "50mbit"]
-    results = by_pattern(records_from_lab(tmp_path / "run", *options, lab=lab))
+    results = by_pattern(tmp_path, "--sizes 1M --backend gloo", rate="50mbit")
     assert median(results["hierarchical"].times_us) < 0.95 * median(results["flat"].times_us)
 
 
@@ -203,18 +192,7 @@ def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 def test_the_algorithm_is_stated(tmp_path: Path) -> None:
     """Record our algorithm, and Open MPI's component between hosts, without its log lines."""
-    options = [
-        "--collective",
-        "all_reduce",
-        "--pattern",
-        "flat,hierarchical",
-        "--sizes",
-        "4K",
-        "--backend",
-        "mpi",
-    ]
-    lab = ["--hosts", "2", "--ranks-per-host", "2", "--rate", "none"]
-    results = by_pattern(records_from_lab(tmp_path / "run", *options, lab=lab))
+    results = by_pattern(tmp_path, "--sizes 4K --backend mpi", rate="none")
     assert "commbench hierarchical" == results["hierarchical"].algorithm
     if results["flat"].library.startswith("Open MPI 5"):
         assert "coll/han" == results["flat"].algorithm

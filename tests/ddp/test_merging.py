@@ -18,7 +18,7 @@ from commbench.ddp.plan.cases import TrainingCase  # noqa: E402
 from commbench.ddp.plan.records import Bucket, TrainingRecord  # noqa: E402
 from commbench.ddp.plan.workload import Workload  # noqa: E402
 from commbench.ddp.step_times import STAMPS  # noqa: E402
-from commbench.engine.energy import Kind, RunMeter  # noqa: E402
+from commbench.engine.energy import EnergyMeter, Kind  # noqa: E402
 from commbench.engine.gpu_clocks import Reading  # noqa: E402
 from commbench.engine.records import Clocks  # noqa: E402
 
@@ -262,7 +262,7 @@ def energy_of_blocks(
         ]
         for seconds, joules_0, joules_1 in blocks
     ]
-    record = merge(make_training_case(), ranks, PLAIN, meter=RunMeter(kinds), launch=0)
+    record = merge(make_training_case(), ranks, PLAIN, meter=EnergyMeter({}, kinds), launch=0)
     return record.energy_J, record.energy_of
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from faking import make_session
 from threads import ThreadControl, run_threads
 
 from commbench.engine.samples import Samples
@@ -18,9 +19,7 @@ from commbench.engine.timing.sync import (
     MAXIMUM_SLACK_NS,
     MINIMUM_PYTHON_SLACK_NS,
     Synchroniser,
-    SyncPlan,
 )
-from commbench.stats import StoppingRule
 
 CYCLES_PER_NS = 1.5
 MEET_NS, OPERATION_NS = 10_000, 30_000
@@ -117,7 +116,7 @@ def _host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def opened(control: ThreadControl, device: SimulatedDevice, method: str = "barrier") -> EventTimer:
     """Return a calibrated loop on a device whose record of calls is empty."""
     HERE.device = device
-    timer = EventTimer(Synchroniser(control, SyncPlan(method=method)), device, Progress())
+    timer = EventTimer(Synchroniser(control, method), device, Progress())
     timer.prepare()
     device.spins.clear()
     return timer
@@ -144,13 +143,10 @@ def sampled(device: SimulatedDevice) -> Samples:
     """Sample the operations of one rank until the rule stops."""
 
     def work(control: ThreadControl) -> Samples | None:
-        rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
         timer, calls = opened(control, device), [Call(run=device.operate)]
-        sampler = Sampler(
-            control=control, timer=timer, calls=calls, rule=rule, slice_s=60.0, reading_ns=0.0
-        )
-        settled = sampler.warm_up(None)
-        return sampler.collect(Samples([0], spanning=False), settled.batch)
+        sampler = Sampler(session=make_session(control), timer=timer, calls=calls)
+        sampler.warm_up(None)
+        return sampler.collect(Samples([0], spanning=False))
 
     samples = run_threads(1, work)[0]
     assert samples is not None

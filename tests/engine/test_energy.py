@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 from builders import make_case, make_grouped, make_record, summarise_run
-from faking import FakeCommunicator
+from faking import FakeCommunicator, fake_case
 from simulated_nvml import SimulatedNvml
 from threads import run_threads
 from training_builders import make_training_case, make_training_launches, rows_of
 
-from commbench.collectives.cases import Case
 from commbench.engine.control import Control
-from commbench.engine.energy import LEAST_S, Counter, EnergyMeter, Kind, RunMeter, own_meter
+from commbench.engine.energy import LEAST_S, Counter, EnergyMeter, Kind, own_meter
 from commbench.engine.measure import measure
 from commbench.engine.records import Record
 from commbench.engine.sampling import Sampler
@@ -74,7 +73,7 @@ def test_packages_and_memory_add_up_and_nothing_counts_twice(tmp_path: Path) -> 
     whole = make_zone(tmp_path, "intel-rapl:2", "psys", 0)
     other_way = make_zone(tmp_path, "intel-rapl-mmio:0", "package-0", 0)
     meter = EnergyMeter.find(tmp_path)
-    assert ({"cpu"}, {}) == (meter.kinds, meter.missing)
+    assert (["cpu"], {}) == (meter.kinds, meter.missing)
     before = meter.read()
     for file, microjoules in (
         (first, 7_500_000),
@@ -124,7 +123,7 @@ def test_a_kind_is_counted_wholly_or_not(
         with_nvml(monkeypatch, energy_mJ={gpu: [1] for gpu in GPUS}, lost=GPUS[:1])
     kind, reason = MISSING[machine]
     meter = EnergyMeter.find(tmp_path)
-    assert (set(), reason) == (meter.kinds, meter.missing[kind])
+    assert ([], reason) == (meter.kinds, meter.missing[kind])
     assert ("gpu" in meter.missing) == (kind == "gpu")
 
 
@@ -134,7 +133,7 @@ def test_gpus_are_counted_without_processors(
     """Add the millijoules of all GPUs."""
     with_nvml(monkeypatch, energy_mJ={GPUS[0]: [1_000, 1_000, 3_500], GPUS[1]: [500, 500, 600]})
     meter = EnergyMeter.find(tmp_path)
-    assert ({"gpu"}, ["cpu"]) == (meter.kinds, list(meter.missing))
+    assert (["gpu"], ["cpu"]) == (meter.kinds, list(meter.missing))
     assert pytest.approx(2.5 + 0.1) == meter.joules_since(meter.read())
 
 
@@ -168,7 +167,7 @@ def test_a_counter_that_goes_back_without_a_reason_is_unknown() -> None:
 
 def meter_of(*kinds: Kind, missing: dict[Kind, str] | None = None) -> EnergyMeter:
     """Return a meter whose counters add one joule per reading."""
-    return EnergyMeter({kind: Counter(kind, steadily()) for kind in kinds}, missing or {})
+    return EnergyMeter({kind: Counter(kind, steadily()) for kind in kinds}, kinds, missing or {})
 
 
 def steadily() -> Callable[[], float]:
@@ -177,7 +176,7 @@ def steadily() -> Callable[[], float]:
     return lambda: float(next(joules))
 
 
-def on_machines(monkeypatch: pytest.MonkeyPatch, *meters: EnergyMeter) -> list[RunMeter]:
+def on_machines(monkeypatch: pytest.MonkeyPatch, *meters: EnergyMeter) -> list[EnergyMeter]:
     """Return the readings of ranks that are each on their own machine with the given meter."""
     monkeypatch.setattr(
         "commbench.engine.energy.clock_domain", lambda: f"{threading.get_ident()}/clock"
@@ -190,7 +189,7 @@ def on_machines(monkeypatch: pytest.MonkeyPatch, *meters: EnergyMeter) -> list[R
 def test_one_rank_of_a_machine_reads() -> None:
     """Read on the lowest rank of a machine; all ranks know what is counted."""
     meters = run_threads(3, lambda control: own_meter(control, lambda: meter_of("cpu")))
-    assert [{"cpu"}, set(), set()] == [meter.own.kinds for meter in meters]
+    assert [["cpu"], [], []] == [list(meter.counters) for meter in meters]
     assert [["cpu"]] * 3 == [list(meter.kinds) for meter in meters]
     nothing = run_threads(3, lambda control: own_meter(control, EnergyMeter))
     assert [[]] * 3 == [list(meter.kinds) for meter in nothing]
@@ -203,7 +202,7 @@ def test_a_kind_is_counted_where_no_machine_misses_it(monkeypatch: pytest.Monkey
         monkeypatch, meter_of("cpu", "gpu"), meter_of("cpu"), meter_of("gpu", missing=silent)
     )
     assert [["gpu"]] * 3 == [list(meter.kinds) for meter in meters]
-    assert [{"gpu"}, set(), {"gpu"}] == [meter.own.kinds for meter in meters]
+    assert [["gpu"], [], ["gpu"]] == [list(meter.counters) for meter in meters]
     assert {f"no counters ({socket.gethostname()})"} == {meter.missing["cpu"] for meter in meters}
 
 
@@ -216,8 +215,10 @@ def test_a_backend_s_own_memory_must_be_counted(
 ) -> None:
     """Count processors for Gloo and GPUs for NCCL."""
     backends = ("gloo", "mpi", "nccl", "torch-nccl", "mpi-cuda", "mpi-staged")
-    assert covered == tuple(backend for backend in backends if RunMeter(kinds).covers(backend))
-    assert all(RunMeter(("cpu", "gpu")).covers(backend) for backend in backends)
+    assert covered == tuple(
+        backend for backend in backends if EnergyMeter({}, kinds).covers(backend)
+    )
+    assert all(EnergyMeter({}, ("cpu", "gpu")).covers(backend) for backend in backends)
 
 
 # ------------------------------------------------------------------------------------------- a case
@@ -233,14 +234,7 @@ def measured(
 ) -> Record:
     """Return the record of a case on two ranks with the given meter."""
     monkeypatch.setattr("commbench.engine.energy.LEAST_S", dict.fromkeys(LEAST_S, least_s))
-    case = Case(
-        backend="gloo",
-        operation="all_reduce",
-        message_bytes=64,
-        dtype="int8",
-        redop="sum",
-        in_place=True,
-    )
+    case = fake_case(message_bytes=64, dtype="int8")
     budget = dataclasses.replace(BUDGETS["quick"], energy_s=energy_s, visits=1)
 
     def work(control: Control) -> Record | None:
@@ -290,7 +284,7 @@ def test_a_case_may_lack_its_energy_alone(
 def of_readings(*joules: float | None) -> EnergyMeter:
     """Return the meter of one counter with these readings."""
     readings = iter(joules)
-    return EnergyMeter({"one": Counter("cpu", lambda: next(readings))})
+    return EnergyMeter({"one": Counter("cpu", lambda: next(readings))}, ("cpu",))
 
 
 @pytest.mark.slow
@@ -299,21 +293,18 @@ def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> Non
     watts, step_s, go_on = 50.0, 0.1, Sampler.repeat_for
     progress, extensions = Progress(), []
 
-    def noted(sampler: Sampler, seconds: float, batch: int) -> None:
-        assert (
-            "none" == sampler.timer.sync.plan.method
-        )  # waiting for a common start is no part of it
+    def noted(sampler: Sampler, seconds: float) -> None:
+        assert "none" == sampler.timer.sync.method  # waiting for a common start is no part of it
         made, begun = int(progress.counters[1]), time.monotonic()
-        go_on(sampler, seconds, batch)
-        if sampler.control.rank == 0:
+        go_on(sampler, seconds)
+        if sampler.session.control.rank == 0:
             extensions.append(
-                (time.monotonic() - begun, batch * (int(progress.counters[1]) - made))
+                (time.monotonic() - begun, sampler.batch * (int(progress.counters[1]) - made))
             )
 
     def find() -> EnergyMeter:
-        return EnergyMeter(
-            {"steps": Counter("cpu", lambda: watts * step_s * (time.monotonic() // step_s))}
-        )
+        steps = Counter("cpu", lambda: watts * step_s * (time.monotonic() // step_s))
+        return EnergyMeter({"steps": steps}, ("cpu",))
 
     monkeypatch.setattr(Sampler, "repeat_for", noted)
     assert measured(monkeypatch, find, least_s=1.0).energy_J is None

@@ -7,7 +7,7 @@ import pytest
 from builders import make_case, make_record, summarise_run
 from simulated_nvml import SimulatedNvml
 
-from commbench.engine.gpu_clocks import GpuClocks, clocks_between
+from commbench.engine.gpu_clocks import GpuClocks
 from commbench.engine.records import Clocks, Record
 
 GPU = "0000:17:00.0"
@@ -16,9 +16,9 @@ GPU = "0000:17:00.0"
 def between(monkeypatch: pytest.MonkeyPatch, **readings: Any) -> Clocks | None:
     """Return the clocks from two readings of one GPU."""
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml([GPU], **readings))
-    clocks = GpuClocks.find(GPU)
-    assert clocks is not None
-    return clocks_between([(clocks.read(), clocks.read())])
+    clocks = GpuClocks(GPU)
+    clocks.before()
+    return clocks.fields([clocks.after(), None])["clocks"]
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,16 @@ def test_clocks_have_a_range_over_all_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     """Return the lowest and the highest clock of all readings."""
     first = between(monkeypatch, clocks_MHz=[345, 1980])
     assert (345, 1980) == (first and first.sm_low_MHz, first and first.sm_high_MHz)
-    assert clocks_between([]) is None
 
 
 def test_what_nvml_does_not_know_has_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Return no clock without NVML, and none for a GPU unknown to it."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert GpuClocks.find(GPU) is None
+    assert GpuClocks(GPU).read() is None
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(["0000:01:00.0"]))
-    assert GpuClocks.find(GPU) is None
+    clocks = GpuClocks(GPU)
+    clocks.before()
+    assert {"clocks": None} == clocks.fields([clocks.after()])
 
 
 def test_clocks_stay_in_records_and_make_a_flag_of_the_row() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -14,8 +13,6 @@ from launching import marked_environment
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("mark", "mpirun")]
 
-RUN = (sys.executable, "-m", "commbench", "run", "--oversubscribe")
-
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
@@ -23,46 +20,18 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield from marked_environment(monkeypatch)
 
 
-def finish(*command: str) -> str:
-    """Return the stdout of a command that must succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
-    assert 0 == done.returncode, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of two emulated hosts with two ranks each, behind links of 200 Mbit/s."""
     pytest.importorskip("torch")
     out = tmp_path_factory.mktemp("lab") / "run"
-    lab = (
-        forked_python,
-        "-m",
-        "commbench",
-        "lab",
-        "run",
-        "--hosts",
-        "2",
-        "--ranks-per-host",
-        "2",
-        "--rate",
-        "200mbit",
+    words = (
+        f"{forked_python} -m commbench lab run --hosts 2 --ranks-per-host 2 --rate 200mbit --"
+        f" {forked_python} -m commbench run --oversubscribe -c all_reduce --pattern node,cross"
+        f" --sizes 1M --launches 1 --launcher mpirun --sync dissemination --out {out}"
     )
-    options = [
-        "-c",
-        "all_reduce",
-        "--pattern",
-        "node,cross",
-        "--sizes",
-        "1M",
-        "--launches",
-        "1",
-        "--launcher",
-        "mpirun",
-    ]
-    finish(
-        *lab, "--", forked_python, *RUN[1:], *options, "--sync", "dissemination", "--out", str(out)
-    )
+    done = subprocess.run(words.split(), capture_output=True, text=True, timeout=150, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
     return out
 
 

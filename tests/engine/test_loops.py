@@ -3,7 +3,7 @@
 from threads import ThreadControl, run_threads
 
 from commbench.engine.timing.loops import Call, Progress, PythonTimer, Turns, order_of
-from commbench.engine.timing.sync import Synchroniser, SyncPlan
+from commbench.engine.timing.sync import Synchroniser
 
 
 def numbered(sets: int, used_sets: list[int], calls: int = 1) -> list[list[Call]]:
@@ -21,7 +21,7 @@ def run(calls: list[Call], *runs: tuple[int, int]) -> None:
     """Run the Python loop of a single rank for each (repetitions, batch)."""
 
     def work(control: ThreadControl) -> None:
-        timer = PythonTimer(Synchroniser(control, SyncPlan(method="none")), Progress())
+        timer = PythonTimer(Synchroniser(control, "none"), Progress())
         for repetitions, batch in runs:
             timer.run(calls, repetitions, batch)
 

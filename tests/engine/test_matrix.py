@@ -214,16 +214,7 @@ def test_pairs_with_a_slow_host_stand_out(backend: str, tmp_path: Path) -> None:
     """Measure the pairs of a host at a quarter of the rate as four times as slow."""
     if backend not in BACKENDS:
         pytest.skip("needs torch")
-    options = (
-        "--collective",
-        "bandwidth",
-        "--pattern",
-        "matrix",
-        "--sizes",
-        "16K",
-        "--backend",
-        backend,
-    )
+    options = f"--collective bandwidth --pattern matrix --sizes 16K --backend {backend}".split()
     lab = ["--hosts", "4", "--rate", "400mbit", "--slow", "host2=100mbit"]
     (record,) = records_from_lab(tmp_path / "run", *options, lab=lab)
     assert isinstance(record, Record)

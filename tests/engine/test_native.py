@@ -13,7 +13,7 @@ pytest.importorskip("numba")
 from commbench.engine.timing.clocks import GlobalClock, Line
 from commbench.engine.timing.loops import Call, Progress, Turns
 from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls, address_of
-from commbench.engine.timing.sync import Synchroniser, SyncPlan
+from commbench.engine.timing.sync import Synchroniser
 from commbench.errors import CommbenchError
 from commbench.findings import UnsupportedError
 
@@ -50,8 +50,8 @@ def make_timer(
 ) -> tuple[NativeTimer, Progress]:
     """Return a timer with the given control plane, and its progress."""
     progress = Progress()
-    plan = SyncPlan(method=method, slack_ns=slack_ns, clock=clock or GlobalClock())
-    sync = Synchroniser(None, plan)  # type: ignore[arg-type] # the native loop meets by the calls it is given
+    control: Any = None  # the native loop meets by the calls it is given
+    sync = Synchroniser(control, method, slack_ns=slack_ns, clock=clock or GlobalClock())
     calls = SyncCalls(
         barrier=barrier,
         broadcast=broadcast,

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faking import FakeCommunicator, Script
+from faking import FakeCommunicator, Script, make_session
 from threads import ThreadControl, run_threads
 
 from commbench.collectives.cases import Sweep
 from commbench.engine.measure import measure
 from commbench.engine.observers import Computing, OverlapObserver
 from commbench.engine.records import Overlap, Record
-from commbench.engine.session import Session
-from commbench.engine.timing.loops import Call, Progress, Repetitions
-from commbench.stats.budgets import BUDGETS
+from commbench.engine.timing.loops import Call, Repetitions
 
 
 @pytest.mark.parametrize(
@@ -43,12 +41,8 @@ def test_scripted_communication_that_nothing_hides_overlaps_by_nothing() -> None
     (case,) = Sweep(operations=("iall_reduce",), sizes="4K", backends=("gloo",)).cases(2)
 
     def work(control: ThreadControl) -> Record | None:
-        session = Session(
-            control=control, budget=BUDGETS["quick"], progress=Progress(), slice_s=0.02
-        )
-        return measure(
-            case, FakeCommunicator(control, script=Script(noise=0.0, tail=0.0)), session, launch=0
-        )
+        communicator = FakeCommunicator(control, script=Script(noise=0.0, tail=0.0))
+        return measure(case, communicator, make_session(control, slice_s=0.02), launch=0)
 
     record = run_threads(2, work)[0]
     assert record is not None

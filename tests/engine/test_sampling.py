@@ -4,17 +4,17 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pytest
+from faking import make_session
 from threads import ThreadControl, run_threads
 
 from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
 from commbench.engine.sampling import MAXIMUM_BATCH, MOST_TOGETHER, WARMUP_CAP, Sampler
 from commbench.engine.timing.loops import Call, Repetitions
-from commbench.engine.timing.sync import Synchroniser, SyncPlan
+from commbench.engine.timing.sync import Synchroniser
 from commbench.stats import StoppingRule
 from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS
 
@@ -31,22 +31,22 @@ class ScriptedTimer:
     late: Callable[[int], bool] = lambda _: False
     apart_ns: int = 10**9
     """From one start to the next."""
+    cost_ns: float = 0.0
+    """Of reading the clock."""
     name: str = "python"
     asked: list[tuple[int, int]] = field(default_factory=list)
     """(repetitions, batch) of every chunk."""
 
     def __post_init__(self) -> None:
-        self.sync = Synchroniser(
-            self.control, SyncPlan(method="round-time", slack_ns=1000, least_ns=1000)
-        )
+        self.sync = Synchroniser(self.control, "round-time", slack_ns=1000, least_ns=1000)
         self._done = 0
 
     def prepare(self) -> None:
         """Do nothing."""
 
     def reading_ns(self) -> float:
-        """Return 0, as reading this clock costs nothing."""
-        return 0.0
+        """Return the scripted cost."""
+        return self.cost_ns
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:  # noqa: ARG002 - scripted
         """Return the next times of the script."""
@@ -66,7 +66,11 @@ def sample(
     fixed: FixedSettings | None = None,
     late: Callable[[int, int], bool] = lambda _r, _i: False,
     apart_ns: int = 10**9,
-    **changes: Any,
+    cost_ns: float = 0.0,
+    longest_s: float = math.inf,
+    rule: StoppingRule = RULE,
+    slice_s: float = ENDLESS_S,
+    visits: int = 1,
 ) -> tuple[FixedSettings, Samples, list[list[tuple[int, int]]], int]:
     """Sample ``time_ns(rank, n)``.
 
@@ -81,17 +85,14 @@ def sample(
             time_ns=lambda i: time_ns(control.rank, i),
             late=lambda i: late(control.rank, i),
             apart_ns=apart_ns,
+            cost_ns=cost_ns,
         )
-        settings: dict[str, Any] = {
-            "rule": RULE,
-            "slice_s": ENDLESS_S,
-            "reading_ns": 0.0,
-            **changes,
-        }
-        sampler = Sampler(control=control, timer=timer, calls=[], **settings)
+        session = make_session(control, slice_s=slice_s, visits=visits)
+        session.rule = rule
+        sampler = Sampler(session=session, timer=timer, calls=[], longest_s=longest_s)
         settled = sampler.warm_up(fixed)
-        samples = sampler.collect(Samples(range(ranks), spanning=True), settled.batch)
-        return settled, samples, timer.asked, timer.sync.plan.slack_ns
+        samples = sampler.collect(Samples(range(ranks), spanning=True))
+        return settled, samples, timer.asked, timer.sync.slack_ns
 
     results = run_threads(ranks, work)
     assert 1 == len({str(settled) for settled, *_ in results})
@@ -140,7 +141,7 @@ def test_the_first_visits_of_a_long_operation_have_few_repetitions(
     bounds.
     """
     settled, samples, *_ = sample(
-        lambda _r, _i: 1e9 * operation_s, slice_s=0.2 * FEWEST_VISITS, most_visits=4
+        lambda _r, _i: 1e9 * operation_s, slice_s=0.2 * FEWEST_VISITS, visits=4
     )
     assert (FEWEST_VISITS, repetitions) == (settled.visits, samples.valid)
 
@@ -160,7 +161,7 @@ def test_what_is_frozen_is_obeyed() -> None:
 )
 def test_a_batch_lasts_twenty_readings(time_ns: float, batch: int) -> None:
     """Batch by the least power of two that lasts 20 readings of 50 ns, up to the limit."""
-    settled, *_ = sample(lambda _r, _i: time_ns, reading_ns=50.0)
+    settled, *_ = sample(lambda _r, _i: time_ns, cost_ns=50.0)
     assert batch == settled.batch
 
 
@@ -210,11 +211,9 @@ def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank() ->
 
     def work(control: ThreadControl) -> tuple[float, list[tuple[int, int]]]:
         timer = ScriptedTimer(control, time_ns=lambda _: 1.0)
-        sampler = Sampler(
-            control=control, timer=timer, calls=[], rule=RULE, slice_s=ENDLESS_S, reading_ns=0.0
-        )
+        sampler = Sampler(session=make_session(control), timer=timer, calls=[], batch=4)
         begun = time.perf_counter()
-        sampler.repeat_for(0.1, 4)
+        sampler.repeat_for(0.1)
         return time.perf_counter() - begun, timer.asked
 
     (lasted_s, chunks), (_, others) = run_threads(2, work)
@@ -232,7 +231,7 @@ def test_a_long_operation_is_measured_in_one_brief_visit(
 ) -> None:
     """Make the repetitions that fit into the time left for the case, at least one."""
     settled, samples, chunks, slack_ns = sample(
-        lambda _r, _i: 1e9 * operation_s, ranks=2, slice_s=0.2, longest_s=3.0, most_visits=24
+        lambda _r, _i: 1e9 * operation_s, ranks=2, slice_s=0.2, longest_s=3.0, visits=24
     )
     assert (1, True, repetitions) == (settled.visits, settled.is_brief, samples.valid)
     assert [warmups, repetitions] == [settled.warmups, settled.repetitions]

@@ -12,7 +12,6 @@ from commbench.engine.timing.sync import (
     MINIMUM_SLACK_NS,
     OVERSUBSCRIBED_SLACK_NS,
     Synchroniser,
-    SyncPlan,
     choose_method,
 )
 
@@ -53,7 +52,7 @@ class Recording(ThreadControl):
 def rounds(rank: int, size: int) -> list[tuple[int, int]]:
     """Return the partners of a rank in a dissemination barrier."""
     control = Recording(rank, size)
-    assert not Synchroniser(control, SyncPlan(method="dissemination")).align()
+    assert not Synchroniser(control, "dissemination").align()
     return control.asked  # type: ignore[return-value]
 
 
@@ -76,7 +75,7 @@ def test_dissemination_reaches_everybody(size: int) -> None:
 def test_an_instant_that_has_passed_is_late() -> None:
     """Mark a repetition as late if its instant has passed."""
     control = Recording(tell=lambda _: time.perf_counter_ns() - 1)
-    assert Synchroniser(control, SyncPlan(method="round-time")).align()
+    assert Synchroniser(control, "round-time").align()
 
 
 @pytest.mark.parametrize("patient", [False, True])
@@ -89,8 +88,13 @@ def test_nobody_starts_before_the_instant(patient: bool, yielding: bool) -> None
         instants.append(value)
         return value
 
-    plan = SyncPlan(method="round-time", slack_ns=20_000_000, yielding=yielding)
-    late = Synchroniser(Recording(tell=tell), plan, patient=patient).align()
+    late = Synchroniser(
+        Recording(tell=tell),
+        "round-time",
+        slack_ns=20_000_000,
+        yielding=yielding,
+        patient=patient,
+    ).align()
     returned = time.perf_counter_ns()
     assert late or returned >= instants[0]
 
@@ -115,17 +119,21 @@ def test_an_instant_is_of_rank_0_s_clock() -> None:
     def tell(_: int) -> int:
         return time.perf_counter_ns() - 3600 * 10**9 + 5_000_000
 
-    plan = SyncPlan(method="round-time", slack_ns=10**9, clock=Ahead())
+    sync = Synchroniser(Recording(tell=tell), "round-time", slack_ns=10**9, clock=Ahead())
     before = time.perf_counter_ns()
-    assert not Synchroniser(Recording(tell=tell), plan).align()
+    assert not sync.align()
     assert 5_000_000 <= time.perf_counter_ns() - before < 10**9
 
 
-def test_late_starts_compare_the_clocks_again() -> None:
-    """Widen the slack and compare the clocks again after late starts."""
-    plan = SyncPlan(method="round-time", slack_ns=1000, clock=Ahead())
-    Synchroniser(Recording(), plan).handle_late_starts()
-    assert (4000, 1) == (plan.slack_ns, plan.clock.compared)  # type: ignore[attr-defined]
+def test_late_starts_widen_the_slack_and_compare_the_clocks_again() -> None:
+    """Quadruple the slack up to the limit, and compare the clocks each time."""
+    clock = Ahead()
+    sync = Synchroniser(Recording(), "round-time", slack_ns=1000, clock=clock)
+    sync.handle_late_starts()
+    assert (4000, 1) == (sync.slack_ns, clock.compared)
+    for _ in range(20):
+        sync.handle_late_starts()
+    assert (MAXIMUM_SLACK_NS, 21) == (sync.slack_ns, clock.compared)
 
 
 @pytest.mark.parametrize(
@@ -133,29 +141,17 @@ def test_late_starts_compare_the_clocks_again() -> None:
 )
 def test_calibration_keeps_the_least_slack(yielding: bool, least: int) -> None:
     """Set the slack to the minimum, or more if broadcasts are slow or ranks share cores."""
-    quick = Synchroniser(Recording(), SyncPlan(method="round-time", slack_ns=0, yielding=yielding))
+    quick = Synchroniser(Recording(), "round-time", yielding=yielding)
     quick.calibrate(MINIMUM_SLACK_NS)
-    assert quick.plan.slack_ns >= least
+    assert quick.slack_ns >= least
 
     def slowly(value: int) -> int:
         time.sleep(0.002)
         return value
 
-    slow = Synchroniser(
-        Recording(tell=slowly), SyncPlan(method="round-time", slack_ns=0, yielding=yielding)
-    )
+    slow = Synchroniser(Recording(tell=slowly), "round-time", yielding=yielding)
     slow.calibrate(MINIMUM_SLACK_NS)
-    assert slow.plan.slack_ns >= 3 * 2_000_000
-
-
-def test_slack_widens_to_a_limit() -> None:
-    """Quadruple the slack up to the limit."""
-    plan = SyncPlan(method="round-time", slack_ns=1000)
-    plan.widen()
-    assert 4000 == plan.slack_ns
-    for _ in range(20):
-        plan.widen()
-    assert MAXIMUM_SLACK_NS == plan.slack_ns
+    assert slow.slack_ns >= 3 * 2_000_000
 
 
 @pytest.mark.parametrize(
@@ -174,4 +170,7 @@ def test_the_method_follows_from_clocks_and_threads(
 ) -> None:
     """Choose the method by clocks and threads, or as requested; only agreed instants span ranks."""
     method = choose_method(requested, shared_clock=shared, own_threads=threads)
-    assert (expected, expected == "round-time") == (method, SyncPlan(method=method).spans_ranks)
+    assert (expected, expected == "round-time") == (
+        method,
+        Synchroniser(Recording(), method).spans_ranks,
+    )

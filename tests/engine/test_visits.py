@@ -191,6 +191,8 @@ def test_waiting_for_a_cpu_is_no_disturbance_where_ranks_share_cpus(
         process, "waiting_s", lambda: (delay_s * (number := next(readings)), stolen_s * number)
     )
     own, shared = Disturbance(counts_delay=True), Disturbance(counts_delay=False)
+    for each in (own, shared):
+        each.before()
     assert own.after() > 1
     assert (stolen_s > 0) == (shared.after() > 1)
 
@@ -205,11 +207,11 @@ def test_each_visit_begins_with_the_calibrated_slack(monkeypatch: pytest.MonkeyP
     """Tolerate no later start in a visit because an earlier one had late starts."""
     collect, seen = Sampler.collect, []
 
-    def collect_and_widen(self: Sampler, samples: Samples, batch: int) -> Samples | None:
-        plan = self.timer.sync.plan
-        seen.append(plan.slack_ns - plan.least_ns)
-        collected = collect(self, samples, batch)
-        plan.widen()
+    def collect_and_widen(self: Sampler, samples: Samples) -> Samples | None:
+        sync = self.timer.sync
+        seen.append(sync.slack_ns - sync.least_ns)
+        collected = collect(self, samples)
+        sync.handle_late_starts()
         return collected
 
     monkeypatch.setattr(Sampler, "collect", collect_and_widen)

@@ -23,7 +23,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, NoReturn
 
 from client import FORWARDED, end_as
@@ -107,15 +107,15 @@ def load_native_loop() -> None:
     try:
         from commbench.engine.timing import native
         from commbench.engine.timing.loops import Call, Progress
-        from commbench.engine.timing.sync import SyncPlan
+        from commbench.engine.timing.sync import Synchroniser
     except ImportError:
         return
     import numpy as np
 
-    plan: Any = SimpleNamespace(plan=SyncPlan(method="none"))
+    control: Any = None
     calls = native.SyncCalls(barrier=(), broadcast=(), instant=np.zeros(1, dtype=np.int64))
     function = native.address_of(ctypes.CDLL(None).abs)
-    native.NativeTimer(plan, calls, Progress()).run(
+    native.NativeTimer(Synchroniser(control, "none"), calls, Progress()).run(
         [Call(run=lambda: None, rows=[(function, 0)])], 1, 1
     )
 

@@ -8,7 +8,7 @@ from commbench.backends import connect_control, open_backend
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.primitives import Request
 from commbench.engine.timing.loops import Call, Progress
-from commbench.engine.timing.sync import SyncPlan
+from commbench.engine.timing.sync import Synchroniser
 from commbench.errors import CommbenchError
 
 COUNT = 2
@@ -33,7 +33,7 @@ def main() -> None:
     progress = Progress()
     results: dict[str, Any] = {}
     for method in ("none", "barrier", "dissemination", "round-time"):
-        timer = communicator.timer("native", SyncPlan(method=method), progress)
+        timer = communicator.timer("native", Synchroniser(control, method), progress)
         before = progress.counters.copy()
         timed = timer.run([call], 5, 3)
         results[method] = {
@@ -43,7 +43,7 @@ def main() -> None:
                 and (timed.start_ns[1:] >= timed.end_ns[:-1]).all()
             ),
         }
-    timer = communicator.timer("native", SyncPlan(method="none"), progress)
+    timer = communicator.timer("native", Synchroniser(control, "none"), progress)
     try:
         timer.run([with_count(call, -1)], 2, 3)
         results["error"] = ""

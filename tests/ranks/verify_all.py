@@ -4,8 +4,9 @@ without calls.
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from reporting import report_and_exit
@@ -18,7 +19,7 @@ from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, agree_on, gather_everywhere
 from commbench.engine.setup import Prepared, prepare
 from commbench.engine.timing.loops import Call, Progress
-from commbench.engine.timing.sync import SyncPlan
+from commbench.engine.timing.sync import Synchroniser
 from commbench.findings import Finding
 
 #: A number that no library likes; the least is tried in these types too.
@@ -69,25 +70,20 @@ def _bytes_of(buffer: Any, element: int) -> Any:
     return element_memory.view("uint8")
 
 
-def corruption(case: Case, count: int) -> Callable[[Any], None]:
-    """Return a function that flips one bit of one element: the lowest bit, or a high one of rounded
-    averages.
-    """
-
-    def corrupt(buffer: Any) -> None:
-        element = (0, buffer.count - 1, buffer.count // 2)[count % 3]
-        raw = _bytes_of(buffer, element)
-        if case.redop == "avg":
-            raw[-1] ^= 0x40
-        else:
-            raw[0] ^= 1
-        _wait_for_device(buffer)
-
-    return corrupt
+def corrupt_result(case: Case, count: int, buffer: Any) -> None:
+    """Flip one bit of one element: the lowest bit, or a high one of rounded averages."""
+    _wait_for_device(buffer)
+    element = (0, buffer.count - 1, buffer.count // 2)[count % 3]
+    raw = _bytes_of(buffer, element)
+    if case.redop == "avg":
+        raw[-1] ^= 0x40
+    else:
+        raw[0] ^= 1
+    _wait_for_device(buffer)
 
 
 def _wait_for_device(buffer: Any) -> None:
-    """Wait until a GPU has changed the bit: the check runs in another stream."""
+    """Wait until a GPU has finished: operation, change and check run in different streams."""
     if getattr(buffer.memory, "is_cuda", False):
         import torch
 
@@ -108,7 +104,7 @@ def prepared_everywhere(
 
 def natively_wrong(prepared: Prepared, control: Control) -> int:
     """Return the number of wrong elements after the native loop made the calls."""
-    timer = prepared.communicator.timer("native", SyncPlan(method="barrier"), Progress())
+    timer = prepared.communicator.timer("native", Synchroniser(control, "barrier"), Progress())
     prepared._fill()
     timer.run(prepared.calls, 1, 1)
     return sum(gather_everywhere(control, prepared._count_wrong()))
@@ -128,8 +124,11 @@ def findings(
         return
     yield "clean", checked.wrong
     chosen = holders(prepared)[number % len(holders(prepared))]
-    tamper = corruption(case, number) if control.rank == chosen else None
-    yield "corrupted", prepared.verify(control, shared_clock=True, tamper=tamper).wrong
+    corrupted = prepared
+    if control.rank == chosen:
+        corrupt = partial(corrupt_result, case, number, prepared.buffers.receive)
+        corrupted = replace(prepared, calls=[*prepared.calls, Call(run=corrupt)])
+    yield "corrupted", corrupted.verify(control, shared_clock=True).wrong
     idle = replace(prepared, calls=[Call(run=lambda: None)])
     yield "idle", idle.verify(control, shared_clock=True).wrong
     if "native" in communicator.loops:

@@ -5,6 +5,7 @@ names.
 import os
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from reporting import report_and_exit
@@ -19,7 +20,7 @@ from commbench.engine.measure import measure
 from commbench.engine.session import Session
 from commbench.engine.setup import Prepared
 from commbench.engine.timing.loops import Call, Progress
-from commbench.engine.timing.sync import SyncPlan
+from commbench.engine.timing.sync import Synchroniser
 from commbench.stats.budgets import BUDGETS
 
 PATTERNS = (
@@ -64,9 +65,10 @@ def corrupted(prepared: Prepared, number: int, control: Control) -> dict[str, An
     )
     holders = [rank for rank, is_holder in enumerate(holds) if is_holder]
     chosen = holders[number % len(holders)]
-    checked = prepared.verify(
-        control, shared_clock=True, tamper=flip if control.rank == chosen else None
-    )
+    if control.rank == chosen:
+        flipping = Call(run=partial(flip, prepared.buffers.receive))
+        prepared = replace(prepared, calls=[*prepared.calls, flipping])
+    checked = prepared.verify(control, shared_clock=True)
     return {
         "expected": [int(chosen in group) for group in prepared.groups],
         "found": [checked.within(group) for group in prepared.groups],
@@ -83,7 +85,7 @@ def findings(
     clean = prepared.verify(control, shared_clock=True)
     if clean.refusal:
         return {"refused": str(clean.refusal)}
-    timer = communicator.timer("auto", SyncPlan(method="barrier"), Progress())
+    timer = communicator.timer("auto", Synchroniser(control, "barrier"), Progress())
     native = prepared.verify(control, shared_clock=True, timer=timer)
     idle = replace(prepared, calls=[Call(run=lambda: None)]).verify(control, shared_clock=True)
     return {

@@ -31,7 +31,7 @@ from commbench.stats.budgets import Budget
 ELEMENTS = (1, 301, 5001)
 #: Four ranks on hosts: by turns, one host after the other, and placements that are no hierarchy.
 PLACEMENTS = ("ABAB", "AABB", "AAAB", "AAAA", "ABCD")
-BUDGET = Budget(name="quick", launches=1, relative_half_width=0.5, slice_s=0.05)
+BUDGET = Budget(name="quick", launches=1, relative_half_width=0.5, slice_s=0.01)
 #: Who sends what was not asked for to whom, where a matrix is distorted.
 LIAR, VICTIM = 2, 1
 

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -132,7 +131,9 @@ def fit_line(points: Sequence[Offset]) -> tuple[Line, float]:
     weight /= weight.sum()
     away = at - weight @ at
     spread = weight @ away**2
-    drift = float(weight @ (away * offset) / spread) if spread > 0 else 0.0
+    drift = 0.0
+    if spread > 0:
+        drift = float(weight @ (away * offset) / spread)
     constant = float(weight @ offset - drift * (weight @ at))
     bounds = np.abs(constant + drift * at - offset) + error
     line = Line(origin_ns=last.at_ns, offset_ns=last.offset_ns + round(constant), drift=drift)
@@ -143,12 +144,10 @@ def _bound_at(when: float, at: NDArray[np.float64], bounds: NDArray[np.float64])
     """Return the smallest bound at ``when`` on a line that is bounded at some points: by the best
     two of them.
     """
-    least = float(bounds[at == when].min())
-    for i, j in combinations(range(len(at)), 2):
-        if at[i] != at[j]:
-            share = (when - at[i]) / (at[j] - at[i])
-            least = min(least, float(abs(1 - share) * bounds[i] + abs(share) * bounds[j]))
-    return least
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = (when - at[:, None]) / (at - at[:, None])  # the line from each point to each
+        by_two = abs(1 - shares) * bounds[:, None] + abs(shares) * bounds
+    return float(np.nanmin([*bounds[at == when], *by_two.ravel()]))
 
 
 class ClockFacts(TypedDict):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.engine.timing.loops import Call, Progress, Repetitions, order_of, quiet_interpreter
-from commbench.engine.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser, is_late_on_device
+from commbench.engine.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser
 
 #: Resolution of a CUDA event, about half a microsecond (CUDA Runtime API, cudaEventElapsedTime).
 RESOLUTION_NS = 500.0
@@ -56,7 +56,7 @@ class EventTimer:
     the queueing, so the time excludes the host. This is checked: the first event must not have
     occurred when the second has been queued. A repetition that fails the check counts as a late
     start. The spin's length is the slowest rank's queueing time in the previous run (a warm-up at
-    first) plus the plan's slack, which grows if too many starts are late.
+    first) plus the slack of ``sync``, which grows if too many starts are late.
 
     Without synchronisation, repetitions are queued back to back and awaited at the end. Each lasts
     from the end of the previous one, so their sum includes any time in which the stream waits for
@@ -95,7 +95,7 @@ class EventTimer:
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
         """See `Timer.run`."""
         steps = order_of(calls, repetitions, batch).steps(repetitions)
-        if self.sync.plan.method == "none":
+        if self.sync.method == "none":
             return self._follow(steps)
         return self._isolate(steps, blocking=any(call.blocking for call in calls))
 
@@ -109,11 +109,9 @@ class EventTimer:
         pairs = list(zip(events[::2], events[1::2], strict=True))
         late = np.zeros(len(steps), dtype=np.bool_)
         queueing = np.zeros(len(steps), dtype=np.int64)
-        cycles = (
-            0
-            if blocking
-            else math.ceil(self._cycles_per_ns * (self._queueing_ns + self.sync.plan.slack_ns))
-        )
+        cycles = 0
+        if not blocking:
+            cycles = math.ceil(self._cycles_per_ns * (self._queueing_ns + self.sync.slack_ns))
         with quiet_interpreter():
             for number, ((begun, ended), run_once) in enumerate(zip(pairs, steps, strict=True)):
                 align()
@@ -125,14 +123,16 @@ class EventTimer:
                 device.record(begun)
                 run_once()
                 device.record(ended)
-                late[number] = is_late_on_device(
-                    has_begun=device.has_happened(begun), blocking=blocking
-                )
+                # then the device has waited; blocking calls have always begun
+                late[number] = not blocking and device.has_happened(begun)
                 queueing[number] = perf_counter_ns() - first
                 device.wait(ended)
                 counters[1] += 1
             self.sync.finish()
-        self._queueing_ns = self.sync.largest(0 if blocking else round(float(np.median(queueing))))
+        queueing_ns = 0
+        if not blocking:
+            queueing_ns = round(float(np.median(queueing)))
+        self._queueing_ns = self.sync.largest(queueing_ns)
         start = _rounded([device.elapsed_ns(events[0], begun) for begun, _ in pairs])
         lasting = _rounded([device.elapsed_ns(*pair) for pair in pairs])
         return Repetitions(start_ns=start, end_ns=start + lasting, late=late, comparable=False)

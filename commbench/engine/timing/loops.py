@@ -93,13 +93,15 @@ class Order:
     batch: int = 1
     """How often a repetition makes the calls of its turn."""
 
+    def unrolled(self) -> list[list[Call]]:
+        """Return all calls of a repetition, of each turn."""
+        return [[*turn] * self.batch for turn in self.turns]
+
     def steps(self, repetitions: int) -> list[Callable[[], object]]:
         """Return one function for each repetition."""
-        functions = [run_in_order([call.run for call in turn] * self.batch) for turn in self.turns]
-        return [
-            functions[(self.first + repetition) % len(functions)]
-            for repetition in range(repetitions)
-        ]
+        functions = [run_in_order([call.run for call in turn]) for turn in self.unrolled()]
+        places = range(self.first, self.first + repetitions)
+        return [functions[place % len(functions)] for place in places]
 
 
 class Turns(list[Call]):
@@ -118,26 +120,29 @@ class Turns(list[Call]):
         last run ended.
         """
         count = len(self.sets)
-        turns = [
-            [
-                call
-                for position in range(begin, begin + batch)
-                for call in self.sets[position % count]
-            ]
-            for begin in range(0, count, batch)
-        ]
+        turns: list[list[Call]] = []
+        for begin in range(0, count, batch):
+            turn: list[Call] = []
+            for position in range(begin, begin + batch):
+                turn += self.sets[position % count]
+            turns.append(turn)
         first = -(-self._next // batch) % len(turns)
         self._next = (first + repetitions) * batch % count
         return Order(turns=turns, first=first)
 
 
+def in_turns(sets: Sequence[Sequence[Call]]) -> Sequence[Call]:
+    """Return the calls of an operation on one set of buffers, or on several in turn."""
+    if len(sets) == 1:
+        return sets[0]
+    return Turns(sets)
+
+
 def order_of(calls: Sequence[Call], repetitions: int, batch: int) -> Order:
     """Return the order of the calls in ``repetitions`` repetitions of ``batch`` operations."""
-    return (
-        calls.order(repetitions, batch)
-        if isinstance(calls, Turns)
-        else Order(turns=[calls], batch=batch)
-    )
+    if isinstance(calls, Turns):
+        return calls.order(repetitions, batch)
+    return Order(turns=[calls], batch=batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +156,7 @@ class Repetitions:
     late: NDArray[np.bool_]
     """Whether this rank missed the agreed start, or its device had to wait for the host."""
     comparable: bool = True
-    """Whether the stamps are of the `SyncPlan`'s clock, so that different ranks' stamps can be
+    """Whether the stamps are of the `Synchroniser`'s clock, so that different ranks' stamps can be
     compared."""
 
 
@@ -213,7 +218,7 @@ class PythonTimer:
                 start[repetition] = begun
                 counters[1] += 1
             self.sync.finish()
-        clock = self.sync.plan.clock
+        clock = self.sync.clock
         return Repetitions(start_ns=clock.to_global(start), end_ns=clock.to_global(end), late=late)
 
 

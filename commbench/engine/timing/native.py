@@ -222,7 +222,9 @@ class NativeTimer:
         self._counters = progress.counters
         libc = ctypes.CDLL(None)
         self._clock = address_of(libc.clock_gettime)
-        self._yield = address_of(libc.sched_yield) if sync.plan.yielding else 0
+        self._yield = 0
+        if sync.yielding:
+            self._yield = address_of(libc.sched_yield)
 
     def prepare(self) -> None:
         """Compile, or load from numba's cache, outside any case; then calibrate."""
@@ -231,13 +233,9 @@ class NativeTimer:
 
     def reading_ns(self) -> float:
         """See `commbench.engine.timing.loops.Timer.reading_ns`."""
-        return float(np.median(np.diff(self._stamps())))
-
-    def _stamps(self) -> NDArray[np.int64]:
-        """Return successive readings of the clock, in nanoseconds."""
         stamps = np.zeros(READINGS, dtype=np.int64)
         _stamp(self._clock, stamps)
-        return stamps
+        return float(np.median(np.diff(stamps)))
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
         """See `commbench.engine.timing.loops.Timer.run`.
@@ -250,7 +248,8 @@ class NativeTimer:
         start = np.zeros(repetitions, dtype=np.int64)
         end = np.zeros(repetitions, dtype=np.int64)
         late = np.zeros(repetitions, dtype=np.bool_)
-        plan, line = self.sync.plan, self.sync.plan.clock.local_line
+        sync, clock = self.sync, self.sync.clock
+        line = clock.local_line
         order = order_of(calls, repetitions, batch)
         tables = np.stack(
             [call_table([row for call in turn for row in call.rows]) for turn in order.turns]
@@ -260,11 +259,11 @@ class NativeTimer:
                 tables,
                 order.first,
                 order.batch,
-                METHODS.index(plan.method),
+                METHODS.index(sync.method),
                 self._barrier,
                 self._broadcast,
                 self._instant,
-                plan.slack_ns,
+                sync.slack_ns,
                 line.origin_ns,
                 line.offset_ns,
                 line.drift,
@@ -277,6 +276,4 @@ class NativeTimer:
             )
         if errors:
             raise CommbenchError(f"the library reported {errors} errors in the timed loop")
-        return Repetitions(
-            start_ns=plan.clock.to_global(start), end_ns=plan.clock.to_global(end), late=late
-        )
+        return Repetitions(start_ns=clock.to_global(start), end_ns=clock.to_global(end), late=late)
