@@ -257,7 +257,7 @@ def _contribution_tile(redop: str, size: int, rank: int) -> Values:
     For an average one rank contributes ``size`` times 1, 2, 4 or 8.
     """
     bits = _hash(3, rank)
-    values = (bits % VALUES).astype(np.float64)
+    values: Any = bits % VALUES
     if redop == "sum":
         values = bits % 13 + 1.0
     elif redop == "prod":
