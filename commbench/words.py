@@ -458,7 +458,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "pairs_of_hosts": "{subject}: {between} between hosts, {within} within hosts",
         "precision": (
-            "Over {subject} {within} of {rows:row} have an interval within {target:level} either"
+            "Over {subject} the intervals of {within} of {rows:row} lie within {target:level} either"
             " way (median {median:digits} %)."
         ),
         "states": (
