@@ -212,6 +212,24 @@ def test_the_script_can_do_without_a_conductor(cluster: Cluster, tmp_path: Path)
     assert ([*range(6)], "ok") == (read_launches(out), read_rows(out)[0]["status"])
 
 
+@pytest.mark.slow
+def test_ended_tasks_of_srun_leave_a_partial_run(cluster: Cluster, tmp_path: Path) -> None:
+    """Record how a cancelled srun launch ended, and complete it on resume."""
+    out = tmp_path / "run"
+    task = commbench(f"{DIRECT} --sizes 8:256K --out {out}")
+    line = f"srun -N2 -n2 --job-name=cancelled {task}"
+    own = cluster.environment(**NO_OFI, PYTHONPATH=str(ROOT))
+    process = cluster.start(*line.split(), env=own)
+    assert wait_until(lambda: measured(out) > 2, 60)
+    cluster.run("scancel", "--name=cancelled")
+    process.communicate(timeout=60)
+    assert ["partial"] == facts(out, "status")
+    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+    run_task(cluster, line)
+    counts = Counter(record.case.key for record in read_records(out) if record.status == "ok")
+    assert (["complete"], {1}) == (facts(out, "status"), set(counts.values()))
+
+
 @pytest.mark.parametrize("export", ["--export=NONE", "--export=HOME,PATH", "--export=ALL"])
 def test_a_training_under_tune_gets_what_attaches_it(
     cluster: Cluster, tmp_path: Path, export: str
