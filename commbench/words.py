@@ -458,8 +458,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "pairs_of_hosts": "{subject}: {between} between hosts, {within} within hosts",
         "precision": (
-            "Over {subject} the intervals of {within} of {rows:row} lie within {target:level} either"
-            " way (median {median:digits} %)."
+            "Over {subject} the intervals of {within} of {rows:row} lie within {target:level}"
+            " either way (median {median:digits} %)."
         ),
         "states": (
             "Over {subject} the machine ran at two speeds: the table shows the faster"
