@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from builders import read_records
 from launching import RANKS, find_marked, marked_environment, mpirun, wait_until
 
 from commbench.results import load_run
@@ -245,6 +246,7 @@ def test_what_was_started_is_ended(
     words = command(starter, path, "open(out + '.ready', 'w').close(); time.sleep(600)")
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as started:
         assert wait_until((tmp_path / "run.ready").exists)
+        assert wait_until(lambda: len(read_records(path)) == expected[2])
         started.send_signal(number)
         assert started.wait(60) in {code or started.returncode} - {0}
     assert wait_until(lambda: not find_marked(mark)), find_marked(mark)
