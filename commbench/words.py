@@ -459,7 +459,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "pairs_of_hosts": "{subject}: {between} between hosts, {within} within hosts",
         "precision": (
             "Over {subject} the intervals of {within} of {rows:row} lie within {target:level}"
-            " either way (median {median:digits} %)."
+            " either way (median {median})."
         ),
         "states": (
             "Over {subject} the machine ran at two speeds: the table shows the faster"
