@@ -152,6 +152,10 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
         facts={},
         sections=[section for section in (cases, conditions) if section.has_content],
         time="median over launches of the slowest rank's median, of training the median step",
+        intervals=(
+            "brackets are the intervals that decided, wider than 95 % intervals where many cases"
+            " are judged"
+        ),
     )
     return render(page)
 

@@ -171,6 +171,14 @@ def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     assert len(SIZES) == text.count("<svg")
 
 
+def test_the_page_says_what_brackets_mean(good: Path, new: Path, tmp_path: Path) -> None:
+    """Call them the intervals that decided, which are no 95 % intervals over launches."""
+    compare([good, new], out=tmp_path / "x.html")
+    page = Reader((tmp_path / "x.html").read_text())
+    assert "brackets are the intervals that decided" in page.text
+    assert "intervals over launches" not in page.text
+
+
 def test_lost_cases_are_regressions(
     tmp_path: Path, new: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,3 +104,5 @@ class Page:
     sections: Sequence[Section]
     time: str
     """The definition of the times of collectives."""
+    intervals: str = "brackets and bands are 95 % intervals over launches"
+    """The meaning of the intervals."""
