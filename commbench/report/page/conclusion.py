@@ -137,14 +137,20 @@ def snippet_codes(run: Run, *, by: bool = False) -> list[Code]:
 
 
 def _warnings(runs: Sequence[Run]) -> list[Entry]:
-    """Return the most severe warnings about each run; a link leads to all of them."""
+    """Return the most severe warnings about each run; a link leads to all of them if there are
+    more, or anything to try.
+    """
     texts = []
     every: list[Finding] = []
+    has_more = False
     for run in runs:
         warnings = grave_warnings(run)
         texts.append((run.name, map(str, warnings[:MOST_WARNINGS])))
         every += warnings
+        has_more = has_more or len(warnings) > MOST_WARNINGS
     if not every:
         return []
-    more = (every[0].section, "All warnings, and what to try")
+    more = None
+    if has_more or any(warning.details for warning in every):
+        more = (every[0].section, "All warnings, and what to try")
     return [Entry("Warnings", named(texts), tone="warning", more=more)]
