@@ -57,10 +57,13 @@ def render_matrices(run: Run) -> list[RenderableType]:
 
 def _each_with_each(matrix: Matrix, heat: Heat) -> Table:
     names = list(heat.hosts)
-    if len(set(names)) < len(names):
-        names = [f"rank {rank}" for rank in range(len(names))]
     headings = names
-    if (len(names) + 1) * (max(map(len, names)) + PADDING) > WIDTH:
+    if len(set(names)) < len(names):
+        headings = [f"rank {rank}" for rank in range(len(names))]
+        names = headings
+        if len(set(heat.hosts)) > 1:
+            names = [f"on {host}" for host in heat.hosts]
+    elif (len(names) + 1) * (max(map(len, names)) + PADDING) > WIDTH:
         headings = [str(number) for number in range(1, len(names) + 1)]
     slow: set[tuple[int, int]] = set()
     for sources, targets in heat.slow:

@@ -90,8 +90,10 @@ def test_of_many_the_slowest_pairs_are_shown() -> None:
 
 
 def test_ranks_of_hosts_stand_by_themselves() -> None:
-    """Print ranks where a host has several."""
-    assert ["0", "-", "35.0", "10.5"] == line_of(printed(make_run(3, 2, noise=0.001)), "rank")[:4]
+    """Print ranks where a host has several, each with its host, which may be named as slow."""
+    text = printed(make_run(3, 2, noise=0.001))
+    assert ["on", "host1", "-", "35.0", "10.5"] == line_of(text, "rank 0")[1:6]
+    assert ["on", "host3"] == line_of(text, "rank 5")[1:3]
 
 
 @pytest.mark.parametrize("hosts", [4, 12])
