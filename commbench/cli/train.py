@@ -275,8 +275,8 @@ def write_recommendation(store: Store, permission: Permission) -> None:
 
 
 def short_name(command: str, workload: str) -> str:
-    """Return a name for the directory of results: ``train-resnet18``, or ``train-own_model`` for a
-    file.
+    """Return a name for the directory of results: ``train-resnet18``, ``train-own_model`` for a
+    file, or ``tune-package.module``.
     """
-    stem = Path(workload.removeprefix("trace:").split(":")[0]).stem
-    return f"{command}-{stem}"
+    name, _, _ = Path(workload.removeprefix("trace:")).name.partition(":")
+    return f"{command}-{name.removesuffix('.py').removesuffix('.json')}"

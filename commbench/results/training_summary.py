@@ -390,7 +390,7 @@ def _blocks_differ(record: TrainingRecord) -> bool:
 
 def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[BucketRow]:
     """Return one row per bucket of each configuration of the sweep that was measured, ordered as
-    `training_rows`.
+    `keyed_training_rows`.
 
     Launches in which the buckets were others than in most are left out.
     """

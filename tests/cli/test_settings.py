@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
 from commbench.cli.options import Settings
 from commbench.cli.request import default_out
+from commbench.cli.train import short_name
 from commbench.collectives.cases import Axes, Sweep
 from commbench.ddp.plan.cases import TrainingSweep
 from commbench.errors import InputError
@@ -95,3 +96,18 @@ def test_a_default_directory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyP
         path.mkdir(parents=True)  # raises if it exists
         names.add(path.name)
     assert all(re.match(r"\d{8}T\d{6}Z-import-", name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("workload", "name"),
+    [
+        ("resnet18", "resnet18"),
+        ("./own.model.py:Model", "own.model"),
+        ("trace:kept/12:30/bert.large.json", "bert.large"),
+        ("package.finetune", "package.finetune"),
+        ("train.sh", "train.sh"),
+    ],
+)
+def test_results_are_named_after_the_workload(workload: str, name: str) -> None:
+    """Keep the name of a module or a file, without what stands before or after it."""
+    assert f"tune-{name}" == short_name("tune", workload)
