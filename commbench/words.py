@@ -431,7 +431,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "bandwidth": "{subject} {operation} {busbw:GBps} at {size:size}",
         "bandwidth_best": "Bus bandwidth of {subject}, the best of {count:case}.",
         "bandwidth_of_link": (
-            "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of {link}"
+            "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of the link rate"
+            " {link}"
         ),
         "brief_bimodal": "{subject}: times are bimodal within a launch.",
         "brief_bimodal_launches": "{subject}: launches are bimodal.",

@@ -10,7 +10,10 @@ from rich.text import Text
 from commbench.findings import Finding, Value
 from commbench.report.columns import Table, plain_table
 from commbench.system.topology import Topology, cpu_list, nodes_of
-from commbench.units import counted, format_link_rate, format_size
+from commbench.units import counted, format_size
+
+#: Mbit/s in a Gbit/s.
+_GIGA = 1000
 
 
 def render_topology(
@@ -158,7 +161,9 @@ def _ports(topology: Topology) -> list[tuple[str, int | None]]:
 def _speed(megabits: float | None) -> str:
     if megabits is None:
         return "unknown"
-    return format_link_rate(1e6 * megabits)
+    if megabits >= _GIGA:
+        return f"{megabits / _GIGA:g} Gbit/s"
+    return f"{megabits:g} Mbit/s"
 
 
 def _count(number: int | None, name: str) -> str:
