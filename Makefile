@@ -84,23 +84,16 @@ bench: $(RUNTIME) ## Measure this machine, or the hosts in HOSTFILE; print the t
 
 # The tests of a file run in one process, which shares their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
-TOGETHER := not slow and not mpi and not lab and not slurm and not gpu
-FAST := $(TOGETHER) and not programs and not kept
-# These tests start ranks, emulated hosts or Slurm, and wait for them longer than they compute.
-OUTSIDE := not slow and (mpi or lab or slurm or gpu)
-# pytest ends with 5 if ARGS select no test.
-OR_NONE := || [ $$? -eq 5 ]
+FAST := not slow and not mpi and not lab and not slurm and not gpu and not programs and not kept
 
-test: $(DEV) ## Run all tests that are not slow: those that start ranks last.
-	$(PYTEST) -m '$(TOGETHER)' $(ARGS) $(OR_NONE)
-	$(PYTEST) -m '$(OUTSIDE)' $(ARGS) $(OR_NONE)
+test: $(DEV) ## Run all tests that are not slow.
+	$(PYTEST) -m 'not slow' $(ARGS)
 
 test-fast: $(DEV) ## Run the tests that start no programs and read no kept runs.
 	$(PYTEST) -m '$(FAST)' $(ARGS)
 
 test-all: $(DEV) ## Run all tests with all simulations and new random examples, the slow tests one at a time.
-	$(PYTEST) -m '$(TOGETHER)' --thorough $(ARGS) $(OR_NONE)
-	$(PYTEST) -m '$(OUTSIDE)' --thorough $(ARGS) $(OR_NONE)
+	$(PYTEST) -m 'not slow' --thorough $(ARGS)
 	$(BIN)/python -m pytest -m slow --thorough $(ARGS)
 
 lint: $(DEV) ## Check style, format, types, the direction of imports, and words.

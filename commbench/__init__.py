@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from commbench.live.adopt import autotune
     from commbench.results import load_run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Case",
     "Record",

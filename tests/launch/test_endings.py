@@ -78,7 +78,7 @@ def assert_resumes(starter: str, path: Path) -> None:
     assert ("complete", "ok", 4) == (state(path)[0], state(path)[1][-1], state(path)[2])
 
 
-@pytest.mark.parametrize("starter", STARTERS)
+@pytest.mark.parametrize("starter", SLOWLY)
 def test_stages_follow_each_other(tmp_path: Path, starter: str) -> None:
     """Make a launch of each stage, the second based on the first, and state the conditions."""
     path = tmp_path / "run"
@@ -207,7 +207,7 @@ def test_what_goes_wrong_costs_its_case_only(tmp_path: Path, starter: str, name:
         assert_resumes(starter, path)
 
 
-@pytest.mark.parametrize("starter", ["mpirun", "torchrun"])
+@pytest.mark.parametrize("starter", ["mpirun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_rank_0_that_is_killed_leaves_a_partial_run(tmp_path: Path, starter: str) -> None:
     """State from its start that a launch has not ended."""
     path = tmp_path / "run"
