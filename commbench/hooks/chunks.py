@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from commbench.hooks.compilers import array_of, find_compiler
-from commbench.hooks.feedback import is_finite, poison, put
+from commbench.hooks.feedback import is_finite, on_host, poison, put
 from commbench.hooks.message import ChunkLayout
 
 #: By it, elements are multiplied whose squares are too large.
@@ -43,10 +43,13 @@ class TorchChunks:
         total, flat = self._sums()
         total.view(-1)[self._layout.elements :] = 0.0  # NaN after a step that was not finite
         torch.add(gradient, 0.0 if residual is None else residual, out=flat)
-        norms = torch.linalg.vector_norm(total, dim=1)
+        torch.linalg.vector_norm(total, dim=1, out=self.norms)
+        infinite = self.norms.isinf()
+        if on_host(infinite) and not infinite.any():
+            return
         # float32 cannot hold the square of an element above 1.8e19.
         scaled = torch.linalg.vector_norm(total * SCALE, dim=1) / SCALE
-        torch.where(norms.isinf(), scaled, norms, out=self.norms)
+        torch.where(infinite, scaled, self.norms, out=self.norms)
 
     def take(self, *, divisor: float | Tensor, memory: Memory) -> None:
         """Choose the chunks with the largest norms.

@@ -37,6 +37,8 @@ from commbench.results.recommendation import Choice, Recommendation
 ENGINES = {"torch.distributed.fsdp": "FSDP", "deepspeed": "DeepSpeed", "horovod": "Horovod"}
 #: Libraries that make DDP objects for a script, the outermost first.
 FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate")
+#: Packages that make every DDP object on a stream of its own, whether or not steps are captured.
+ON_OWN_STREAMS = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
 
 
 def take(instance: object) -> str:
@@ -66,11 +68,13 @@ def why_untouchable(ddp_model: DistributedDataParallel) -> str:
     """Return why not even a mark may be taken in a training, as a clause; empty if one may.
 
     To wait for an event ends the capture of a CUDA graph with an error. A model whose steps are
-    captured has to be made on a stream of its own.
+    captured has to be made on a stream of its own. Lightning makes every model so.
     """
     device = ddp_model.device
-    if device.type == "cuda" and cuda.current_stream(device) != cuda.default_stream(device):
-        return "it was made on a stream of its own, as a training whose steps are a CUDA graph is"
+    if device.type != "cuda" or not ON_OWN_STREAMS.isdisjoint(_packages()):
+        return ""
+    if cuda.current_stream(device) != cuda.default_stream(device):
+        return "its model was made on a stream of its own, as one whose steps are a CUDA graph is"
     return ""
 
 
@@ -182,15 +186,21 @@ def _framework() -> str:
 
     Empty: the script itself.
     """
+    packages = _packages()
+    for name in FRAMEWORKS:
+        if name in packages:
+            return name.removeprefix("pytorch_")
+    return ""
+
+
+def _packages() -> set[str]:
+    """Return the packages of the functions under way."""
     packages = set()
     frame = inspect.currentframe()
     while frame is not None:
         packages.add(str(frame.f_globals.get("__name__", "")).partition(".")[0])
         frame = frame.f_back
-    for name in FRAMEWORKS:
-        if name in packages:
-            return name.removeprefix("pytorch_")
-    return ""
+    return packages
 
 
 class _Queue:

@@ -86,6 +86,25 @@ def test_the_chunks_with_the_largest_norms_are_sent() -> None:
     assert [1, 1, 0, 0, 1, 1, 0] == result["momentum"].tolist()
 
 
+@pytest.mark.parametrize(("planted", "readings"), [(1.0, 1), (2e30, 2)])
+def test_chunks_on_a_host_are_read_again_only_if_a_square_is_too_large(
+    monkeypatch: pytest.MonkeyPatch, planted: float, readings: int
+) -> None:
+    """Compute norms once where float32 holds the squares of all elements."""
+    calls: list[Any] = []
+    compute = torch.linalg.vector_norm
+
+    def count(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(arguments)
+        return compute(*arguments, **keywords)
+
+    monkeypatch.setattr(torch.linalg, "vector_norm", count)
+    work = TorchChunks(ChunkLayout.of(4, density=0.5, chunk=2), CPU)
+    work.measure(torch.tensor([planted, 0.0, 3.0, 4.0]), None)
+    assert readings == len(calls)
+    assert [planted, 5.0] == pytest.approx(work.norms.tolist())
+
+
 def test_work_is_compiled_on_the_host_only() -> None:
     """Use torch on other devices and where it is asked for.
 
