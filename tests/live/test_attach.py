@@ -115,6 +115,12 @@ def test_a_constructor_that_raises_is_as_without_us(tmp_path: Path) -> None:
     assert "TypeError: no module" == done.stderr.splitlines()[-1]
 
 
+def test_nothing_is_loaded_before_a_model_is_made(tmp_path: Path) -> None:
+    """Import torch's module without importing commbench."""
+    done = run_python(tmp_path, f"{DDP}import sys; print('commbench' in sys.modules)")
+    assert ("False\n", "", 0) == (done.stdout, done.stderr, done.returncode)
+
+
 @pytest.mark.parametrize(
     ("environ", "lines"),
     [
