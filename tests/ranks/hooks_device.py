@@ -88,7 +88,7 @@ def work_by(kind: str) -> None:
 
 def use_device_path() -> None:
     """Make hooks treat tensors as device tensors, and forbid host reads."""
-    for module in (feedback, powersgd, topk):
+    for module in (chunks, feedback, powersgd, topk):
         module.on_host = lambda _: False
     TopK.prepare = Int8.prepare = staticmethod(lambda _: None)
     chunks.make_chunks = lambda layout, device, **_: TorchChunks(layout, device)
