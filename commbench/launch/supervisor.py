@@ -197,8 +197,8 @@ class Supervisor:
             self._watchdog.processes,
             kills_before=self._kills_before,
         )
-        silent = self._watchdog.silent(time.monotonic())
-        if silent and silent.rank in self._watchdog.processes:  # others may not have begun yet
+        silent = self._watchdog.silent(time.monotonic(), counts_unheard=False)
+        if silent:
             clues.append(silent)
         clue = worst(clues)
         if self._launch.has_everything:

@@ -148,14 +148,23 @@ class Watchdog:
                 stopped.append(rank)
         return self._clue("stopped", "rank_stopped", stopped)
 
-    def silent(self, now: float) -> Clue | None:
+    def silent(self, now: float, *, counts_unheard: bool = True) -> Clue | None:
         """Return the clue of ranks whose heartbeats stopped while other ranks send theirs.
 
         None without such ranks.
+
+        Args:
+            now: the time in seconds, as of `time.monotonic`.
+            counts_unheard: whether a rank that never sent a heartbeat is silent. It may not have
+                begun yet.
         """
         silent = []
         for rank in range(self._ranks):
-            if rank not in self._last or now - self._last[rank].at > SILENCE_S:
+            if rank in self._last:
+                is_silent = now - self._last[rank].at > SILENCE_S
+            else:
+                is_silent = counts_unheard
+            if is_silent:
                 silent.append(rank)
         if len(silent) == self._ranks:
             return None

@@ -74,6 +74,20 @@ def test_progress_of_any_rank_keeps_it_quiet() -> None:
     assert play.go_on(1.5) is not None
 
 
+def test_a_rank_that_has_not_begun_hides_no_silent_one() -> None:
+    """Name the rank whose heartbeats stopped, not one that never sent any."""
+    play = Play(3, ["n0", "n0", "n0"], startup_timeout=60)
+    play.beat(1)
+    play.go_on(20, silent=[0, 1])
+    either, heard = (
+        play.watchdog.silent(play.now, counts_unheard=counts_unheard)
+        for counts_unheard in (True, False)
+    )
+    assert either is not None
+    assert heard is not None
+    assert (0, 1) == (either.rank, heard.rank)
+
+
 def test_starting_may_take_longer_than_a_case() -> None:
     """Use the start-up timeout before the first repetition and the case timeout afterwards, also
     from the second case on.
