@@ -125,7 +125,8 @@ class TrainingLaunch:
         self.steps = self.terms.steps
         """Of a whole block; None: they are not fixed yet."""
         self.lengths: Sequence[int] = ()
-        """Steps of each block; empty: of a whole block. The last one is that of all later ones."""
+        """Steps of each block; empty: each has the steps of a whole block. All later blocks have the
+        steps of the last one."""
         self.is_keeping = False
         """Whether a training is kept between its blocks, instead of one for each block."""
         self._groups: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
@@ -385,8 +386,8 @@ class TrainingLaunch:
     def _fix_steps(self) -> int:
         """Return the steps of a whole block, which the first block of a launch fixes.
 
-        They are those of the workload if it has a metric, which is defined after them, else as many
-        as fill a block by a short trial.
+        A workload with a metric sets the number itself: the metric is defined after so many steps.
+        Else a short trial finds how many steps fill a block.
         """
         if self.steps is not None:
             return self.steps

@@ -88,7 +88,7 @@ class EnergyObserver:
     """Of one repetition."""
     prepare: Callable[[], Callable[[], None]] | None = None
     """Returns what repeats the operation for the energy alone, after the times are known; None:
-    the energy is that of the timed repetitions."""
+    the timed repetitions give the energy."""
 
     def before(self) -> None:
         """Read the counters."""

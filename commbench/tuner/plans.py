@@ -267,7 +267,7 @@ def candidate_sweep(sweep: TrainingSweep, facts: WorkloadFacts) -> TrainingSweep
     """Return the settings that a tuning chooses from: without a hook and with each hook of
     ``sweep``, in one bucket size for each different layout.
 
-    Without bucket sizes in ``sweep`` they are those of `candidate_caps`.
+    Without bucket sizes in ``sweep``, `candidate_caps` gives them.
     """
     caps = candidate_caps(facts)
     if sweep.bucket_caps:

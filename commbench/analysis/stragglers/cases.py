@@ -84,7 +84,7 @@ def _values(record: Record, info: RunInfo) -> Iterator[tuple[Peers, Floats]]:
     if len(record.groups) >= FEWEST:
         names = [_group_name(group.group, info) for group in record.groups]
         times = np.full(len(names), np.nan)
-        # groups of a pair operation differ from those of other numbers of ranks
+        # the time of a pair operation depends on the number of ranks
         if len({group.group_size for group in record.groups}) == 1:
             for place, group in enumerate(record.groups):
                 if len(group.times_us):
