@@ -125,8 +125,8 @@ class TrainingLaunch:
         self.steps = self.terms.steps
         """Of a whole block; None: they are not fixed yet."""
         self.lengths: Sequence[int] = ()
-        """Steps of each block; empty: each has the steps of a whole block. All later blocks have the
-        steps of the last one."""
+        """Steps of each block; further blocks have as many as the last one. Empty: every block is a
+        whole one."""
         self.is_keeping = False
         """Whether a training is kept between its blocks, instead of one for each block."""
         self._groups: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
