@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from commbench.errors import InputError
 from commbench.stats.intervals import DEFAULT_LEVEL, Floats, Interval, Values
 from commbench.stats.ratios import (
     MOST_LAUNCHES,
@@ -140,7 +141,12 @@ def compare_family(
         looks: how often the comparison may be made while launches are added; each look has an equal
             share of ``q`` and of the 5 % of the verdict ``same`` (Bonferroni), so that all looks
             together err as seldom as one.
+
+    Raises:
+        InputError: the margin is not from 0 to below 1.
     """
+    if not 0 <= margin < 1:
+        raise InputError(f"The margin {margin:g} is no share from 0 to below 1; give 0.02 for 2 %.")
     q, level = q / looks, 1 - 0.05 / looks
     comparisons = []
     testable: dict[int, RunRatio | _LaunchRatio] = {}

@@ -136,6 +136,9 @@ def test_margin_is_honoured() -> None:
     a, b = make_run(sweep(1)), make_run(sweep(2, slower=dict.fromkeys(SIZES, 1.1)), "b")
     assert {"slower"} == set(verdicts(compare(a, b)))
     assert {"same"} == set(verdicts(compare(a, b, margin=0.15)))
+    for margin in (-0.1, 1.0):
+        with pytest.raises(InputError, match="is no share from 0 to below 1"):
+            compare(a, b, margin=margin)
 
 
 def test_runs_without_common_cases_are_compared_without_error() -> None:

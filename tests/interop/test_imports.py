@@ -435,6 +435,14 @@ def test_ranks_that_write_at_the_same_time_are_told_apart() -> None:
     assert values_of(load(*names), "key") == found
 
 
+def test_columns_that_a_version_lacks_are_no_crash() -> None:
+    """Read rows without a bus bandwidth, and refuse an overlap without its parts."""
+    assert 6 == len(load_text(ALL_REDUCE.replace("busbw", "other")).records)
+    heading = "# OSU MPI Non-blocking Allreduce Latency Test v7.4\n# Size  Overall(us)"
+    with pytest.raises(InputError, match="Size, Overall are unknown to commbench"):
+        load_text(f"{heading}\n4   5.50\n", ranks=4)
+
+
 def test_two_tests_in_parts_among_messages() -> None:
     """Count the messages that interrupt rows."""
     assert "5 lines of NCCL_DEBUG" == left_out(load("nccl_tests_pasted.txt"))

@@ -174,7 +174,7 @@ def _time(line: Mapping[str, str], operation: Operation, message_bytes: int) -> 
             if not rate:
                 raise LeftOutError("a time or rate of 0 is below what the tool resolves")
             return {"time_us": operation.messages_at_once * message_bytes / rate, "time": PAIR_MEAN}
-    if "Overall" in line:
+    if line.keys() >= {"Overall", "Compute", "Pure Comm."}:
         overlap = Overlap(
             pure_us=number(line["Pure Comm."]),
             compute_us=number(line["Compute"]),
