@@ -16,7 +16,7 @@ ENTRIES = [
 
 def advice_of(ratios: list[float], level: float = 0.95) -> Finding:
     """Return the advice on launches that would decide."""
-    advice = launch_advice(ratios, 0.02, ENTRIES, level=level)
+    advice = launch_advice(ratios, ENTRIES, level=level)
     assert advice is not None
     return advice
 
@@ -52,7 +52,7 @@ def test_another_level_takes_more_launches() -> None:
     found = [advice_of(ratios, n).numbers["high"] for ratios in (near, sure) for n in (0.95, 0.975)]
     assert found[0] < found[1]
     assert [3, 4] == found[2:]
-    advice = launch_advice(near, 0.02, [])
+    advice = launch_advice(near, [])
     assert advice
     assert not advice.details  # no launch says how long they take
 
@@ -67,7 +67,7 @@ def test_a_noisy_machine_is_named(shift: float) -> None:
 @pytest.mark.parametrize("ratios", [[], [1.1], [1.0, 0.0]])
 def test_too_few_launches_give_no_advice(ratios: list[float]) -> None:
     """Return nothing for one launch."""
-    assert launch_advice(ratios, 0.02, ENTRIES) is None
+    assert launch_advice(ratios, ENTRIES) is None
 
 
 def test_a_gain_at_the_margin_is_not_decided() -> None:
