@@ -14,7 +14,6 @@ from commbench.analysis.comparison import ComparisonTable, compare
 from commbench.collectives.cases import Case
 from commbench.engine.records import Record
 from commbench.results import Run
-from commbench.stats import Verdict
 from commbench.stats.budgets import BUDGETS
 
 STANDARD = BUDGETS["standard"]
@@ -55,6 +54,6 @@ def compare_scripts(
 def test_equal_runs_are_rarely_called_different(script: Script) -> None:
     """Call at most 5 % of the cases of 20 A/A pairs faster or slower."""
     counts = [compare_scripts(pair, script, script).counts for pair in range(PAIRS)]
-    different = sum(count[Verdict.SLOWER] + count[Verdict.FASTER] for count in counts)
+    different = sum(count["slower"] + count["faster"] for count in counts)
     assert PAIRS * len(CASES) == sum(sum(count.values()) for count in counts)
     assert different <= 0.05 * PAIRS * len(CASES)
