@@ -77,7 +77,6 @@ def test_ratio_is_over_launches() -> None:
     launches.
     """
     (growth,) = growths(as_run(study(lambda n: 10.0 * n)))
-    assert growth.interval is not None
     assert growth.interval.low < growth.ratio < growth.interval.high
     assert pytest.approx(8.0, rel=0.05) == growth.ratio
     (alone,) = growths(as_run(study(lambda n: 10.0 * n, launches=1, noise=0)))
