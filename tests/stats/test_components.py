@@ -99,8 +99,7 @@ def test_components_need_several_of_their_level() -> None:
 def plan_of(components: Components, **changes: float) -> tuple[int, int]:
     """Return visits and repetitions within 0.1 s, the quick budget's share."""
     costs = {"visit_s": 0.002, "repetition_s": 0.0002, **changes}
-    plan = plan_visits(components, BUDGETS["quick"], **costs, most_repetitions=500)
-    return plan.visits, plan.repetitions
+    return plan_visits(components, BUDGETS["quick"], **costs, most_repetitions=500)
 
 
 def test_repetitions_follow_from_costs_and_components() -> None:
