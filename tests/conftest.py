@@ -202,7 +202,7 @@ def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRan
 
     def run(ranks: int, script: str, *arguments: str, timeout: float = 120) -> Any:
         command = [
-            *(mpirun.mpirun, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"),
+            *(mpirun.path, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"),
             *("--mca", "mpi_yield_when_idle", "1"),
             *(sys.executable, "-m", "mpi4py", str(RANKS / script), *arguments),
         ]

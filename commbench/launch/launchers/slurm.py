@@ -27,11 +27,10 @@ class SrunLauncher(Launcher):
     It needs Slurm 20.11 or newer.
     """
 
-    srun: str = "srun"
-    """Path of the program."""
     mpi_type: str = "none"
     """The plugin by which Slurm tells MPI its ranks, see `mpi_type`."""
     name: str = "srun"
+    path: str = "srun"
     forwards_signals: bool = True
 
     @property
@@ -41,8 +40,8 @@ class SrunLauncher(Launcher):
         """
         return self.mpi_type != "none" or "I_MPI_PMI_LIBRARY" in self.environ
 
-    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
-        """Return ``srun -n ranks ... python program``, by mpi4py's runner if MPI sees the ranks.
+    def options(self, ranks: int, *, training: bool) -> list[str]:
+        """Return the options.
 
         ``--overlap``: a person's own interactive step would leave nothing for ours.
         """
@@ -53,13 +52,12 @@ class SrunLauncher(Launcher):
         cpus = self.environ.get("SLURM_CPUS_PER_TASK")  # since Slurm 22.05 srun does not read it
         if cpus:
             options.append(f"--cpus-per-task={cpus}")
-        if not self.has_own_binding:
-            binding = self.binding(ranks, training=training)
+        binding = self.binding(ranks, training=training)
+        if binding:
             options.append(f"--cpu-bind={_CPU_BIND[binding]}")
         if ranks > self.slots():
             options.append("--overcommit")
-        run = self.run_python(program, by_mpi4py=self.carries_mpi)
-        return [self.srun, "-n", str(ranks), *options, *self.extra, *run]
+        return options
 
     def environment(self) -> dict[str, str]:
         """Add a port for the rendezvous of ranks that MPI does not see."""
@@ -93,7 +91,7 @@ def open_srun(placement: Placement) -> Launcher:
     plugin = "none"
     if importlib.util.find_spec("mpi4py") is not None:
         plugin = mpi_type(placement.extra, environ)
-    return SrunLauncher(srun=program, mpi_type=plugin, **vars(placement))
+    return SrunLauncher(path=program, mpi_type=plugin, **vars(placement))
 
 
 def _free_port() -> int:
