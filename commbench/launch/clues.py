@@ -74,7 +74,7 @@ class Clue:
     @property
     def state(self) -> str:
         """What is wrong with the rank: ``is stopped``; empty if the clue names none."""
-        if self.rank is None and self.kind in _WITHOUT_RANK:
+        if self.kind in _WITHOUT_RANK:
             return ""
         code = self.code
         if self.is_host_lost:

@@ -330,17 +330,19 @@ def describe_differences(ranks: Sequence[Software]) -> str:
         by_host.setdefault(host, versions)  # the lowest rank's
     lines = []
     for name in sorted(names - UNTIMED_PACKAGES):
-        hosts: dict[str, list[str]] = {}
+        hosts: dict[str, dict[str, None]] = {}
         for host, versions in ranks:
             version = versions.get(name, by_host[host].get(name, "none"))
-            hosts.setdefault(version, []).append(host)
-        if len(hosts) > 1:
-            lines.append(f"  {name}")
-            for version, where in hosts.items():
-                listed = list(dict.fromkeys(where))
-                if len(listed) > _LISTED:
-                    listed[_LISTED:] = [f"and {len(listed) - _LISTED} more"]
-                lines[-1] += f"  {version} ({', '.join(listed)})"
+            hosts.setdefault(version, {})[host] = None
+        if len(hosts) == 1:
+            continue
+        line = f"  {name}"
+        for version, where in hosts.items():
+            listed = list(where)
+            if len(listed) > _LISTED:
+                listed[_LISTED:] = [f"and {len(listed) - _LISTED} more"]
+            line += f"  {version} ({', '.join(listed)})"
+        lines.append(line)
     if not lines:
         return ""
     return str(Finding("software_unlike", numbers={"table": "\n".join(lines)}))

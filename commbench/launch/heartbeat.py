@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
+import psutil
+
 from commbench.engine.timing.loops import Progress
 from commbench.launch.events import Heartbeat, Stack
 from commbench.launch.signals import DEADLY, SignalFeed, die_of
@@ -118,7 +120,6 @@ LAST_RESORT_S = 5.0
 #: Launchers' daemons that serve one launch only; on a host that is cut off only its ranks can end
 #: them.
 _DAEMONS = frozenset({"prted", "orted", "hydra_pmi_proxy", "hydra_bstrap_proxy"})
-_NAME_LENGTH = 15
 #: Threads that serve the launch; their stacks do not show where it hangs.
 HELPERS = frozenset({"heartbeat", "conductor"})
 
@@ -285,9 +286,8 @@ class Heart:
 
 def _leave_abandoned() -> None:
     """End this rank of a launch that nobody has ended, and the launcher's daemon on this host."""
-    with contextlib.suppress(OSError):
-        parent = os.getppid()
-        name = Path(f"/proc/{parent}/comm").read_text(encoding="utf-8").strip()
-        if name in {daemon[:_NAME_LENGTH] for daemon in _DAEMONS}:
-            os.kill(parent, signal.SIGTERM)
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(os.getppid())
+        if parent.name() in _DAEMONS:
+            parent.terminate()
     os._exit(1)

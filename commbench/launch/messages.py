@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commbench.findings import Finding
 
@@ -126,7 +126,7 @@ def find_exit(text: str, processes: Mapping[int, tuple[str, int]]) -> RankExit |
         for index, each in enumerate(exits):
             if each.is_killed:
                 is_late = pattern is _TORCHRUN and index > 0  # it may notice a victim first
-                return RankExit(**{**vars(each), "is_late": is_late})
+                return replace(each, is_late=is_late)
         for each in exits:
             if each.status or "srun" not in pattern:
                 return each

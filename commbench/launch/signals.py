@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -38,8 +38,6 @@ class Interrupts:
         """The first signal that has come; 0: none."""
         self.now = False
         """Whether to end at once."""
-        self.wake: Callable[[], None] = lambda: None
-        """Called at each signal, in its handler."""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:  # noqa: PYI034 - typing.Self needs Python 3.11
@@ -62,7 +60,6 @@ class Interrupts:
         """Note a signal."""
         self.now = bool(self.number) or number != signal.SIGINT
         self.number = self.number or number
-        self.wake()
 
     def must_end(self, *, has_case: bool) -> bool:
         """Return whether a signal ends the launch at once; ``has_case``: a case has begun."""
