@@ -134,7 +134,6 @@ class Heart:
 
     Args:
         rank: this rank's number.
-        progress: written by the timed loops.
         startup_s: the least time without progress that is too long before the first repetition, in
             seconds.
         leave_with_parent: end the rank when the process that has started it is gone.
@@ -144,7 +143,6 @@ class Heart:
     def __init__(
         self,
         rank: int,
-        progress: Progress,
         *,
         startup_s: float = STARTUP_TIMEOUT_S,
         leave_with_parent: bool = False,
@@ -152,7 +150,8 @@ class Heart:
     ) -> None:
         self.rank = rank
         self.host = socket.gethostname()
-        self.progress = progress
+        self.progress = Progress()
+        """Written by the timed loops."""
         self.case = -1
         self._timeout_s = self._startup_s = startup_s
         self._signals = signals

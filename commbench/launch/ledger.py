@@ -205,16 +205,16 @@ class Ledger:
         changes = changed_conditions(facts, self.store.info, trains=trains)
         if changes:
             numbers: dict[str, Value] = {"changes": tuple(changes[:3])}
-            self._warn_once("change", str(Finding("conditions_changed", numbers=numbers)))
+            self._warn_once(str(Finding("conditions_changed", numbers=numbers)))
         text = remark(facts)
         if text:
-            self._warn_once("remark", text)
+            self._warn_once(text)
         self.store.update(**header_fields(facts, self.store.info))
         launch.startup_s, launch.variables = startup_s, session.variables
 
-    def _warn_once(self, topic: str, text: str) -> None:
-        if topic not in self._warned:
-            self._warned.add(topic)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             self.display.on(Notice(text=text))
 
     def _begin_case(self, launch: Launch, case: AnyCase) -> None:

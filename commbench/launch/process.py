@@ -101,20 +101,19 @@ class Launched:
         """Exit status of the launcher; None while it runs."""
         return self._process.poll()
 
-    @property
-    def over(self) -> bool:
-        """Whether the launcher has ended and everything it wrote has been read."""
-        return self.returncode is not None and self._open == 0
-
     def drain(
         self,
         seconds: float,
         handle: Callable[[Output | None], None],
         until: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Handle output for ``seconds``, or until the launch is over or ``until`` returns True."""
+        """Handle output for ``seconds``, or until the launcher has ended and all that was written
+        has been read, or ``until`` returns True.
+        """
         end = time.monotonic() + seconds
-        while (remaining_s := end - time.monotonic()) > 0 and not self.over and not until():
+        while (remaining_s := end - time.monotonic()) > 0 and not until():
+            if self.returncode is not None and self._open == 0:
+                return
             handle(self.next_output(min(remaining_s, 0.05)))
 
     def ask_for_stacks(self, pids: Collection[int], *, by_launcher: bool) -> None:

@@ -21,7 +21,7 @@ from commbench.launch.launchers.mpirun import (
     no_launcher,
     open_mpi,
 )
-from commbench.launch.launchers.slurm import in_allocation, open_srun
+from commbench.launch.launchers.slurm import open_srun
 from commbench.launch.launchers.torchrun import open_torchrun
 from commbench.units import counted
 
@@ -75,7 +75,7 @@ def _find_usable(placement: Placement) -> str:
     """
     if find_mpirun() is not None and has_mpi4py():
         return "mpirun"
-    if in_allocation(placement.environ) and shutil.which("srun") is not None:
+    if "SLURM_JOB_ID" in placement.environ and shutil.which("srun") is not None:
         return "srun"
     if importlib.util.find_spec("torch") is not None:
         return "torchrun"

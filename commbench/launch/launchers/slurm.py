@@ -63,7 +63,10 @@ class SrunLauncher(Launcher):
         """Add a port for the rendezvous of ranks that MPI does not see."""
         variables = super().environment()
         if not self.carries_mpi and "MASTER_PORT" not in self.environ:
-            variables["MASTER_PORT"] = str(_free_port())
+            with socket.socket() as listener:
+                # free here: a batch script runs on the first node, where rank 0 listens
+                listener.bind(("", 0))
+                variables["MASTER_PORT"] = str(listener.getsockname()[1])
         return variables
 
 
@@ -76,7 +79,7 @@ def open_srun(placement: Placement) -> Launcher:
     """
     program = shutil.which("srun")
     environ = placement.environ
-    if program is None or not in_allocation(environ):
+    if program is None or "SLURM_JOB_ID" not in environ:
         there = "is there but this is no Slurm allocation"
         if program is None:
             there = "is not on the PATH"
@@ -92,21 +95,6 @@ def open_srun(placement: Placement) -> Launcher:
     if importlib.util.find_spec("mpi4py") is not None:
         plugin = mpi_type(placement.extra, environ)
     return SrunLauncher(path=program, mpi_type=plugin, **vars(placement))
-
-
-def _free_port() -> int:
-    """Return a free port of this host.
-
-    A batch script runs on the first node, where rank 0 listens.
-    """
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
-
-
-def in_allocation(environ: Mapping[str, str]) -> bool:
-    """Return whether this process may start steps of a Slurm job."""
-    return "SLURM_JOB_ID" in environ
 
 
 def mpi_type(extra: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -129,7 +117,7 @@ def nodes_to_name(mpirun: str, environ: Mapping[str, str]) -> Mapping[str, int]:
     """Return the slots by host of a Slurm job of several nodes for an Open MPI built without
     Slurm, else nothing.
     """
-    if not in_allocation(environ):
+    if "SLURM_JOB_ID" not in environ:
         return {}
     nodes = find_hosts(None, environ)
     if len(nodes) == 1 or _knows_slurm(mpirun):
