@@ -48,7 +48,7 @@ def conduct(
     make = partial(ledger.carry_out, run=supervise)
     schedule = Schedule(stages, store, display, interrupts, make, fail_fast=fail_fast)
     try:
-        with interrupts:  # to the end: a second Ctrl-C must not keep that from run.json
+        with interrupts.noting():  # to the end: a second Ctrl-C must not keep that from run.json
             return ledger.close(schedule.carry_out())
     except InputError as error:
         ledger.refuse(str(error))

@@ -23,7 +23,7 @@ def test_steps_count_all_blocks() -> None:
 def test_so_many_launches_would_decide() -> None:
     """Name launches that decide most cases, their time, and the number to give."""
     ratios = [0.97, 1.03, 0.99, 1.01, 1.02, 0.98]
-    advice = launch_advice(ratios, 0.02, ENTRIES)
+    advice = launch_advice(ratios, ENTRIES)
     assert advice is not None
     more = int(advice.numbers["high"])
     assert ("decide_between", 6 + more) == (advice.code, advice.numbers["launches"])
@@ -41,7 +41,7 @@ def test_so_many_launches_would_decide() -> None:
 
 def further(ratios: list[float], level: float = 0.95) -> int:
     """Return the launches that would decide."""
-    advice = launch_advice(ratios, 0.02, [], level=level)
+    advice = launch_advice(ratios, [], level=level)
     assert advice is not None
     assert not advice.details
     return int(advice.numbers["high"])
@@ -59,7 +59,7 @@ def test_another_level_takes_more_launches() -> None:
 def test_a_noisy_machine_is_named(shift: float) -> None:
     """Name no launches if hundreds are needed, also for a gain near the margin."""
     ratios = [shift * ratio for ratio in (0.05, 0.4, 1.0, 2.5, 19.8)]
-    advice = launch_advice(ratios, 0.02, ENTRIES)
+    advice = launch_advice(ratios, ENTRIES)
     assert advice is not None
     assert "decide_noisy" == advice.code
 
@@ -67,11 +67,11 @@ def test_a_noisy_machine_is_named(shift: float) -> None:
 @pytest.mark.parametrize("ratios", [[], [1.1], [1.0, 0.0]])
 def test_too_few_launches_give_no_advice(ratios: list[float]) -> None:
     """Return nothing for one launch."""
-    assert launch_advice(ratios, 0.02, ENTRIES) is None
+    assert launch_advice(ratios, ENTRIES) is None
 
 
 def test_a_gain_at_the_margin_is_not_decided() -> None:
     """Report a gain at the margin instead of thousands of launches."""
-    advice = launch_advice([1.019, 1.021, 1.020, 1.022, 1.018, 1.02], 0.02, ENTRIES)
+    advice = launch_advice([1.019, 1.021, 1.020, 1.022, 1.018, 1.02], ENTRIES)
     assert advice is not None
     assert "decide_near" == advice.code

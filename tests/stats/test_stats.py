@@ -3,7 +3,6 @@ fixed seeds.
 """
 
 import math
-import statistics
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +14,6 @@ from scipy.stats import mannwhitneyu, wilcoxon
 from commbench.stats import (
     Comparison,
     Interval,
-    StoppingRule,
     Verdict,
     benjamini_hochberg,
     compare_family,
@@ -140,43 +138,6 @@ def test_quantiles_are_numpys_to_the_last_bit(size: int) -> None:
     for values in (random.lognormal(0, 1, size).tolist(), random.integers(0, 3, size).tolist()):
         assert np.quantile(values, shares).tolist() == quantiles(values, shares)
         assert float(np.median(values)) == median(values)
-
-
-def test_stopping_rule_is_satisfied_at_the_target() -> None:
-    """Stop at the target width, never below the minimum number of repetitions, and never ask for
-    less than two clock ticks.
-    """
-    times = np.linspace(0.9, 1.1, 31)
-    interval = median_interval(times)
-    assert interval is not None
-    for target, kept, minimum, expected in (
-        (interval.half_width * 1.001, times, 30, True),
-        (interval.half_width * 0.999, times, 30, False),
-        (0.5, times[:29], 30, False),
-        (0.5, times[:29], 29, True),
-    ):
-        rule = StoppingRule(relative_half_width=target, ticks_s=0.0, minimum=minimum)
-        assert expected is rule.satisfied(kept)
-    for ticks_s, expected in ((0.11e-6, True), (0.09e-6, False)):
-        rule = StoppingRule(relative_half_width=0.01, ticks_s=ticks_s)
-        assert expected is rule.satisfied([1e-6, 1.4e-6] * 20)
-
-
-def test_stopping_rule_keeps_its_coverage_while_peeking() -> None:
-    """Cover the true median in at least 91 % of launches despite repeated checks."""
-    rng = np.random.default_rng(5)
-    rule = StoppingRule(relative_half_width=0.02, ticks_s=0.0)
-    truth = math.exp(statistics.NormalDist(0.0, 0.06).inv_cdf(0.5 / 0.98))
-    hits = 0
-    for _ in range(300):
-        times = rng.lognormal(0.0, 0.06, rule.maximum) * np.where(
-            rng.random(rule.maximum) < 0.02, 20.0, 1.0
-        )
-        n = rule.minimum
-        while not rule.satisfied(times[:n]):
-            n = rule.next_checkpoint(n)
-        hits += covered(median_interval(times[:n]), truth)
-    assert hits >= 0.91 * 300
 
 
 @pytest.mark.parametrize(
