@@ -20,7 +20,7 @@ class TorchrunLauncher(Launcher):
     """
 
     name: str = "torchrun"
-    path: str = sys.executable
+    path: str = "torchrun"
     forwards_signals: bool = False
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class TorchrunLauncher(Launcher):
     def start(self, ranks: int) -> list[str]:
         """Return ``python -m torch.distributed.run --standalone --nproc-per-node ranks``."""
         module = ["-m", "torch.distributed.run", "--standalone"]
-        return [self.path, *module, "--nproc-per-node", str(ranks)]
+        return [sys.executable, *module, "--nproc-per-node", str(ranks)]
 
     def run_python(self, program: Sequence[str]) -> list[str]:
         """Return ``program``, a module's name: torchrun starts python itself unless the ranks'
