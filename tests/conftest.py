@@ -209,7 +209,7 @@ def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRan
         python: str = sys.executable,
     ) -> Any:
         command = [
-            *(mpirun.mpirun, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"),
+            *(mpirun.path, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"),
             *("--mca", "mpi_yield_when_idle", "1"),
             *(python, "-m", "mpi4py", str(RANKS / script), *arguments),
         ]
