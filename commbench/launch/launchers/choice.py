@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import shutil
+from collections.abc import Callable, Mapping
 
 from commbench.errors import InputError, unknown_choice
 from commbench.launch.launchers.base import Launcher, Placement
@@ -22,8 +23,26 @@ from commbench.launch.launchers.slurm import in_allocation, open_srun
 from commbench.launch.launchers.torchrun import TorchrunLauncher
 from commbench.units import counted
 
-#: The names of launchers that a person can request; a path works as well.
-LAUNCHERS = ("mpirun", "mpiexec", "srun", "torchrun")
+
+def _open_mpirun(placement: Placement) -> Launcher:
+    return open_mpi(find_mpirun(), placement)
+
+
+def _open_mpiexec(placement: Placement) -> Launcher:
+    return open_mpi(find_mpirun(("mpiexec", "mpirun")), placement)
+
+
+def _open_torchrun(placement: Placement) -> Launcher:
+    return TorchrunLauncher(**vars(placement))
+
+
+#: The launchers that a person can request by name; a path works as well.
+LAUNCHERS: Mapping[str, Callable[[Placement], Launcher]] = {
+    "mpirun": _open_mpirun,
+    "mpiexec": _open_mpiexec,
+    "srun": open_srun,
+    "torchrun": _open_torchrun,
+}
 
 
 def choose_launcher(requested: str | None = None, placement: Placement | None = None) -> Launcher:
@@ -52,15 +71,9 @@ def choose_launcher(requested: str | None = None, placement: Placement | None = 
 def _open(name: str, placement: Placement) -> Launcher:
     if "/" in name:
         return open_program(name, placement)
-    if name == "mpirun":
-        return open_mpi(find_mpirun(), placement)
-    if name == "mpiexec":
-        return open_mpi(find_mpirun(("mpiexec", "mpirun")), placement)
-    if name == "srun":
-        return open_srun(placement)
-    if name == "torchrun":
-        return TorchrunLauncher(**vars(placement))
-    raise unknown_choice("launcher", name, LAUNCHERS, ", or give a path")
+    if name not in LAUNCHERS:
+        raise unknown_choice("launcher", name, LAUNCHERS, ", or give a path")
+    return LAUNCHERS[name](placement)
 
 
 def _find_usable(placement: Placement) -> str:
