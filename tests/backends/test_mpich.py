@@ -5,17 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from builders import read_rows
-from launching import MARK, marked_environment, wait_until
+from launching import MARK, wait_until
 
 from commbench.launch.launchers import MpiexecLauncher, Placement, choose_launcher
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.usefixtures("mark")]
 
 WORDS = (
     "-m commbench run --collective all_reduce --backend mpi -n 2 --oversubscribe"
@@ -52,12 +51,6 @@ def run(command: list[str]) -> None:
     """Run a command to its good end."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert 0 == done.returncode, done.stdout + done.stderr
-
-
-@pytest.fixture(autouse=True)
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Fail if a test leaves a process behind."""
-    yield from marked_environment(monkeypatch)
 
 
 def test_mpich_is_recognised_by_its_version_text(mpiexec: Path) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from commands import Command
-from networks import workload_facts
+from networks import LAYERS
 
 from commbench.backends import DeviceTrial
 from commbench.cli import measure as measuring
-from commbench.cli.conduct import Place, default_ranks
-from commbench.cli.train import backend_at
+from commbench.cli.conduct import default_ranks
 
 pytest.importorskip("mpi4py")  # without a launcher every measuring command ends with that sentence
 
@@ -42,7 +41,7 @@ def test_a_first_run_on_a_single_gpu_measures_it(
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
     monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
     monkeypatch.setattr("commbench.cli.measure.try_device", lambda _: DeviceTrial(gpus=1))
-    monkeypatch.setattr("commbench.cli.train.probe_workload", lambda *_, **__: workload_facts())
+    monkeypatch.setattr("commbench.cli.train.probe_workload", lambda *_, **__: LAYERS)
     words = "--oversubscribe --dry-run --confirm-launches 3"
     for gpus, ranks in ((1, 2), (2, 2), (2, 3)):
         monkeypatch.setattr(
@@ -86,25 +85,6 @@ def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(
     assert "Left out: torch finds no GPU." in outcome.out
     assert "torch-nccl all_reduce" in outcome.out
     assert "mlp" not in outcome.out
-
-
-@pytest.mark.parametrize(
-    ("workload", "requested", "expected"),
-    [
-        ("mlp", "auto", "nccl"),
-        ("trace:resnet50", "auto", "gloo"),
-        ("trace:resnet50", "nccl", "nccl"),
-    ],
-)
-def test_traces_of_cpus_stay_there(
-    monkeypatch: pytest.MonkeyPatch, workload: str, requested: str, expected: str
-) -> None:
-    """Replay a trace recorded on CPUs on CPUs, unless NCCL is named."""
-    monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
-    monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
-    monkeypatch.setattr("commbench.cli.request.try_device", lambda _: DeviceTrial(gpus=2))
-    backend, left_out = backend_at(Place(ranks=2, ranks_here=2), requested, workload)
-    assert (expected, expected == "gloo") == (backend, bool(left_out))
 
 
 @pytest.mark.parametrize("command", ["train", "tune"])

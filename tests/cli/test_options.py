@@ -20,11 +20,11 @@ from commbench.cli.request import (
     BUFFERS_PER_RANK,
     Place,
     check_memory,
-    choose_training_backend,
     foreign_sizes,
     make_request,
     plan_identity,
     ranks_by_gpus,
+    training_backend,
     usable_suite,
 )
 from commbench.collectives.backends import USUAL_BACKENDS
@@ -69,7 +69,8 @@ def request(**changes: Any) -> Any:
     suite = Suite(name="s", sweeps=[Sweep(sizes=[8], backends=["mpi"])])
     settings = Settings(seed=changes.pop("seed", 5), time_limit=changes.pop("time_limit", None))
     budget = changes.pop("budget", BUDGETS["quick"])
-    return make_request(suite, settings, budget, Place(**{"ranks": 2, "ranks_here": 2, **changes}))
+    place = Place(**{"ranks": 2, "ranks_here": 2, **changes})
+    return make_request(place, suite, settings, budget)[0]
 
 
 def test_a_seed_is_drawn_where_none_is_given(tmp_path: Path) -> None:
@@ -191,26 +192,34 @@ def test_gpus_say_how_many_ranks(
 
 
 @pytest.mark.parametrize(
-    ("requested", "gpus", "ranks_here", "expected"),
+    ("requested", "workload", "gpus", "ranks_here", "backend", "reason"),
     [
-        ("auto", 0, 2, ("gloo", False)),
-        ("auto", 4, 4, ("nccl", False)),
-        ("auto", 4, 5, ("gloo", True)),
-        ("gloo", 4, 4, ("gloo", False)),
-        ("nccl", 1, 2, ("nccl", False)),
+        ("auto", "mlp", 0, 2, "gloo", ""),
+        ("auto", "mlp", 4, 4, "nccl", ""),
+        ("auto", "mlp", 4, 5, "gloo", "5 ranks"),
+        ("gloo", "mlp", 4, 4, "gloo", ""),
+        ("nccl", "mlp", 1, 2, "nccl", ""),
+        ("auto", "trace:resnet50", 2, 2, "gloo", "recorded on CPUs"),
+        ("nccl", "trace:resnet50", 2, 2, "nccl", ""),
     ],
 )
 def test_training_is_on_gpus_where_each_rank_has_one(
     monkeypatch: pytest.MonkeyPatch,
+    *,
     requested: str,
+    workload: str,
     gpus: int,
     ranks_here: int,
-    expected: tuple[str, bool],
+    backend: str,
+    reason: str,
 ) -> None:
-    """Train on GPUs by default if each rank has its own; else report why not."""
+    """Train on GPUs by default if each rank has its own, and no trace that was recorded on CPUs;
+    else report why not.
+    """
     machine(monkeypatch, gpus)
-    backend, sentences = choose_training_backend(requested, at(ranks_here))
-    assert expected == (backend, any("5 ranks" in sentence for sentence in sentences))
+    chosen, sentences = training_backend(at(ranks_here), requested, workload)
+    assert (backend, bool(reason)) == (chosen, bool(sentences))
+    assert reason in " ".join(sentences)
 
 
 def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,9 +228,9 @@ def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         "commbench.cli.request.gpu_addresses", lambda: ["0000:17:00.0", "0000:65:00.0"]
     )
-    chosen = [choose_training_backend("auto", at(ranks, started=True))[0] for ranks in (2, 3)]
-    assert ["nccl", "gloo"] == chosen
-    assert "gloo" == choose_training_backend("auto", at(2))[0]
+    places = at(2, started=True), at(3, started=True), at(2)
+    chosen = [training_backend(place, "auto", "mlp")[0] for place in places]
+    assert ["nccl", "gloo", "gloo"] == chosen
 
 
 def test_what_cannot_be_imported_is_one_sentence(

@@ -8,13 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import Command
-from launching import HERE, marked_environment
+from launching import HERE
 
 from commbench.launch.launchers import MpirunLauncher
 from commbench.results import load_run
@@ -74,18 +73,11 @@ def info_of(folder: Path) -> dict[str, Any]:
     return info
 
 
-@pytest.fixture
-def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail if a test leaves a process behind."""
-    for _ in marked_environment(monkeypatch):
-        yield
-
-
 # ------------------------------------------------------------------------------- harm, and resuming
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_leaves_nothing")
+@pytest.mark.usefixtures("mark")
 def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path, folder: Path) -> None:
     """Measure the other configurations and exit with 3; the same command then resumes."""
     options = "--hook none,int8,fp16,bf16,topk:0.1 --bucket-cap-mb default --case-timeout 5"
@@ -120,7 +112,7 @@ def hook(state, bucket): ...
 """
 
 
-@pytest.mark.usefixtures("_leaves_nothing")
+@pytest.mark.usefixtures("mark")
 def test_hooks_of_a_file_are_swept(tmp_path: Path, folder: Path) -> None:
     """Measure the bytes of a hook and of a factory's hook.
 
@@ -150,7 +142,7 @@ def test_hooks_of_a_file_are_swept(tmp_path: Path, folder: Path) -> None:
 # ----------------------------------------------------------------------- ranks that a person starts
 
 
-@pytest.mark.usefixtures("_leaves_nothing")
+@pytest.mark.usefixtures("mark")
 def test_ranks_that_a_person_starts_write_everything_and_add_launches(
     tmp_path: Path, folder: Path, mpirun: MpirunLauncher
 ) -> None:
@@ -177,7 +169,7 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_leaves_nothing")
+@pytest.mark.usefixtures("mark")
 def test_torchrun_trains_without_mpi(tmp_path: Path, folder: Path) -> None:
     """Write all tables if torchrun starts the ranks."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

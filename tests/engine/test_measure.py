@@ -15,7 +15,6 @@ from faking import (
     FakeCommunicator,
     FakeRun,
     FakeTimer,
-    Regime,
     Script,
     fake_case,
     make_late,
@@ -144,7 +143,7 @@ def test_clocks_that_agree_within_a_bound_suit_long_operations(
     alpha_us: float, sync: str, expected: str, flagged: bool
 ) -> None:
     """Warn of an agreed start if the clock error exceeds a tenth of the time."""
-    script = replace(EXACT, regimes=(Regime(alpha_us=alpha_us),))
+    script = replace(EXACT, alpha_us=alpha_us)
     (record,) = FakeRun(script=script, clock=Coarse).launch([fake_case(sync=sync)])
     assert (expected, flagged) == (record.sync, "clock" in record.flags)
     assert (alpha_us > 100) == bool(record.skew_us) == bool(record.rank_arrival_us)
@@ -152,7 +151,7 @@ def test_clocks_that_agree_within_a_bound_suit_long_operations(
 
 def test_later_launches_start_ranks_as_the_first_did() -> None:
     """Keep the start method of launch 1, even if the operation became shorter."""
-    long, short = (replace(EXACT, regimes=(Regime(alpha_us=us),)) for us in (150.0, 80.0))
+    long, short = (replace(EXACT, alpha_us=us) for us in (150.0, 80.0))
     (first,) = FakeRun(script=long, clock=Coarse).launch([fake_case()])
     (later,) = FakeRun(script=short, clock=Coarse).launch(
         [fake_case()], 1, [settings_after(first, BUDGETS["quick"])]
