@@ -1,6 +1,7 @@
 """Cases, records and runs built by hand, for tests of everything that reads results."""
 
 import csv
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,11 @@ CASE_COLUMNS = (
     "backend operation pattern group world_size dtype redop root in_place message_bytes cadence"
     " algorithm_requested buffers sync loop env"
 )
+
+
+def read_info(out: Path) -> Any:
+    """Return the entries of ``run.json``."""
+    return json.loads((out / "run.json").read_text())
 
 
 def read_rows(out: Path) -> list[dict[str, str]]:

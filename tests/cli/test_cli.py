@@ -13,7 +13,7 @@ import pytest
 from builders import make_info, make_record
 from commands import Command
 from kept import RESULTS
-from launching import has_ended, wait_until
+from launching import has_ended, succeeded, wait_until
 from networks import LAYERS
 
 from commbench.ddp.plan.cases import TrainingCase
@@ -120,9 +120,7 @@ def test_importing_is_light() -> None:
         " import commbench.report.advice;"
         " print(*{'torch', 'mpi4py', 'numba', 'pandas', 'matplotlib'} & {*sys.modules})"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert ["", ""] == done.stdout.splitlines()
+    assert ["", ""] == succeeded(sys.executable, "-c", code).splitlines()
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from builders import read_info
 from commands import Command
-from launching import HERE
+from launching import HERE, finished
 
 from commbench.launch.launchers import MpirunLauncher
 from commbench.results import load_run
@@ -41,10 +41,7 @@ def words_of(workload: str, options: str) -> list[str]:
 
 def start(command: list[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command and wait until it exits."""
-    environment = {**os.environ, **variables}
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=150, check=False
-    )
+    return finished(*command, cwd=cwd, env={**os.environ, **variables}, seconds=150)
 
 
 def train(
@@ -67,12 +64,6 @@ def rows_of(folder: Path) -> dict[str, dict[str, str]]:
     return {row["hook"]: row for row in rows if row["bucket_cap_mb"] == "default"}
 
 
-def info_of(folder: Path) -> dict[str, Any]:
-    """Return the content of run.json."""
-    info: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return info
-
-
 # ------------------------------------------------------------------------------- harm, and resuming
 
 
@@ -83,7 +74,7 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path, folder: Pa
     options = "--hook none,int8,fp16,bf16,topk:0.1 --bucket-cap-mb default --case-timeout 5"
     broken = train(tmp_path, "harmful", options, **{HARM: "1"})
     assert 3 == broken.returncode, broken.stdout + broken.stderr
-    rows, info = rows_of(folder), info_of(folder)
+    rows, info = rows_of(folder), read_info(folder)
     expected = {"none": "ok", "topk": "ok", "int8": "failed", "bf16": "failed", "fp16": "hung"}
     assert expected == {hook: row["status"] for hook, row in rows.items()}
     assert "rank 1" in rows["bf16"]["reason"]
@@ -100,7 +91,7 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path, folder: Pa
     records = load_run(folder).training_records
     swept = [record.case.hook for record in records if record.case.phase == "sweep"]
     assert {"none", "local", "topk", "int8", "bf16", "fp16"} == set(swept)
-    assert "complete" == info_of(folder)["status"]
+    assert "complete" == read_info(folder)["status"]
 
 
 #: A file that only the second rank cannot import.
@@ -154,7 +145,7 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(
         rows = rows_of(folder)
         assert {"none", "fp16"} == rows.keys()
         assert {("ok", str(count))} == {(row["status"], row["launches"]) for row in rows.values()}
-    entries = [(entry["launch"], entry["stage"]) for entry in info_of(folder)["launches"]]
+    entries = [(entry["launch"], entry["stage"]) for entry in read_info(folder)["launches"]]
     assert [(0, "sweep"), (0, "confirm"), (1, "sweep"), (1, "confirm")] == entries
     buckets = read_csv(folder / "buckets.csv")
     sent_mb = {}
@@ -177,7 +168,7 @@ def test_torchrun_trains_without_mpi(tmp_path: Path, folder: Path) -> None:
     done = start([sys.executable, *torchrun, *words], tmp_path, OMP_NUM_THREADS="1")
     assert 0 == done.returncode, done.stdout + done.stderr
     assert {"none", "powersgd"} == rows_of(folder).keys()
-    assert "torchrun" == info_of(folder)["launcher"]
+    assert "torchrun" == read_info(folder)["launcher"]
     assert (folder / "buckets.csv").is_file()
     assert (folder / "recommendation.json").is_file()
 

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,10 @@ import pictures
 import pytest
 import terminal
 import typer
+from builders import read_info
 from commands import Command, parse
 from kept import KEPT_RUNS, sample_lines
+from launching import finished
 from matplotlib.image import imread
 from reference import leaves
 from schemas import SCHEMAS, schema_text
@@ -102,7 +103,7 @@ EARLIER = {"max_loss_increase", "exhaustive_cases", "exhaustive_launches"}
 def test_every_field_of_kept_runs_is_in_a_schema(run: Path) -> None:
     """Find each key of run.json and of the lines of samples.jsonl in docs/schema."""
     run_schema, sample_schema = SCHEMAS["run.json"](), SCHEMAS["sample.json"]()
-    info = json.loads((run / "run.json").read_text())
+    info = read_info(run)
     assert names_without_schema(info, run_schema, run_schema) <= EARLIER
     lines = sample_lines(run)
     for line in lines[:: 1 + len(lines) // 50]:  # some of each run
@@ -170,11 +171,9 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path, planted: str) -
         shutil.copy(ROOT / name, docs.parent / name)
     with (docs / "first-run.md").open("a", encoding="utf-8") as page:
         page.write(f"\n{planted}\n")
-    command = [str(mkdocs), "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(
-        command, cwd=docs.parent, env=environment, capture_output=True, text=True, check=False
-    )
+    command = (mkdocs, "build", "--strict", "--site-dir", tmp_path / "site")
+    done = finished(*command, cwd=docs.parent, env=environment)
     assert bool(planted) == (done.returncode != 0), done.stderr
     for name in ("gone.md", "measuring.md#gone"):
         assert bool(planted) == (name in done.stderr)

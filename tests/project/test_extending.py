@@ -8,13 +8,13 @@ import ast
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import read_rows
+from launching import succeeded
 
 from commbench.hooks.registry import make_hook
 
@@ -29,9 +29,6 @@ INSTRUCTION = re.compile(
     r"(?P<action>New file|Append to|Import in) (?:`(?P<name>\w+)` in )?"
     r"`(?P<file>[\w./]+\.py)`"
 )
-#: How long one command may take on a busy machine.
-TIMEOUT_S = 120
-
 #: The program of the recipe for a launcher: it starts ranks on this host.
 START = f"""#!{sys.executable}
 import os, socket, subprocess, sys
@@ -79,18 +76,7 @@ class Copy:
         """Return what a Python command prints that uses the copy; it must succeed."""
         environ = {**os.environ, "PYTHONPATH": str(self.folder), "OMPI_MCA_btl": "^ofi"}
         environ["PATH"] = f"{path}:{environ['PATH']}" if path else environ["PATH"]
-        python = [sys.executable, *command]
-        done = subprocess.run(
-            python,
-            cwd=self.folder,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        assert not done.returncode, done.stderr + done.stdout
-        return done.stdout
+        return succeeded(sys.executable, *command, cwd=self.folder, env=environ)
 
     def measure(
         self, out: Path, options: str, role: str = "rank", path: Path | None = None

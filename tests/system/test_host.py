@@ -28,11 +28,7 @@ def test_collect_host_reads_the_tree(tmp_path: Path) -> None:
         {
             "etc/os-release": 'NAME="Some"\nPRETTY_NAME="Some Linux 9"\n',
             "proc/cpuinfo": X86.format(" hypervisor"),
-            "proc/stat": "cpu  60 0 20 10 0 0 0 10 7 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n",
             "proc/loadavg": "1.50 0.70 0.10 2/90 1234\n",
-            "proc/meminfo": (
-                "MemTotal:  2048 kB\nMemFree: 1 kB\nMemAvailable:  1024 kB\nHugePages_Total: 0\n"
-            ),
             "proc/sys/kernel/random/boot_id": "b00t\n",
             "proc/sys/net/ipv4/tcp_congestion_control": "cubic\n",
             "sys/devices/system/clocksource/clocksource0/current_clocksource": "hpet\n",
@@ -70,10 +66,7 @@ def test_collect_host_reads_the_tree(tmp_path: Path) -> None:
         "numa_nodes": 2,
         "governor": "performance,powersave",
         "turbo": False,
-        "cpu_steal_ratio": 0.1,
         "load_average": [1.5, 0.7, 0.1],
-        "memory_total_bytes": 2048 * 1024,
-        "memory_available_bytes": 1024 * 1024,
         "tcp_congestion_control": "cubic",
         "rdma": [port],
     }
@@ -94,6 +87,8 @@ def test_collect_host_survives_an_empty_tree(
     assert ([], [], True) == (host["gpus"], host["rdma"], host["cpus_allowed"] >= 1)
     this = collect_host()
     assert this == json.loads(json.dumps(this))
+    assert 0 < this["memory_available_bytes"] <= this["memory_total_bytes"]
+    assert 0 <= this["cpu_steal_ratio"] < 1
 
 
 def test_interfaces_that_are_up_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,13 @@
 """Tests of a host's topology, on a simulated two-socket node with GPUs and on this machine."""
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import succeeded
 from simulated_nvml import SimulatedNvml
 from terminals import printed
 from trees import plant
@@ -245,8 +245,7 @@ def test_a_node_without_memory_is_reported(node: Path) -> None:
 def test_this_machine_has_a_topology() -> None:
     """Print this machine's topology as JSON, with the remarks of the tables."""
     command = [sys.executable, "-m", "commbench", "env", "--topology", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    output = json.loads(done.stdout)
+    output = json.loads(succeeded(*command))
     assert output["topology"]["threads"] >= 1
     assert output["host"]
     assert isinstance(output["remarks"], list)
@@ -260,9 +259,7 @@ def test_an_emulated_host_shows_its_link(
     monkeypatch.undo()
     options = "lab run --hosts 2 --rate 200mbit -- {0} -m commbench env --topology --json"
     command = [forked_python, "-m", "commbench", *options.format(forked_python).split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert 0 == done.returncode, done.stderr
-    (port,) = json.loads(done.stdout)["topology"]["network"]
+    (port,) = json.loads(succeeded(*command))["topology"]["network"]
     assert ("eth0", "up", 200.0, True) == tuple(
         port[key] for key in ("name", "state", "speed_Mbps", "emulated")
     )
