@@ -190,8 +190,9 @@ def mpirun() -> MpirunLauncher:
 
 @pytest.fixture(scope="session")
 def mpi_environment(mpirun: MpirunLauncher) -> dict[str, str]:
-    """Return the environment of ranks on this host."""
-    return {**os.environ, **NO_OFI, **mpirun.environment()}
+    """Return the environment of ranks on this host, which can import what tests share."""
+    path = os.pathsep.join(sys.path)
+    return {**os.environ, **NO_OFI, **mpirun.environment(), "PYTHONPATH": path}
 
 
 @pytest.fixture(scope="session")

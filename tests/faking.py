@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from measuring import measure
 from numpy.typing import NDArray
 from threads import ThreadControl, run_threads
 
@@ -17,7 +18,6 @@ from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Request
 from commbench.engine.communicator import Communicator, HostBuffer
 from commbench.engine.control import Control
-from commbench.engine.measure import measure
 from commbench.engine.records import FixedSettings, Record
 from commbench.engine.sampling import settings_after
 from commbench.engine.session import Session
@@ -294,16 +294,13 @@ class FakeRun:
     ranks: int = 2
     hosts: Sequence[str] = ()
     clock: type[GlobalClock] = GlobalClock
-    relative_half_width: float = 0.05
     slice_s: float = ENDLESS_S
     visits: int = 1
 
     @property
     def budget(self) -> Budget:
         """Return the budget of a launch."""
-        return replace(
-            BUDGETS["quick"], relative_half_width=self.relative_half_width, visits=self.visits
-        )
+        return replace(BUDGETS["quick"], visits=self.visits)
 
     def launch(
         self,

@@ -17,7 +17,7 @@ from training_builders import make_training_case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.live.options import LiveOptions
-from commbench.live.run import LiveRun
+from commbench.live.run import Facts, LiveRun
 from commbench.tuner.experiment import UNTIMED, Experiment
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -83,7 +83,6 @@ def make_blocks(
     record = None
     for number, median_ms in enumerate(medians_ms):
         record = make_block(record, case, [median_ms] * 3, at=first + 10 * number, launch=launch)
-    assert record is not None
     return record
 
 
@@ -96,10 +95,10 @@ def simulate(
     """
     generator = random.Random(f"{seed}:{launch}")
     settings = [with_cap(cap) for cap in steps_ms]
-    experiment = Experiment(settings, seed=seed + launch, max_steps=None)
+    experiment = Experiment(settings, seed=seed + launch)
     numbers: Counter[TrainingCase] = Counter()
     written, step = [], WARM_UP
-    while (block := experiment.next_block(step, None)) is not None:
+    while (block := experiment.next_block(step, 0)) is not None:
         case = dataclasses.replace(settings[block.setting], phase=block.phase)
         usual_ms = steps_ms[case.bucket_cap_mb] * generator.lognormvariate(0, noise)
         times_ms = [usual_ms * generator.lognormvariate(0, noise) for _ in range(block.steps)]
@@ -117,12 +116,15 @@ def losses_until(step: int, seed: int = 3) -> list[float]:
     return [2.3 / (1 + number / 200) + generator.gauss(0, 0.05) for number in range(WARM_UP, step)]
 
 
-def open_run(
-    out: Path, *, own: TrainingCase = OWN, options: LiveOptions | None = None, **facts: object
-) -> LiveRun:
+def make_facts(own: TrainingCase = OWN) -> Facts:
+    """Return the facts of a training."""
+    return Facts(original=own, parameters=8_700_000)
+
+
+def open_run(out: Path, *, own: TrainingCase = OWN, options: LiveOptions | None = None) -> LiveRun:
     """Start a launch of a live tuning in ``out``."""
     settings = [own, *(with_cap(cap) for cap in STEPS_MS if cap != own.bucket_cap_mb)]
-    return LiveRun(options or make_options(out), settings, parameters=8_700_000, **facts)  # type: ignore[arg-type]
+    return LiveRun(options or make_options(out), settings, make_facts(own))
 
 
 def make_live_run(

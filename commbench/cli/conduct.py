@@ -148,7 +148,7 @@ class Task:
         """
         if self.training is None:
             return
-        store.update(**self.training.permission.info)
+        store.update(**self.training.permission)
         recommendation = recommend(store.training_records, store.info)
         if recommendation is not None:
             store.write_recommendation(recommendation)

@@ -33,7 +33,6 @@ from commbench.fields import join_names
 from commbench.interop.conventions import CONVENTIONS
 from commbench.report.text_formats import STYLES
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
-from commbench.tuner.learning import Permission
 
 #: Share of a time limit for the collectives if `bench` also trains.
 COLLECTIVES_SHARE = 0.4
@@ -123,7 +122,7 @@ def bench(
                 place,
                 seed=request.seed,
                 begins_s=limited.time_limit or 0.0,
-                permission=Permission(named_hooks=(), accepts_loss=False),
+                permission={"named_hooks": (), "accepts_loss": False},
             )
             left_out += [*reasons, *planned.left_out]
         return Task(

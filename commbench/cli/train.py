@@ -27,8 +27,8 @@ from commbench.errors import InputError
 from commbench.fields import check_choices, join_names, option
 from commbench.hooks.registry import canonical_hook, find_file_hooks
 from commbench.launch.probe import probe_workload
+from commbench.results.info import RunInfo
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
-from commbench.tuner.learning import Permission
 from commbench.tuner.plans import TrainingPlan
 
 
@@ -90,10 +90,10 @@ class Trained:
                 " as 0.01."
             )
 
-    def permission(self, hooks: Sequence[str]) -> Permission:
+    def permission(self, hooks: Sequence[str]) -> RunInfo:
         """Return that these hooks may be recommended, as ``--hook`` takes them."""
         names = [canonical_hook(hook) for hook in hooks]
-        return Permission(named_hooks=names, accepts_loss=self.accept_loss)
+        return {"named_hooks": names, "accepts_loss": self.accept_loss}
 
 
 @takes_options

@@ -167,16 +167,18 @@ class KnownData:
         if self.redop == "avg" and not self.dtype.epsilon:
             raise UnsupportedError("average_inexact", dtype=self.dtype.name)
 
-    def inputs(self, spans: Sequence[Span]) -> Content:
-        """Return the content of a send buffer before the operation."""
-        return self._content(spans)
-
-    def answer(self, spans: Sequence[Span]) -> Content:
-        """Return the content of a receive buffer after the operation."""
+    def content(self, spans: Sequence[Span]) -> Content:
+        """Return the content of a send buffer before the operation, or of a receive buffer after
+        it.
+        """
         tolerance = 0.0
         if self.redop == "avg" and self.size & (self.size - 1):  # no power of two
             tolerance = 2 * self.dtype.epsilon
-        return self._content(spans, tolerance)
+        runs = []
+        for span in spans:
+            tile = np.roll(self.dtype.encode(self._tile(span)), -span.start)
+            runs.append((span.offset, span.count, tile))
+        return Content(runs=runs, dtype=self.dtype, tolerance=tolerance)
 
     def neutral(self, count: int) -> Content:
         """Return ``count`` elements that any number of in-place reductions leave unchanged, for
@@ -210,13 +212,6 @@ class KnownData:
         if self.redop == "prod":
             values = inverse = np.full(TILE, -1.0)
         return np.where(distance == 0, values, np.where(distance == 1, inverse, neutral))
-
-    def _content(self, spans: Sequence[Span], tolerance: float = 0.0) -> Content:
-        runs = []
-        for span in spans:
-            tile = np.roll(self.dtype.encode(self._tile(span)), -span.start)
-            runs.append((span.offset, span.count, tile))
-        return Content(runs=runs, dtype=self.dtype, tolerance=tolerance)
 
     def _tile(self, span: Span) -> Values:
         if self.redop is None:

@@ -86,9 +86,9 @@ class EnergyObserver:
     """Counts the repetitions."""
     operations: int
     """Of one repetition."""
-    prepare: Callable[[], Callable[[], None]] | None = None
-    """Returns what repeats the operation for the energy alone, after the times are known; None:
-    the timed repetitions give the energy."""
+    repeat: Callable[[], None] | None = None
+    """Repeats the operation for the energy alone, after the times are known; None: the timed
+    repetitions give the energy."""
 
     def before(self) -> None:
         """Read the counters."""
@@ -98,10 +98,9 @@ class EnergyObserver:
 
     def after(self) -> float | None:
         """Return the joules of this rank's counters; None if one cannot be read."""
-        if self.prepare:
-            repeat = self.prepare()
+        if self.repeat:
             self.before()
-            repeat()
+            self.repeat()
         self._lasted_s = time.perf_counter() - self._begun
         self._repetitions = int(self.progress.counters[1]) - self._repeated_before
         return self.meter.joules_since(self._readings)

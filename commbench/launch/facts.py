@@ -121,10 +121,7 @@ def collect_session(
         Entries of run.json, where ``nccl_settings`` are the variables that were set for NCCL on
         rank 0 beyond ``variables``; and the values of the variables in ``varied``.
     """
-    init_s = None
-    start = getattr(control, "start", None)  # of MPI
-    if start:
-        init_s = start.init_s
+    init_s = getattr(control, "init_s", None)  # of MPI
     of_nccl = {}
     if any(name in NCCL_BACKENDS for name in communicators):
         of_nccl = LOG.settings()

@@ -147,7 +147,7 @@ def main() -> None:
     if control.rank == 0:
         report = {
             "library": control.library(),
-            "init_s": round(control.start.init_s, 3),
+            "init_s": round(control.init_s, 3),
             "on_host": control.connections[0] or None,
         }
         sys.stdout.write(json.dumps(report) + "\n")

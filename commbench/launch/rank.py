@@ -133,7 +133,7 @@ class RankWork:
                 if selection:
                     session.facts["fast_selection"] = selection
             else:
-                session.facts["clock"] = clock.facts()
+                session.facts["clock"] = clock.facts
             listener.on(session)
         if plan.training and device:
             is_complete = self._train(plan.training, device, meter)
@@ -192,8 +192,8 @@ class RankWork:
                         case,
                         self.opened[case.backend],
                         session,
-                        launch=self.plan.launch,
-                        fixed=settings[index],
+                        self.plan.launch,
+                        settings[index],
                     )
                 self._begin(index, case)
                 record = run.visit()

@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -23,6 +24,10 @@ import psutil
 LOOK_S = 0.25
 #: Signals that end a process at once.
 DEADLY = (signal.SIGTERM, signal.SIGHUP)
+#: Signals that a terminal's keys send to the whole group in its foreground.
+FROM_KEYS = (signal.SIGINT, signal.SIGQUIT)
+#: Signals that are passed on to a command.
+PASSED_ON = (*FROM_KEYS, *DEADLY, signal.SIGUSR1, signal.SIGUSR2)
 _CATCHABLE = (signal.SIGINT, *DEADLY)
 
 
@@ -80,6 +85,32 @@ def _heeded(numbers: Iterable[signal.Signals]) -> set[signal.Signals]:
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         return {*numbers} - {signal.SIGHUP}
     return {*numbers}
+
+
+@contextlib.contextmanager
+def passing_on(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle the signals of `PASSED_ON`.
+
+    One that this process ignores stays ignored, in the command too.
+    """
+    before = {}
+    for number in PASSED_ON:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def foreground_group() -> int | None:
+    """Return the process group to which the terminal sends its signals; None without a terminal."""
+    try:
+        with Path("/dev/tty").open("rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno())
+    except OSError:
+        return None
 
 
 def leave_by_exit() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from threads import run_threads
 
-from commbench.backends.gpu_assignment import AssignedGpu, assign_gpu, distribute
+from commbench.backends.gpu_assignment import assign_gpu, distribute
 from commbench.engine.control import Control
 
 FOUR = ("0000:17:00.0", "0000:65:00.0", "0000:c1:00.0", "0000:e3:00.0")
@@ -52,13 +52,9 @@ def test_each_rank_gets_the_gpu_with_the_fewest_ranks(
 ) -> None:
     """Assign by physical GPUs, whichever of them each rank sees."""
     assert (numbers, shared) == distribute([("node1", gpus) for gpus in visible])
-
-
-def test_machines_have_gpus_of_their_own() -> None:
-    """Treat equal addresses on two machines as two GPUs."""
-    assert ([0, 0, 1, 1], 1) == distribute(
-        [(machine, FOUR) for machine in ("node1", "node2", "node1", "node2")]
-    )
+    two_machines = [(machine, gpus) for gpus in visible for machine in ("node1", "node2")]
+    twice = [number for number in numbers for _ in range(2)]
+    assert (twice, shared) == distribute(two_machines)  # which have GPUs of their own
 
 
 @pytest.mark.parametrize(("machines", "shared"), [(("one", "one"), 2), (("one", "two"), 1)])
@@ -72,7 +68,7 @@ def test_hosts_of_one_machine_share_its_gpus(
 
     def placed(control: Control) -> int:
         own.rank = control.rank
-        return assign_gpu(control, FOUR[:1]).ranks_per_gpu
+        return assign_gpu(control, FOUR[:1])[1]
 
     assert [shared] * 2 == run_threads(2, placed)
     assert "NCCL_SOCKET_IFNAME" not in os.environ
@@ -87,8 +83,8 @@ def test_nccl_is_configured_if_ranks_share_a_gpu(
 ) -> None:
     """Set NCCL's variables only if ranks share a GPU, also as parts of one."""
     gpus = run_threads(2, lambda control: assign_gpu(control, visible[control.rank]))
-    assert {1 + shared} == {gpu.ranks_per_gpu for gpu in gpus}
-    assert AssignedGpu(device=0, ranks_per_gpu=1 + shared) == gpus[0]
+    assert {1 + shared} == {ranks_per_gpu for _, ranks_per_gpu in gpus}
+    assert 0 == gpus[0][0]
     variables = {name for name in os.environ if name.startswith("NCCL_") and "DEBUG" not in name}
     expected = {"NCCL_NET", "NCCL_NVLS_ENABLE", "NCCL_HOSTID", "NCCL_SOCKET_IFNAME"}
     assert (expected if shared else set()) == variables

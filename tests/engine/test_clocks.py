@@ -149,7 +149,7 @@ def test_every_rank_reads_rank_0_s_clock(domains: str) -> None:
 
     def work(control: ThreadControl) -> tuple[int, float, dict[str, Any]]:
         clock = clocks.open(control)
-        return clocks.error_ns(clock, control.rank), clock.error_ns, clock.facts()
+        return clocks.error_ns(clock, control.rank), clock.error_ns, dict(clock.facts)
 
     results = run_threads(len(domains), work)
     errors, bounds, facts = zip(*results, strict=True)
@@ -197,7 +197,7 @@ def test_one_clock_needs_no_comparing() -> None:
     """Use stamps unchanged if all ranks read one clock, and compare clocks otherwise."""
     exact, *_ = run_threads(2, lambda control: open_clock(control, ["x", "x"]))
     assert (True, 0.0, False) == (exact.is_shared, exact.error_ns, exact.is_stale())
-    assert {"method": "shared", "domains": 1, "error_us": 0.0, "drift_ppm": 0.0} == exact.facts()
+    assert {"method": "shared", "domains": 1, "error_us": 0.0, "drift_ppm": 0.0} == exact.facts
     assert (7, Line()) == (exact.to_local(7), exact.local_line)
     apart, *_ = run_threads(2, lambda control: open_clock(control, ["x", "y"]))
     assert not apart.is_shared

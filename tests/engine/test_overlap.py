@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from faking import FakeCommunicator, Script, make_session
+from measuring import measure
 from threads import ThreadControl, run_threads
 
 from commbench.collectives.cases import Sweep
-from commbench.engine.measure import measure
 from commbench.engine.observers import Computing, OverlapObserver
 from commbench.engine.records import Overlap, Record
 from commbench.engine.timing.loops import Call, Repetitions

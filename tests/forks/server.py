@@ -113,11 +113,12 @@ def load_native_loop() -> None:
     import numpy as np
 
     control: Any = None
-    calls = native.SyncCalls(barrier=(), broadcast=(), instant=np.zeros(1, dtype=np.int64))
-    function = native.address_of(ctypes.CDLL(None).abs)
-    native.NativeTimer(Synchroniser(control, "none"), calls, Progress()).run(
-        [Call(run=lambda: None, rows=[(function, 0)])], 1, 1
+    instant = np.zeros(1, dtype=np.int64)
+    timer = native.NativeTimer(
+        Synchroniser(control, "none"), Progress(), barrier=(), broadcast=(), instant=instant
     )
+    function = native.address_of(ctypes.CDLL(None).abs)
+    timer.run([Call(run=lambda: None, rows=[(function, 0)])], 1, 1)
 
 
 class Server:

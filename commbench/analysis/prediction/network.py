@@ -81,12 +81,14 @@ class NetworkModel:
         """
         tables: dict[tuple[CurveKey, _Variant], _Table] = {}
         for record in latest(records).values():
-            time_us = launch_values([record]).get(record.launch, 0.0)
-            if time_us > 0 and _is_fittable(record.case):
-                table = tables.setdefault((_key(record), _variant(record.case)), {})
-                table.setdefault(record.case.message_bytes, {})[record.launch] = time_us
+            case, time_us = record.case, launch_values([record]).get(record.launch, 0.0)
+            moves_data = case.dtype is not None and OPERATIONS[case.operation].moves_data
+            is_alone = case.pattern != MATRIX and case.mode == "isolated"
+            if time_us > 0 and moves_data and is_alone:
+                table = tables.setdefault((_key(record), _variant(case)), {})
+                table.setdefault(case.message_bytes, {})[record.launch] = time_us
         curves: dict[CurveKey, Curve] = {}
-        notes: dict[CurveKey, str] = {}
+        notes = {}
         for key, variant in sorted(tables):  # the nearest variant first
             table = tables[key, variant]
             sizes = sorted(table)
@@ -134,11 +136,6 @@ def _variant(case: Case) -> _Variant:
     )
     words = tuple("" if value in usual else unusual for value, usual, unusual in settings)
     return words, case.world_size or 0
-
-
-def _is_fittable(case: Case) -> bool:
-    moves = case.dtype is not None and OPERATIONS[case.operation].moves_data
-    return moves and case.pattern != MATRIX and case.mode == "isolated"
 
 
 def _key(record: Record) -> CurveKey:
