@@ -30,6 +30,10 @@ from commbench.stats.budgets import BUDGETS, Budget
 ENDLESS_S = 60.0
 
 
+#: Rate of the scripted link, in bytes per microsecond, and factors of slow times.
+RATE, SLOW, TAIL, COLD = 10_000.0, 1.5, 10.0, 3.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Script:
     """The times that the scripted backend returns.
@@ -38,21 +42,21 @@ class Script:
     """
 
     alpha_us: float = 5.0
-    """Time of a call without data."""
+    """Time of an empty call."""
     noise: float = 0.02
     """Standard deviation of the logarithm of a repetition's time."""
     launch_effect: float = 0.03
     """Standard deviation of the logarithm of a whole launch's factor."""
     slow_launches: float = 0.0
-    """Share of launches in a second mode, 1.5 times slower."""
+    """Share of launches in a second mode, `SLOW` times slower."""
     tail: float = 0.01
-    """Share of repetitions that take ten times as long."""
+    """Share of repetitions that take `TAIL` times as long."""
     skew_us: float = 0.05
     """Mean lateness of a rank's arrival."""
     slow_rank: int | None = None
     slow_rank_factor: float = 1.2
     warmup: int = 0
-    """The first repetitions of a call, three times slower."""
+    """The first repetitions of a call, `COLD` times slower."""
     wrong: Callable[[int], int] = field(default=lambda _rank: 0)
     """Returns the number of wrong elements that a rank reports."""
     unsupported: Sequence[str] = ()
@@ -60,8 +64,8 @@ class Script:
     seed: int = 0
 
     def time_us(self, call_bytes: int) -> float:
-        """Return the true median of one call at 10 GB/s, in microseconds."""
-        return self.alpha_us + call_bytes / 1e4
+        """Return the true median of one call, in microseconds."""
+        return self.alpha_us + call_bytes / RATE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +126,12 @@ class FakeCommunicator(Communicator):
         draw = self.generator(identity, -1)
         of_launch = float(np.exp(script.launch_effect * draw.standard_normal()))
         if draw.random() < script.slow_launches:
-            of_launch *= 1.5
+            of_launch *= SLOW
         draw = self.generator(identity, number)
         noise = np.exp(script.noise * draw.standard_normal(repetitions))
-        tail = np.where(draw.random(repetitions) < script.tail, 10.0, 1.0)
+        tail = np.where(draw.random(repetitions) < script.tail, TAIL, 1.0)
         factors: NDArray[np.float64] = of_launch * noise * tail
-        factors[: max(0, script.warmup - number)] *= 3.0
+        factors[: max(0, script.warmup - number)] *= COLD
         if self.rank == script.slow_rank:
             factors *= script.slow_rank_factor
         return factors
@@ -225,7 +229,7 @@ class FakeTimer:
         identity = tuple((call.primitive, call.call_bytes) for call in fakes)
         number = self._drawn[identity]
         self._drawn[identity] += repetitions
-        times_us = [fake.script.time_us(each.call_bytes) for each in fakes if each.call_bytes >= 0]
+        times_us = [fake.script.time_us(size) for _, size in identity if size >= 0]
         duration_us = batch * sum(times_us) * fake.factors(identity, number, repetitions)
         lateness = fake.generator(identity, number, fake.rank)
         skew_ns = 1e3 * lateness.exponential(fake.script.skew_us, repetitions)
@@ -280,10 +284,8 @@ class Coarse(GlobalClock):
 
 def make_session(control: Control, *, slice_s: float = ENDLESS_S, visits: int = 1) -> Session:
     """Return the state of a launch."""
-    budget = replace(BUDGETS["quick"], visits=visits)
-    session = Session(control=control, budget=budget, progress=Progress())
-    session.slice_s = slice_s  # also 0
-    return session
+    budget = replace(BUDGETS["quick"], visits=visits, slice_s=slice_s)
+    return Session(control=control, budget=budget, progress=Progress())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,11 +316,10 @@ class FakeRun:
         def work(control: ThreadControl) -> list[Record | None]:
             session = Session(
                 control=control,
-                budget=self.budget,
+                budget=replace(self.budget, slice_s=self.slice_s),
                 progress=Progress(),
                 clock=self.clock(),
                 hosts=self.hosts,
-                slice_s=self.slice_s,
             )
             communicator = FakeCommunicator(control, number, self.script)
             return [

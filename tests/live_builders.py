@@ -53,26 +53,22 @@ def with_cap(cap: str, **changes: object) -> TrainingCase:
     return dataclasses.replace(OWN, bucket_cap_mb=cap, **changes)  # type: ignore[arg-type]
 
 
-def make_block(
-    record: TrainingRecord | None,
-    case: TrainingCase,
-    steps_ms: Sequence[float],
-    *,
-    at: int,
-    launch: int = 0,
+def make_record(
+    case: TrainingCase, blocks_ms: Sequence[Sequence[float]], at: Sequence[int], launch: int = 0
 ) -> TrainingRecord:
-    """Return the record of a case with one more block."""
-    record = record or TrainingRecord(
-        case=case, launch=launch, discarded=UNTIMED, parameters=8_700_000
-    )
-    return dataclasses.replace(
-        record,
-        step_ms=(*record.step_ms, *steps_ms),
-        block_lengths=(*record.block_lengths, len(steps_ms)),
-        block_at=(*record.block_at, at),
-        block_steps=UNTIMED + len(steps_ms),
+    """Return the record of blocks with these steps, which began at these steps of the training."""
+    steps_ms = [step_ms for block_ms in blocks_ms for step_ms in block_ms]
+    return TrainingRecord(
+        case=case,
+        launch=launch,
+        discarded=UNTIMED,
+        parameters=8_700_000,
+        step_ms=steps_ms,
+        block_lengths=list(map(len, blocks_ms)),
+        block_at=at,
+        block_steps=UNTIMED + len(blocks_ms[-1]),
         bucket_bytes=(1_200_000, 33_600_000),
-        measuring_s=record.measuring_s + sum(steps_ms) / 1e3,
+        measuring_s=sum(steps_ms) / 1e3,
     )
 
 
@@ -80,10 +76,8 @@ def make_blocks(
     case: TrainingCase, medians_ms: Sequence[float], *, launch: int = 0, first: int = WARM_UP
 ) -> TrainingRecord:
     """Return the record of blocks of three equal steps with these times."""
-    record = None
-    for number, median_ms in enumerate(medians_ms):
-        record = make_block(record, case, [median_ms] * 3, at=first + 10 * number, launch=launch)
-    return record
+    at = list(range(first, first + 10 * len(medians_ms), 10))
+    return make_record(case, [[median_ms] * 3 for median_ms in medians_ms], at, launch)
 
 
 def simulate(
@@ -103,7 +97,7 @@ def simulate(
         usual_ms = steps_ms[case.bucket_cap_mb] * generator.lognormvariate(0, noise)
         times_ms = [usual_ms * generator.lognormvariate(0, noise) for _ in range(block.steps)]
         numbers[case] += 1
-        record = make_block(None, case, times_ms, at=step, launch=launch)
+        record = make_record(case, [times_ms], [step], launch)
         written.append(dataclasses.replace(record, block=numbers[case]))
         experiment.add(block, times_ms)
         step += UNTIMED + block.steps

@@ -14,10 +14,10 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from commbench.backends.mpi_control import COMPONENT_QUERY, MpiControl
-from commbench.backends.mpi_report import algorithm_of, takes_gpu_memory
+from commbench.backends.mpi_report import takes_gpu_memory
 from commbench.collectives.datatypes import DataType
 from commbench.collectives.layouts import Shape
-from commbench.collectives.operations import Operation
+from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Request
 from commbench.engine.communicator import HostCommunicator
@@ -121,8 +121,12 @@ class MpiCommunicator(HostCommunicator):
         return "+".join(filter(None, connections))
 
     def algorithm(self, operation: str) -> str:
-        """Return the component of Open MPI that carries a collective, e.g. ``coll/tuned``."""
-        return algorithm_of(self._component, operation)
+        """Return the component of Open MPI that carries a collective, e.g. ``coll/tuned``; empty
+        if the preferred one may lack the collective.
+        """
+        if self._component not in OPERATIONS[operation].open_mpi_components:
+            return ""
+        return f"coll/{self._component}"
 
     def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
         """Return the native loop unless the Python loop is requested."""

@@ -167,16 +167,23 @@ class KnownData:
         if self.redop == "avg" and not self.dtype.epsilon:
             raise UnsupportedError("average_inexact", dtype=self.dtype.name)
 
-    def content(self, spans: Sequence[Span]) -> Content:
+    def content(self, spans: Sequence[Span], *, cancelling: bool = False) -> Content:
         """Return the content of a send buffer before the operation, or of a receive buffer after
         it.
+
+        ``cancelling``: inputs whose sum, product or average over ranks is neutral, for repeated
+        in-place reductions. For each element one rank holds a value, the next rank its inverse,
+        and all others the neutral element. A span's ``target`` reduces its own buffer again in
+        each repetition and therefore holds the neutral element. With fewer than two other ranks
+        all elements are neutral.
         """
         tolerance = 0.0
         if self.redop == "avg" and self.size & (self.size - 1):  # no power of two
             tolerance = 2 * self.dtype.epsilon
         runs = []
         for span in spans:
-            tile = np.roll(self.dtype.encode(self._tile(span)), -span.start)
+            values = self._cancelling_tile(span) if cancelling else self._tile(span)
+            tile = np.roll(self.dtype.encode(values), -span.start)
             runs.append((span.offset, span.count, tile))
         return Content(runs=runs, dtype=self.dtype, tolerance=tolerance)
 
@@ -186,20 +193,6 @@ class KnownData:
         """
         tile = self.dtype.encode(np.full(TILE, float(NEUTRAL[self.redop or "sum"])))
         return Content(runs=[(0, count, tile)], dtype=self.dtype)
-
-    def cancelling(self, spans: Sequence[Span]) -> Content:
-        """Return inputs whose sum, product or average over ranks is neutral, for repeated in-place
-        reductions.
-
-        For each element one rank holds a value, the next rank its inverse, and all others the
-        neutral element. A span's ``target`` reduces its own buffer again in each repetition and
-        therefore holds the neutral element. With fewer than two other ranks all elements are
-        neutral.
-        """
-        runs = []
-        for span in spans:
-            runs.append((span.offset, span.count, self.dtype.encode(self._cancelling_tile(span))))
-        return Content(runs=runs, dtype=self.dtype)
 
     def _cancelling_tile(self, span: Span) -> Values:
         neutral = np.full(TILE, float(NEUTRAL[self.redop or "sum"]))

@@ -131,7 +131,7 @@ def sample_matrix(
         sampler.calls = in_turn(matrix, turns[0]).calls
         settings = FixedSettings(warmups=WARMUPS, batch=_batch_of_fastest(sampler))
     sampler.batch = settings.batch
-    share_s = session.slice_s * turn_share(len(turns))
+    share_s = session.budget.slice_s * turn_share(len(turns))
     plan = VisitPlan(share_s=share_s, minimum=FEWEST, floor=FEWEST, maximum=MOST, fills_share=True)
     samples = PairSamples(
         spanning=timer.sync.spans_ranks,

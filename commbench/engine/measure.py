@@ -316,7 +316,7 @@ class CaseRun:
             return session.timer(replace(self.case, sync=self.fixed.sync), self.communicator)
         slowest = partial(slowest_us, control, self._timer, prepared.calls, prepared.participants)
         lasting_us = control.broadcast(min(slowest(1), default=0.0))  # a warm-up
-        affordable = int(PROBING_SHARE * 1e6 * session.slice_s / max(lasting_us, 1.0))
+        affordable = int(PROBING_SHARE * 1e6 * session.budget.slice_s / max(lasting_us, 1.0))
         if affordable or not lasting_us:
             times_us = slowest(max(1, min(PROBES, affordable)))
             lasting_us = control.broadcast(min(times_us, default=0.0))
@@ -339,15 +339,8 @@ class CaseRun:
             fewest = FEWEST_OVERLAPS
             if self.settings.is_brief:
                 fewest = 1
-            overlap = OverlapObserver(
-                calls=prepared.calls,
-                make_timer=partial(session.timer, case, communicator),
-                control=session.control,
-                participants=prepared.participants,
-                slice_s=session.slice_s,
-                fewest=fewest,
-            )
-            observers.append(overlap)
+            make_timer = partial(session.timer, case, communicator)
+            observers.append(OverlapObserver(prepared, session, make_timer, fewest))
         if self._gpu_clocks:
             observers.append(self._gpu_clocks)
         if has_energy and not energy.repeat:

@@ -119,14 +119,14 @@ def settings_after(record: Record, budget: Budget) -> FixedSettings | None:
         return settings
     if len(visits) == 1:
         return replace(settings, visits=1)
-    plan = plan_visits(
+    planned, repetitions = plan_visits(
         components_of([visits]),
         budget,
         visit_s=record.revisiting_s / (len(visits) - 1),
         repetition_s=record.repeating_s / max(1, repetitions),
         most_repetitions=2 * max(record.visit_lengths),
     )
-    return replace(settings, visits=plan.visits, repetitions=plan.repetitions)
+    return replace(settings, visits=planned, repetitions=repetitions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ class Sampler:
         if not settings.visits:
             visits = budget.visits
             if not budget.is_soak:
-                left_s = session.slice_s - self._elapsed()
+                left_s = session.budget.slice_s - self._elapsed()
                 visits = pilot_visits(visits, left_s=left_s, operation_s=operation_s)
             settings = replace(settings, visits=visits)
         if not fixed:
@@ -264,7 +264,7 @@ class Sampler:
         if settings.is_brief:  # a late start of a long operation costs much and says little
             sync.slack_ns = max(sync.slack_ns, int(BRIEF_SLACK * 1e9 * operation_s))
         self.batch = settings.batch
-        share_s = (session.slice_s - self._elapsed()) / settings.visits
+        share_s = (session.budget.slice_s - self._elapsed()) / settings.visits
         self.begin(
             plan_visit(settings, share_s=share_s, operation_s=operation_s, is_soak=budget.is_soak)
         )
@@ -289,7 +289,7 @@ class Sampler:
         share = WARMUP_SHARE
         if session.budget.visits > 1:
             share = FIRST_WARMUP_SHARE
-        warm_up_s = session.slice_s * share
+        warm_up_s = session.budget.slice_s * share
         if not times:
             guess_s = GUESS_OPERATIONS * first_ns / 1e9
             if guess_s < warm_up_s:

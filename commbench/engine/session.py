@@ -33,8 +33,6 @@ class Session:
     oversubscribed: bool = False
     hosts: Sequence[str] = ()
     """The host of each rank; empty: all are on one."""
-    slice_s: float = 0.0
-    """Time slice of a case, in seconds; 0: the budget's."""
     meter: EnergyMeter = field(default_factory=EnergyMeter)
     """Energy counters that this rank reads."""
     kept_bytes: int = 0
@@ -44,9 +42,6 @@ class Session:
     _caches: dict[str, int] = field(default_factory=dict)
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
     _overheads: dict[tuple[str, str, str, int], Overhead] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.slice_s = self.slice_s or self.budget.slice_s
 
     def cache_bytes(self, communicator: Communicator) -> int:
         """Return the largest cache behind any rank's buffers; 0 if a rank's is unknown;

@@ -191,7 +191,7 @@ class Prepared:
         spans = self.operation.inputs(self.shape)
         content = self.data.content(spans)
         if self._accumulates:
-            content = self.data.cancelling(self._contributions(self.shape))
+            content = self.data.content(self._contributions(self.shape), cancelling=True)
         for buffers in self.sets:
             source = buffers.send
             if source is None:

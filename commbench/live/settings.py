@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from commbench.ddp.models import parameter_facts
-from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.layout import candidate_caps, unique_layouts
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
 from commbench.hooks.registry import NONE, make_hook, parse_hook

@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.results.recommendation import Verdict
@@ -182,19 +183,15 @@ class Experiment:
         """Of the baseline's fastest block."""
         self._tries: Counter[int] = Counter()
         """Blocks in a row that were too short, of each setting."""
-        self._ending: Ending | None = None
-        if len(settings) == 1:
-            self._ending = "nothing"
-
-    @property
-    def ending(self) -> str:
+        self.ending: Ending | Literal[""] = ""
         """Why the experiment is over; empty while it runs.
 
         ``decided``; ``steps`` or ``time``: the given limit is reached; ``undecided``: the
         experiment's own limit of steps or of looks is reached; ``disturbed``: the baseline's blocks
         were too short; ``nothing``: there is nothing to compare.
         """
-        return self._ending or ""
+        if len(settings) == 1:
+            self.ending = "nothing"
 
     def next_block(
         self, made_steps: int, passed_s: float, *, is_ahead: bool = False
@@ -212,7 +209,7 @@ class Experiment:
         ahead = int(is_ahead)
         if is_ahead and (len(self._queue) <= ahead or not self._step_ms):
             return None
-        while self._ending is None:
+        while not self.ending:
             if not self._queue:
                 self._begin_round()
                 continue
@@ -328,4 +325,4 @@ class Experiment:
         self._stage.look()
         if self._stage.ending == "decided":
             ending = "decided"
-        self._ending, self._queue = ending, []
+        self.ending, self._queue = ending, []

@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import CONFIRM, DEFAULT_CAP, TrainingCase, TrainingSweep
-from commbench.ddp.plan.layout import case_bucket_bytes, group_by_layout
+from commbench.ddp.plan.layout import (
+    candidate_caps,
+    case_bucket_bytes,
+    group_by_layout,
+    unique_layouts,
+)
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.terms import Terms
 from commbench.ddp.plan.workload import WorkloadFacts, named

@@ -27,14 +27,14 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("visible", "numbers", "shared"),
     [
-        ([FOUR] * 4, [0, 1, 2, 3], 1),
-        ([FOUR] * 6, [0, 1, 2, 3, 0, 1], 2),
-        ([FOUR[:1]] * 3, [0, 0, 0], 3),
-        ([(gpu,) for gpu in FOUR], [0, 0, 0, 0], 1),
-        ([(gpu,) for gpu in FOUR * 2], [0] * 8, 2),
-        ([FOUR[:2], FOUR[:2], FOUR[2:], FOUR[2:]], [0, 1, 0, 1], 1),
-        ([FOUR[:3], FOUR[1:], FOUR[1:], FOUR[:2]], [0, 0, 1, 0], 2),
-        ([FOUR, FOUR[::-1]], [0, 0], 1),
+        ([FOUR] * 4, "0123", 1),
+        ([FOUR] * 6, "012301", 2),
+        ([FOUR[:1]] * 3, "000", 3),
+        ([(gpu,) for gpu in FOUR], "0000", 1),
+        ([(gpu,) for gpu in FOUR * 2], "00000000", 2),
+        ([FOUR[:2], FOUR[:2], FOUR[2:], FOUR[2:]], "0101", 1),
+        ([FOUR[:3], FOUR[1:], FOUR[1:], FOUR[:2]], "0010", 2),
+        ([FOUR, FOUR[::-1]], "00", 1),
     ],
     ids=[
         "all",
@@ -48,12 +48,13 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_each_rank_gets_the_gpu_with_the_fewest_ranks(
-    visible: Sequence[Sequence[str]], numbers: list[int], shared: int
+    visible: Sequence[Sequence[str]], numbers: str, shared: int
 ) -> None:
     """Assign by physical GPUs, whichever of them each rank sees."""
-    assert (numbers, shared) == distribute([("node1", gpus) for gpus in visible])
+    devices = [int(number) for number in numbers]
+    assert (devices, shared) == distribute([("node1", gpus) for gpus in visible])
     two_machines = [(machine, gpus) for gpus in visible for machine in ("node1", "node2")]
-    twice = [number for number in numbers for _ in range(2)]
+    twice = [device for device in devices for _ in range(2)]
     assert (twice, shared) == distribute(two_machines)  # which have GPUs of their own
 
 

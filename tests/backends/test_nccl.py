@@ -219,13 +219,6 @@ def test_cases_are_measured_by_events(nccl: ModuleType, sync: str, start: str) -
     assert (queueing_us, None) == (record.harness_us, record.framework_us)
 
 
-def test_instants_are_refused(nccl: ModuleType) -> None:
-    """Refuse agreed instants, because events have no common clock."""
-    record, _ = records_of(nccl, 2, [plain_case(sync="round-time")])
-    assert "unsupported" == record.status
-    assert "round-time" in record.reason
-
-
 def alone(record: Any) -> bool:
     """Return whether a record is refused because one rank has no work."""
     return "among one rank nccl has nothing to do in place" in record.reason
@@ -346,9 +339,14 @@ def test_a_group_ends_where_a_message_is_refused(nccl: ModuleType) -> None:
 
 
 def test_an_old_nccl_has_no_graphs(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refuse graphs for an old NCCL, and name the required version."""
+    """Refuse graphs for an old NCCL, and name the required version; refuse agreed instants, because
+    events have no common clock.
+    """
     monkeypatch.setattr(nccl.nccl, "get_version", lambda: 2804)
-    record, _ = records_of(nccl, 2, [plain_case(graph=True)])
+    record, instant, _ = records_of(
+        nccl, 2, [plain_case(graph=True), plain_case(sync="round-time")]
+    )
+    assert ("unsupported", True) == (instant.status, "round-time" in instant.reason)
     assert ("unsupported", "NCCL 2.8.4 cannot be captured in CUDA graphs, 2.9 or newer can") == (
         record.status,
         record.reason,

@@ -24,12 +24,6 @@ node1:1:1 [0] NCCL INFO Reduce [Copy Engine]: 4096 Bytes -> cudaMemcpy; CE synch
 """
 
 
-def test_transports_are_read() -> None:
-    """Return each transport once, without adapter numbers and without mere capabilities."""
-    assert ["NET/Socket", "P2P/CUMEM", "SHM/direct"] == transports_in(LOG)
-    assert [] == transports_in("")
-
-
 def test_algorithms_are_read() -> None:
     """Return the last algorithm of each operation, in the syntax of requests."""
     assert {
@@ -45,8 +39,12 @@ def test_algorithms_are_read() -> None:
     assert {} == algorithms_in(LOG)
 
 
-def test_shared_gpus_and_settings_are_read() -> None:
-    """Return the two ranks of NCCL's warning about a shared GPU, and the variables that it took."""
+def test_transports_shared_gpus_and_settings_are_read() -> None:
+    """Return each transport once, without adapter numbers and without mere capabilities; the two
+    ranks of NCCL's warning about a shared GPU; and the variables that it took.
+    """
+    assert ["NET/Socket", "P2P/CUMEM", "SHM/direct"] == transports_in(LOG)
+    assert [] == transports_in("")
     log = (
         f"{LOG}\nn1:42:60 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 13 both"
         " on CUDA device 17000\n"

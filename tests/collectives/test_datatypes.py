@@ -135,7 +135,8 @@ def test_cancelling_data_reduces_to_neutral(name: str, redop: str, size: int, ta
     target = min(target, size)
     memory = [np.empty(TILE, dtype=dtype.storage) for _ in range(size)]
     for rank, buffer in enumerate(memory):
-        data.cancelling([Span(offset=0, count=TILE, source=rank, target=target)]).write(buffer)
+        span = Span(offset=0, count=TILE, source=rank, target=target)
+        data.content([span], cancelling=True).write(buffer)
     held = np.stack([dtype.decode(buffer) for buffer in memory])
     neutral = dtype.decode(data.neutral(TILE).runs[0][2])
     assert 0 == data.neutral(TILE).count_wrong(dtype.encode(reduce(FOLDS[redop], held)))

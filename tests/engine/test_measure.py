@@ -230,15 +230,6 @@ def test_a_case_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyP
     assert record.late_discarded >= 24
 
 
-# ------------------------------------------------------------------------------------- when to stop
-
-
-def test_out_of_time_there_is_still_an_interval() -> None:
-    """Take the six repetitions that a 95 % interval needs in any slice."""
-    (record,) = FakeRun(slice_s=1e-6).launch([fake_case()])
-    assert len(record.times_us) >= 6
-
-
 # ----------------------------------------------------------------------------------- how sure it is
 
 #: Cases with draws of their own: each is one simulated run.

@@ -89,15 +89,12 @@ def test_stamps_enclose_the_calls() -> None:
     assert bool((stamps.start_ns[1:] >= stamps.end_ns[:-1]).all())
 
 
-def test_an_error_code_is_reported() -> None:
-    """Raise with the number of errors after the loop."""
+def test_errors_are_reported() -> None:
+    """Raise with the number of errors after the loop; refuse a call without C functions."""
     function = Recorded(1, code=3)
     with pytest.raises(CommbenchError, match="reported 6 errors"):
         make_timer()[0].run([call(function)], 2, 3)
 
-
-def test_a_call_without_native_form_is_refused() -> None:
-    """Refuse a call without C functions."""
     with pytest.raises(UnsupportedError, match="--loop python"):
         make_timer()[0].run([Call(run=lambda: None)], 1, 1)
 

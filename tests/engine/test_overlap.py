@@ -85,13 +85,8 @@ def test_late_starts_are_tried_again(late: int, expected: tuple[float, ...] | No
 
     def work(control: ThreadControl) -> Overlap | None:
         timer: Any = LateTimer(late)
-        observer = OverlapObserver(
-            calls=calls,
-            make_timer=lambda: timer,
-            control=control,
-            participants=(0, 1),
-            slice_s=0.1,
-        )
+        prepared: Any = SimpleNamespace(calls=calls, participants=(0, 1))
+        observer = OverlapObserver(prepared, make_session(control, slice_s=0.1), lambda: timer)
         observer.before()
         return observer.after()
 

@@ -118,7 +118,6 @@ def test_the_recommendation_of_a_kept_run() -> None:
     """Return verdict, setting and speedup with interval of recommendation.json."""
     run = load_kept(KEPT[0])
     samples, stated = samples_of(run), run.recommendation
-    assert stated is not None
     (labels,) = values(samples, "commbench_recommendation_info")
     assert (stated.workload, str(stated.world_size), stated.verdict) == labels[:3]
     speedups = []

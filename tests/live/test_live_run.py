@@ -25,9 +25,11 @@ from live_builders import (
 
 import commbench
 from commbench.ddp.plan.cases import CONFIRM
+from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError, LaunchError
 from commbench.live.run import LiveRun, complete
 from commbench.results import Store, load_run
+from commbench.results.recommendation import Recommendation
 from commbench.system.software import git_commit
 
 FRESH, FRESH_FIVE = (dataclasses.replace(case, phase=CONFIRM) for case in (OWN, with_cap("5")))
@@ -52,10 +54,20 @@ if sys.argv[2] == "killed":
 """
 
 
-def end(run: LiveRun) -> None:
-    """Close the directory and wait until everything is written."""
+def end(run: LiveRun, ending: str, reason: str = "") -> Recommendation | None:
+    """Conclude, and wait until everything is written."""
+    conclusion = run.conclude(ending, reason)
     run.close()
     run.wait()
+    return conclusion
+
+
+def write(out: Path, *records: TrainingRecord, ending: str = "decided") -> Recommendation | None:
+    """Write a launch of these records; return its conclusion."""
+    run = open_run(out)
+    for record in records:
+        run.append(record)
+    return end(run, ending)
 
 
 def run_script(out: Path, ending: str) -> int:
@@ -125,13 +137,12 @@ def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
 def test_launches_that_disagree_are_undecided(tmp_path: Path) -> None:
     """End undecided if a launch has decided for itself and all launches together do not."""
     out = tmp_path / "mine"
-    for five_ms in (105.0, 80.0):
-        run = open_run(out)
+    for launch, five_ms in enumerate((105.0, 80.0)):
+        records = []
         for case, step_ms in ((FRESH, 100.0), (FRESH_FIVE, five_ms)):
             medians_ms = [step_ms + number % 3 for number in range(8)]
-            run.append(make_blocks(case, medians_ms, launch=run.launch))
-        run.conclude("decided")
-        end(run)
+            records.append(make_blocks(case, medians_ms, launch=launch))
+        write(out, *records)
     info = load_run(out).info
     assert ["decided", "undecided"] == [entry["ending"] for entry in info["launches"]]
     assert "complete" == info["status"]
@@ -169,8 +180,7 @@ def test_a_forked_process_does_not_hold_the_directory(tmp_path: Path) -> None:
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     child.start()
     try:
-        run.conclude("nothing")
-        end(run)
+        end(run, "nothing")
         make_live_run(out)
     finally:
         child.kill()
@@ -190,12 +200,7 @@ def test_a_full_disk_stops_writing_and_nothing_else(
         append(store, record)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Store, "append", fail_later)
-    run = open_run(out)
-    for record in CONFIRMED:
-        run.append(record)
-    conclusion = run.conclude("decided")
-    end(run)
-    assert "change" == conclusion.verdict
+    assert "change" == write(out, *CONFIRMED).verdict
     (line,) = capfd.readouterr().err.splitlines()
     assert f"no longer written to {out}, and the training goes on: no space is left" in line
     loaded = load_run(out)
@@ -270,9 +275,7 @@ def test_every_model_has_its_conclusion(whole: Path, tmp_path: Path) -> None:
 def test_a_run_without_a_comparison_says_so(tmp_path: Path) -> None:
     """Report why there is no comparison if no block ended."""
     out = tmp_path / "mine"
-    run = open_run(out)
-    assert run.conclude("released", reason="the script uses join()") is None
-    end(run)
+    assert end(open_run(out), "released", "the script uses join()") is None
     assert "Tuning has no result, because the script uses join()." == complete(make_options(out))[0]
 
 
@@ -294,8 +297,7 @@ def test_writing_takes_no_time_of_the_training(
     for record in records[:10]:
         run.append(record)
     assert time.monotonic() - began < 5 * seconds
-    run.conclude("decided")
-    end(run)
+    end(run, "decided")
     written = load_run(tmp_path / "mine").training_records
     assert 10 == sum(len(record.block_at) for record in written)
 
@@ -307,11 +309,8 @@ def test_each_block_is_one_line(tmp_path: Path) -> None:
         for number in (1, 2, 3)
     ]
     whole = make_blocks(with_cap("5"), [80.0] * 3)
-    run = open_run(tmp_path / "mine")
-    for record in (*parts, make_blocks(with_cap("5"), [80.0]), whole):
-        run.append(record)
-    run.conclude("steps")
-    end(run)
+    records = (*parts, make_blocks(with_cap("5"), [80.0]), whole)
+    write(tmp_path / "mine", *records, ending="steps")
     assert 5 == len((tmp_path / "mine" / "samples.jsonl").read_text().splitlines())
     loaded = load_run(tmp_path / "mine")
     own, *_, of_an_earlier_version = loaded.training_records

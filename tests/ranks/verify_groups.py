@@ -129,11 +129,10 @@ def measured(communicator: Communicator, hosts: str, control: Control) -> list[d
     """Return records of a few operations in patterns with different idle ranks."""
     session = Session(
         control=control,
-        budget=BUDGETS["quick"],
+        budget=replace(BUDGETS["quick"], slice_s=0.02),
         progress=Progress(),
         oversubscribed=True,
         hosts=hosts,
-        slice_s=0.02,
     )
     common: dict[str, Any] = {
         "sizes": [4096],

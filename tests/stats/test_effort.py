@@ -1,11 +1,12 @@
 """Tests of the cost of a recommendation and of the launches that would decide it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from training_builders import make_training_case, make_training_record
 
 from commbench import stats
-from commbench.findings import Finding
 from commbench.tuner.effort import launch_advice, measured_steps, steps_of
 
 ENTRIES = [
@@ -14,11 +15,9 @@ ENTRIES = [
 ]
 
 
-def advice_of(ratios: list[float], level: float = 0.95) -> Finding:
+def advice_of(ratios: list[float], level: float = 0.95) -> Any:
     """Return the advice on launches that would decide."""
-    advice = launch_advice(ratios, ENTRIES, level=level)
-    assert advice is not None
-    return advice
+    return launch_advice(ratios, ENTRIES, level=level)
 
 
 def test_steps_count_all_blocks() -> None:
@@ -41,7 +40,6 @@ def test_so_many_launches_would_decide() -> None:
     decided = 0
     for _ in range(200):
         interval = stats.median_interval(np.exp(spread * generator.standard_normal(6 + more)))
-        assert interval is not None
         decided += interval.high <= 1.02
     assert decided > 130
 
@@ -52,8 +50,7 @@ def test_another_level_takes_more_launches() -> None:
     found = [advice_of(ratios, n).numbers["high"] for ratios in (near, sure) for n in (0.95, 0.975)]
     assert found[0] < found[1]
     assert [3, 4] == found[2:]
-    advice = launch_advice(near, [])
-    assert advice
+    advice: Any = launch_advice(near, [])
     assert not advice.details  # no launch says how long they take
 
 

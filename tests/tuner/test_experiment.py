@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from effort import repetitions, slack
-from training_builders import make_training_case, make_training_info, make_training_record
+from live_builders import make_record
+from training_builders import make_training_case
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.results.trained import Speedup, speedup_of_rounds
@@ -186,16 +187,11 @@ def test_a_recommendation_agrees_with_the_experiment(max_steps: int | None, seed
         settings=settings,
         max_steps=max_steps,
     )
-    records = [
-        dataclasses.replace(
-            make_training_record(dataclasses.replace(settings[setting], phase=phase)),
-            step_ms=[step_ms for block_ms in blocks_ms for step_ms in block_ms],
-            block_lengths=[len(block_ms) for block_ms in blocks_ms],
-            block_at=range(len(blocks_ms)),
-        )
-        for (setting, phase), blocks_ms in tuning.times_ms.items()
-    ]
-    info = make_training_info(baseline=settings[0].key, plan={"live": True})
+    records = []
+    for (setting, phase), blocks_ms in tuning.times_ms.items():
+        case = dataclasses.replace(settings[setting], phase=phase)
+        records.append(make_record(case, blocks_ms, range(len(blocks_ms))))
+    info = {"baseline": settings[0].key, "plan": {"live": True}}
     recommendation = recommend(records, info)
     verdict = "inconclusive"
     if tuning.faster:

@@ -40,17 +40,6 @@ def fresh(
     return make_blocks(dataclasses.replace(case, phase=CONFIRM), medians_ms, launch=launch)
 
 
-def test_a_change_is_worded_in_blocks() -> None:
-    """State blocks, launch, the script's setting, the level, and that there is one launch."""
-    recommendation = decide([fresh(OWN, 100), fresh(FIVE, 76.5)])
-    text = paragraph(recommendation)
-    assert {"12", "1.307", f"{100 * level_of(1, 1):.4g}"} < set(text.split())
-    assert "default" not in text
-    assert (1, ROUNDS) == (recommendation.launches, recommendation.blocks)
-    assert recommendation.is_live
-    assert recommendation == Recommendation.from_json(recommendation.to_json())
-
-
 @pytest.mark.parametrize(
     ("five", "verdict"),
     [
@@ -60,10 +49,19 @@ def test_a_change_is_worded_in_blocks() -> None:
     ],
 )
 def test_verdicts_name_the_script_s_own_setting(five: TrainingRecord, verdict: str) -> None:
-    """Keep the script's setting, whatever DDP's default is."""
-    recommendation = decide([fresh(OWN, 100), five])
-    assert verdict == recommendation.verdict
-    assert ("keep the script as it is" in recommendation.snippet) == (verdict != "change")
+    """Keep the script's setting, whatever DDP's default is; state blocks, launch and level."""
+    found = decide([fresh(OWN, 100), five])
+    assert (verdict, 1, ROUNDS, True) == (
+        found.verdict,
+        found.launches,
+        found.blocks,
+        found.is_live,
+    )
+    assert ("keep the script as it is" in found.snippet) == (verdict != "change")
+    assert found == Recommendation.from_json(found.to_json())
+    text = paragraph(found)
+    assert {"12", f"{100 * level_of(1, 1):.4g}"} < set(text.split())
+    assert "default" not in text
 
 
 def test_one_block_shows_nothing() -> None:

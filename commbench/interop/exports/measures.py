@@ -286,8 +286,10 @@ def _of_stragglers(run: Run) -> list[Sample]:
         return []
     factors = []
     for each in findings.stragglers:
-        labels = {"kind": each.kind, "name": each.name}
-        factors.append(sample("commbench_slow_factor_ratio", each.factor.value, **labels))
+        factor = each.factor.value
+        factors.append(
+            sample("commbench_slow_factor_ratio", factor, kind=each.kind, name=each.name)
+        )
     return [sample("commbench_slow_compared", findings.comparisons), *_largest(factors)]
 
 

@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 
 from commbench.engine.records import Record
 from commbench.errors import InputError, check_choice
@@ -163,7 +162,7 @@ def _info(sources: Sequence[Source], readings: Sequence[Reading], most: int) -> 
         output = {"file": source.name, "sha256": source.sha256}
         outputs.append({**output, "tool": reading.tool, "version": reading.version})
         if most in reading.places:
-            places = sorted(reading.places[most], key=attrgetter("rank"))
+            places = sorted(reading.places[most])
             hosts.add(tuple(place.host for place in places))
     info: JsonObject = {"imported": outputs, "world_size": most}
     if len(hosts) == 1:
