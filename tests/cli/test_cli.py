@@ -45,6 +45,7 @@ def two_ranks(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
         "--bind-to core",
         "-n 4",
         "--env A=1,2 --backend mpi",
+        "--soak 1h --backend mpi",
     ],
 )
 def test_what_comes_too_late_for_ranks_is_refused(two_ranks: Command, option: str) -> None:

@@ -13,7 +13,7 @@ from terminals import printed
 from trees import plant
 
 from commbench.report.topology import render_topology, topology_remarks
-from commbench.system.gpus import nvlinks
+from commbench.system.gpus import gpu_links
 from commbench.system.topology import collect_topology, cpu_list, last_level_cache_bytes, nodes_of
 
 #: Two sockets with a NUMA node each. On the first two GPUs and an adapter below one switch, a
@@ -133,7 +133,7 @@ def test_links_through_switches_join_all_gpus(monkeypatch: pytest.MonkeyPatch) -
     switches = ["0000:c0:00.0", "0000:c1:00.0"] * 3
     ends = dict.fromkeys(GPUS, switches) | {GPUS[0]: switches[:5]}
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, nvlinks=ends))
-    assert Counter({"NV5": 6, "NV6": 6}) == Counter(nvlinks(GPUS).values())
+    assert Counter({"NV5": 6, "NV6": 6}) == Counter(gpu_links(GPUS).values())
 
 
 def test_processors_memory_and_devices_are_read(node: Path) -> None:
