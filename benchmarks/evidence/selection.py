@@ -124,17 +124,18 @@ class Trial:
     gets them new in every call.
     """
 
-    def __init__(self, n: int, k: int, device: Any, elsewhere_mib: int) -> None:  # noqa: ANN401 - a torch.device
+    def __init__(self, n: int, k: int, elsewhere: Tensor) -> None:
         import torch
 
         from commbench.hooks.selectors import make_selector
 
         self.n, self.k = n, k
+        device = elsewhere.device
         arrays = torch.zeros((5, n), device=device)
         self.gradient, self.residual, self._gradient_before, self._residual_before, self._spare = (
             arrays
         )
-        self._elsewhere = torch.zeros(elsewhere_mib * MIB // 4, device=device)
+        self._elsewhere = elsewhere
         self._fast = make_selector(n, k, "float32", fast=True, device=device)
         self._exact = make_selector(n, k, "float32", fast=False, device=device)
         self.payload = torch.zeros(8 * k, dtype=torch.uint8, device=device)
@@ -187,9 +188,9 @@ class HostTrial(Trial):
         from commbench.hooks.selectors import prepare
 
         torch.set_num_threads(1)
-        device = torch.device("cpu")
-        prepare(device)
-        super().__init__(n, k, device, ELSEWHERE_MIB)
+        prepare(torch.device("cpu"))
+        elsewhere = np.zeros(ELSEWHERE_MIB * MIB // 4, dtype=np.float32)
+        super().__init__(n, k, torch.from_numpy(elsewhere))
 
     def selections(self) -> Calls:
         """Return the two selections."""
@@ -243,7 +244,7 @@ class GpuTrial(Trial):
         import torch
 
         device = torch.device("cuda", torch.cuda.current_device())
-        super().__init__(n, k, device, GPU_ELSEWHERE_MIB)
+        super().__init__(n, k, torch.zeros(GPU_ELSEWHERE_MIB * MIB // 4, device=device))
 
     def selections(self) -> Calls:
         """Return our kernels, the fewest calls of torch, and selection=exact."""
