@@ -151,9 +151,7 @@ class Trial:
     def encode(self, selector: Any) -> None:  # noqa: ANN401 - either of make_selector
         """Select once."""
         self._step += 1
-        selector.encode(
-            self.gradient, self.residual, self.payload, out_residual=self.residual, step=self._step
-        )
+        selector.encode(self.gradient, self.residual, self.payload, self._step)
 
     def add(self) -> Tensor:
         """Return the residual, to which the gradient was added."""
