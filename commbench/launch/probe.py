@@ -14,7 +14,7 @@ from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
 from commbench.hooks.registry import find_file_hooks
 from commbench.launch.identity import identify
-from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
+from commbench.launch.launchers import Placement, choose_launcher
 from commbench.launch.messages import last_line
 from commbench.schema import JsonObject
 
@@ -49,10 +49,7 @@ def probe_mpi() -> JsonObject:
     report = _answer(done)
     if report is None:
         return {"problem": f"MPI does not start: {_last_words(done)}"}
-    name = launcher.name
-    if isinstance(launcher, MpirunLauncher):
-        name = launcher.mpirun
-    return {"launcher": name, **report}
+    return {"launcher": launcher.path, **report}
 
 
 def _answer(done: subprocess.CompletedProcess[str]) -> JsonObject | None:

@@ -233,7 +233,7 @@ def test_ranks_estimate_a_simulated_offset(
 ) -> None:
     """Estimate an offset of 1000 s between two real ranks within the bound."""
     script = [sys.executable, "-m", "mpi4py", str(HERE / "ranks" / "clocks_apart.py")]
-    command = [str(mpirun.mpirun), "-n", "2", "--oversubscribe", ahead, *script]
+    command = [mpirun.path, "-n", "2", "--oversubscribe", ahead, *script]
     if launcher == "torchrun":
         pytest.importorskip("torch")
         command = [

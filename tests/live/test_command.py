@@ -423,7 +423,7 @@ def test_a_real_mpirun_takes_the_options(
     for name, value in mpirun.environment().items():
         monkeypatch.setenv(name, value)
     script = f'echo "${{PYTHONPATH%%:*}} ${{{VARIABLE}:+set}}"'
-    words = [mpirun.mpirun, "-n", "2", "--oversubscribe", "--bind-to", "none", "sh", "-c", script]
+    words = [mpirun.path, "-n", "2", "--oversubscribe", "--bind-to", "none", "sh", "-c", script]
     assert 0 == attach_to(words, options)
     assert [f"{SITE} set"] * 2 == capfd.readouterr().out.splitlines()
 
