@@ -177,7 +177,7 @@ def env(
         versions=versions,
         variables=variables,
     )
-    advice = advise(conditions)
+    advice = list(advise(conditions))
     console.print(
         "Advice" if advice else "No advice: no known condition here distorts measurements.",
         style="bold",

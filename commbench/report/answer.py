@@ -7,7 +7,7 @@ verdict of at most four lines. `commbench report` shows the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
-from commbench.findings import Finding, Value, as_text
+from commbench.findings import Finding, as_text
 from commbench.report.collectives import columns_of
 from commbench.report.columns import (
     Cell,
@@ -64,11 +64,9 @@ class Series(NamedTuple):
     rows: Sequence[Row]
 
 
-def answer_times(run: Run, width: int) -> list[RenderableType]:
-    """Return the times of a run's collectives by size and library, with the best bandwidth of each
-    and one line on precision.
-
-    Empty without any.
+def answer_times(run: Run, width: int) -> Iterator[RenderableType]:
+    """Yield the times of a run's collectives by size and library, with the best bandwidth of each
+    and one line on precision; nothing without any.
 
     Args:
         run: what was measured.
@@ -76,16 +74,13 @@ def answer_times(run: Run, width: int) -> list[RenderableType]:
     """
     rows = [row for row in all_rank_rows(run) if row.pattern != MATRIX]
     if not rows:
-        return []
+        return
     types = ", ".join(sorted({row.dtype for row in rows if row.dtype}))
     ranks = counted(rows[0].world_size or 0, "rank")
     hosts = counted(rows[0].nodes or 1, "host")
     launches = launches_of(row.launches for row in rows)
-    title = (
-        f"Time of one operation on {ranks} on {hosts} ({types}, slowest rank, median over"
-        f" {launches})"
-    )
-    parts: list[RenderableType] = [Text(f"\n{title}", style="bold")]
+    how = f"{types}, slowest rank, median over {launches}"
+    yield Text(f"\nTime of one operation on {ranks} on {hosts} ({how})", style="bold")
     beside: list[Series] = []
     by_operation = rows_by(rows, attrgetter("operation"))
     for operation in sorted(by_operation, key=list(OPERATIONS).index):
@@ -93,10 +88,11 @@ def answer_times(run: Run, width: int) -> list[RenderableType]:
         for name, of_column in columns.items():
             series = Series(operation, name, of_column)
             if beside and _table([*beside, series]).width > width:
-                parts.append(_table(beside))
+                yield _table(beside)
                 beside = []
             beside.append(series)
-    return [*parts, _table(beside), Text(as_text(_precision(rows)))]
+    yield _table(beside)
+    yield Text(as_text(_precision(rows)))
 
 
 def _table(columns: Sequence[Series]) -> Table:
@@ -133,34 +129,33 @@ def _time(rows: Sequence[Row]) -> Cell:
     return Cell(microseconds(rows[0].time_us))
 
 
-def _precision(rows: Sequence[Row]) -> list[Finding]:
-    """Return the typical half-width of each library's intervals, and whether data were verified."""
+def _precision(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Yield the typical half-width of each library's intervals, and whether data were verified."""
     half_widths = []
     for backend, of_backend in rows_by(rows, attrgetter("backend")).items():
         repeated = [row for row in of_backend if (row.launches or 0) >= FEWEST_LAUNCHES]
         widths = half_widths_of(repeated)
         if widths:
             half_widths.append(f"{backend} ±{100 * median(widths):.2g} %")
-    findings = []
     if half_widths:
-        findings.append(Finding("answer_precision", numbers={"half_widths": tuple(half_widths)}))
+        yield Finding("answer_precision", numbers={"half_widths": tuple(half_widths)})
     timed = [row for row in rows if row.status == "ok"]
     if timed and all(row.wrong == 0 for row in timed):
-        findings.append(Finding("answer_verified"))
-    return findings
+        yield Finding("answer_verified")
 
 
-def answer_settings(run: Run) -> list[RenderableType]:
-    """Return the settings that fresh launches compared, with the share of the step that waits.
+def answer_settings(run: Run) -> Iterator[RenderableType]:
+    """Yield the settings that fresh launches compared, with the share of the step that waits.
 
-    Of a run without fresh launches the fastest settings of its sweep; empty without training.
+    Of a run without fresh launches the fastest settings of its sweep; nothing without training.
     """
     rows = [row for row in run.training_rows if row.step_ms is not None]
-    if not rows:
-        return []
     advice = run.decision
+    if not rows:
+        return
     if advice is None or not advice.is_compared or not advice.has_baseline:
-        return _sweep(rows)
+        yield _sweep(rows)
+        return
     heading = "speedup"
     has_intervals = advice.blocks > 0 or advice.launches >= FEWEST_LAUNCHES
     if has_intervals:
@@ -178,23 +173,23 @@ def answer_settings(run: Run) -> list[RenderableType]:
         lines.append((name, _milliseconds(choice.step_ms), speedup))
     extent = fresh_extent(advice.launches, advice.blocks, is_live=advice.is_live)
     title = f"{advice.workload}, {advice.backend}, {extent}"
-    return _table_of_settings(title, heading, lines, _exposed(run, advice))
+    yield _table_of_settings(title, heading, lines, _exposed(run, advice))
 
 
 def _table_of_settings(
-    title: str, heading: str, lines: Sequence[Sequence[str]], remarks: Sequence[Finding] = ()
-) -> list[RenderableType]:
+    title: str, heading: str, lines: Sequence[Sequence[str]], remarks: Iterable[Finding] = ()
+) -> Table:
     """Return the table of settings: name, step and speedup."""
     headings = ["", "ms a step", heading]
     notes = list(map(str, remarks))
-    return [plain_table(headings, lines, title=f"DDP step: {title}", words=1, notes=notes)]
+    return plain_table(headings, lines, title=f"DDP step: {title}", words=1, notes=notes)
 
 
 def _milliseconds(value: float | None) -> str:
     return "" if value is None else three_digits(value)
 
 
-def _sweep(rows: Sequence[TrainingRow]) -> list[RenderableType]:
+def _sweep(rows: Sequence[TrainingRow]) -> Table:
     """Return the first setting, as a rule the baseline, and the fastest others; an interval needs
     `FEWEST_LAUNCHES`.
     """
@@ -213,15 +208,15 @@ def _sweep(rows: Sequence[TrainingRow]) -> list[RenderableType]:
     return _table_of_settings(title, "speedup", lines)
 
 
-def _exposed(run: Run, advice: Recommendation) -> list[Finding]:
-    """Return how long a step of the baseline waits for gradients."""
+def _exposed(run: Run, advice: Recommendation) -> Iterator[Finding]:
+    """Yield how long a step of the baseline waits for gradients."""
     for row in run.training_rows:
         is_baseline = setting_of(row) == setting_of(advice.baseline)
         if is_baseline and row.exposed_comm_ms is not None and row.step_ms:
             share = row.exposed_comm_ms / row.step_ms
-            numbers: dict[str, Value] = {"share": share, "baseline": advice.baseline_name}
-            return [Finding("answer_exposed", numbers=numbers)]
-    return []
+            baseline = advice.baseline_name
+            yield Finding("answer_exposed", numbers={"share": share, "baseline": baseline})
+            return
 
 
 def answer_warnings(run: Run) -> list[Finding]:
@@ -232,5 +227,5 @@ def answer_warnings(run: Run) -> list[Finding]:
 def answer_verdict(run: Run) -> list[str]:
     """Return the verdict on a run's training, or why there is none yet; empty without training."""
     if run.decision is None:
-        return [str(finding) for finding in setting(run)]
+        return list(map(str, setting(run)))
     return verdict_lines(run.decision)

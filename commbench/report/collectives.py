@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -14,7 +14,7 @@ from commbench.collectives.algorithms import AUTO
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import OverlapRow, Row
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.report.columns import (
     MOST_LINES,
     Cell,
@@ -95,7 +95,7 @@ def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> dict[str
     return columns
 
 
-def collective_tables(runs: Sequence[Run]) -> list[Table]:
+def collective_tables(runs: Sequence[Run]) -> Iterator[Table]:
     """Tabulate each operation and pattern, all runs together: sizes down, backends and runs side by
     side.
 
@@ -104,7 +104,6 @@ def collective_tables(runs: Sequence[Run]) -> list[Table]:
     rows = [(run.name, row) for run in runs for row in all_rank_rows(run) if row.pattern != MATRIX]
     rows.sort(key=lambda named_row: order_of_row(named_row[1]))
     by_table = rows_by(rows, lambda named_row: (named_row[1].operation, named_row[1].pattern))
-    tables = []
     for of_table in by_table.values():
         keys = {(name, row.backend, *_unique(row)) for name, row in of_table}
         distinguishing = " ".join(_UNIQUE[1:])
@@ -125,8 +124,7 @@ def collective_tables(runs: Sequence[Run]) -> list[Table]:
         title = title_of([row for _, row in of_table])
         if len({name for name, _ in of_table}) > 1:  # the notes below are about the first run only
             title = title.partition(" (")[0]
-        tables.append(make_table(title, of_table, columns, rest_in=SUMMARY))
-    return tables
+        yield make_table(title, of_table, columns, rest_in=SUMMARY)
 
 
 def title_of(rows: Sequence[Row]) -> str:
@@ -160,25 +158,22 @@ def spoken(name: str, value: object) -> str:
     return _SPOKEN.get(name, "{}").format(value)
 
 
-def collective_sentences(run: Run) -> list[Finding]:
-    """Return what bus bandwidth means, and what is to be said of groups."""
-    findings = group_sentences(run)
+def collective_sentences(run: Run) -> Iterator[Finding]:
+    """Yield what bus bandwidth means, and what is to be said of groups."""
     if any(row.busbw_GBps is not None and row.pattern != MATRIX for row in all_rank_rows(run)):
-        findings.insert(0, Finding("busbw_meaning"))
-    return findings
+        yield Finding("busbw_meaning")
+    yield from group_sentences(run)
 
 
-def group_sentences(run: Run) -> list[Finding]:
-    """Return the slowest group of each pattern that makes groups, and their rate together."""
+def group_sentences(run: Run) -> Iterator[Finding]:
+    """Yield the slowest group of each pattern that makes groups, and their rate together."""
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
-    findings = []
     by_pattern = rows_by(grouped, attrgetter("operation", "pattern"))
     for (operation, pattern), rows in by_pattern.items():
         if len(groups_in(rows)) > 1:
             columns = columns_of(rows, _unique)
             named = {f"{operation}, {pattern}, {name}": of for name, of in columns.items()}
-            findings += group_findings(named, host_by_rank(run.info))
-    return findings
+            yield from group_findings(named, host_by_rank(run.info))
 
 
 # ------------------------------------------------------------------------------------- other tables
@@ -288,16 +283,14 @@ def straggler_tables(runs: Sequence[Run]) -> list[Table]:
     )
 
 
-def pair_tables(runs: Sequence[Run]) -> list[Table]:
+def pair_tables(runs: Sequence[Run]) -> Iterator[Table]:
     """Tabulate the pairs of each matrix."""
-    tables = []
     for run in runs:
         for matrix in run.matrices:
             table = pairs_table(run, matrix)
             if len(runs) > 1:
                 table = replace(table, title=f"{table.title} of {run.name}")
-            tables.append(table)
-    return tables
+            yield table
 
 
 def pairs_table(run: Run, matrix: Matrix, most: int = MOST_LINES) -> Table:
@@ -307,8 +300,8 @@ def pairs_table(run: Run, matrix: Matrix, most: int = MOST_LINES) -> Table:
     )
     notes = []
     if most < len(slowest):
-        numbers: dict[str, Value] = {"shown": most, "lines": len(slowest), "file": PAIRS}
-        notes.append(str(Finding("pairs_hidden", numbers=numbers)))
+        counts = {"shown": most, "lines": len(slowest)}
+        notes.append(str(Finding("pairs_hidden", numbers={"file": PAIRS, **counts})))
     case = matrix.case
     title = f"{case.operation} {format_size(case.message_bytes)}, {case.backend}: pairs of ranks"
     return tabulate(rows_of(slowest[:most]), _PAIR_COLUMNS, title=title, notes=notes)
@@ -316,9 +309,9 @@ def pairs_table(run: Run, matrix: Matrix, most: int = MOST_LINES) -> Table:
 
 _PAIR_COLUMNS: list[Column[PairRow]] = [
     number("from", "source", about="rank that sends", text_of=str),
-    Column("host", "source_host", PairRow),
+    *declared(PairRow, "source_host"),
     number("to", "target", about="rank that receives", text_of=str),
-    Column("host", "target_host", PairRow),
+    *declared(PairRow, "target_host"),
     *declared(PairRow, "time_us"),
     interval("time_us", PairRow),
     *declared(PairRow, "time_us_p95 algbw_GBps ratio_to_typical"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -104,8 +104,6 @@ class Column(Generic[R]):
     value_of: Field[R] = ""
     """The field's name, or a function that returns a row's value: None for an empty cell, or a
     whole `Cell`."""
-    row_class: type[Any] | None = None
-    """The dataclass that documents the field; None if the heading explains itself."""
     _: KW_ONLY
     text_of: Callable[[Any], str] = _text
     """Returns the text of a value that is not None."""
@@ -113,6 +111,8 @@ class Column(Generic[R]):
     """Factor of the values of a column of numbers."""
     unit: str = ""
     about: str = ""
+    """Its meaning, shown on hover and below the section's tables; empty if the heading explains
+    itself."""
     is_number: bool = False
     """Whether cells are aligned at the right, and sorted by their value."""
     should_vary: bool = False
@@ -123,16 +123,6 @@ class Column(Generic[R]):
     drop_order: int = 0
     """The order in which columns are left out if a terminal is narrow, the largest first; 0:
     never."""
-
-    @property
-    def description(self) -> str:
-        """The column's meaning, shown on hover and below the section's tables.
-
-        Empty if the heading explains itself.
-        """
-        if self.about or self.row_class is None or not isinstance(self.value_of, str):
-            return self.about
-        return about(self.row_class, self.value_of)
 
     def cell(self, row: R) -> Cell:
         """Return the cell of a row."""
@@ -328,26 +318,19 @@ def heading_of(row_class: type[Any], name: str) -> str:
     return heading or _UNIT.sub("", name).replace("_", " ")
 
 
-def declared(row_class: type[Any], names: str, **options: Any) -> list[Column[Any]]:  # noqa: ANN401 - as in `Column`
-    """Return columns of fields, separated by spaces, as the class of rows declares them."""
+def declared(row_class: type[Any], names: str, **options: Any) -> Iterator[Column[Any]]:  # noqa: ANN401 - as in `Column`
+    """Yield columns of fields, separated by spaces, as the class of rows declares them."""
     dtypes = column_dtypes(row_class)
-    columns: list[Column[Any]] = []
     for name in names.split():
-        values: dict[str, Any] = {"unit": unit_of(name)}
+        values: dict[str, Any] = {"unit": unit_of(name), "about": about(row_class, name)}
         if dtypes[name] in {"Int64", "Float64"}:
             values |= {"is_number": True, "text_of": _FORMS.get(name, digits)}
-        columns.append(Column(heading_of(row_class, name), name, row_class, **values | options))
-    return columns
+        yield Column(heading_of(row_class, name), name, **values | options)
 
 
-def number(
-    heading: str,
-    value_of: Field[R],
-    row_class: type[Any] | None = None,
-    **options: Any,  # noqa: ANN401 - as in `Column`
-) -> Column[R]:
+def number(heading: str, value_of: Field[R], **options: Any) -> Column[R]:  # noqa: ANN401 - as in `Column`
     """Return a column of numbers."""
-    return Column(heading, value_of, row_class, **{"text_of": digits, "is_number": True, **options})
+    return Column(heading, value_of, **{"text_of": digits, "is_number": True, **options})
 
 
 def outcome(name: str, row_class: type[Any], about_time: str = "") -> Column[Any]:

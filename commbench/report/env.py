@@ -4,7 +4,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from commbench.analysis.env import EnvComparison, EnvRatio, collective_envs, training_envs
 from commbench.report.columns import (
@@ -38,21 +38,19 @@ _COLUMNS: list[Column[EnvRatio]] = [
 ]
 
 
-def env_tables(runs: Iterable[Run], *, of_training: bool = False) -> list[Table]:
-    """Return the table of environments of each run that varied any, over its collectives or its
+def env_tables(runs: Iterable[Run], *, of_training: bool = False) -> Iterator[Table]:
+    """Yield the table of environments of each run that varied any, over its collectives or its
     training.
     """
     compare = collective_envs
     if of_training:
         compare = training_envs
-    tables = []
     for run in runs:
         comparison = compare(run)
         if comparison is not None:
             rows = [(run.name, ratio) for ratio in comparison.ratios]
             notes = [str(comparison.finding)]
-            tables.append(make_table(_title(comparison), rows, _COLUMNS, notes=notes))
-    return tables
+            yield make_table(_title(comparison), rows, _COLUMNS, notes=notes)
 
 
 def _title(comparison: EnvComparison) -> str:

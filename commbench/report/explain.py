@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,14 +10,14 @@ from commbench.ddp.plan.records import BucketRow, TrainingRow
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import OverlapRow, Row, columns_of
 from commbench.errors import InputError
+from commbench.report.columns import about
 from commbench.report.comparison import COMPARISON_COLUMNS
 from commbench.results.pairs import PairRow
 
 
 def _meanings(row_class: type[Any]) -> dict[str, str]:
     """Return the columns of a table of such rows, with the meaning of each."""
-    about = {each.name: each.metadata.get("about", "") for each in dataclasses.fields(row_class)}
-    return {name: about[name] for name in columns_of(row_class)}
+    return {name: about(row_class, name) for name in columns_of(row_class)}
 
 
 #: The columns of each CSV file, with their meanings; ``compare`` is what the command prints.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -39,15 +39,16 @@ from commbench.words import SENTENCES, Estimate
 
 #: Bits per second of 1 GB/s.
 _GIGABYTE_BPS = 8e9
+_backend = attrgetter("backend")
 
 # ------------------------------------------------------------------------------- state and settings
 
 
-def unfinished(run: Run) -> list[Finding]:
-    """Return why a run is incomplete and how to resume it; nothing of a complete run."""
+def unfinished(run: Run) -> Iterator[Finding]:
+    """Yield why a run is incomplete and how to resume it; nothing of a complete run."""
     status = run.info.get("status", "complete")
     if status == "complete":
-        return []
+        return
     why = run.info.get("reason") or status
     if why == "running":
         why = "it is running, or was killed"
@@ -56,36 +57,31 @@ def unfinished(run: Run) -> list[Finding]:
     if is_live(run.info):
         code = f"run_{state}_live"
     numbers = {"why": why.rstrip("."), "path": str(run.path)}
-    return [Finding(code, numbers=numbers, level="warning")]
+    yield Finding(code, numbers=numbers, level="warning")
 
 
-def setting(run: Run) -> list[Finding]:
-    """Return all about the recommended settings; before its first look a recommendation is
-    withheld.
-    """
+def setting(run: Run) -> Iterator[Finding]:
+    """Yield all about the recommended settings, which are withheld before the first look."""
     if run.decision:
-        return recommendation_findings(run.decision)
-    if not run.recommendation:
-        return []
-    planned = run.info.get("first_look") or 0
-    numbers = {"launches": run.recommendation.launches, "planned": planned}
-    return [Finding("run_undecided", numbers=numbers, level="verdict")]
+        yield from recommendation_findings(run.decision)
+    elif run.recommendation:
+        planned = run.info.get("first_look") or 0
+        numbers = {"launches": run.recommendation.launches, "planned": planned}
+        yield Finding("run_undecided", numbers=numbers, level="verdict")
 
 
-def watched(run: Run) -> list[Finding]:
-    """Return the share of exposed communication in a watched training, and where steps go."""
-    if not is_watched(run.info) or not run.training_records:
-        return []
-    record = run.training_records[-1]
-    return [_headed([watched_headline(record), *watched_findings(record, run.info)])]
+def watched(run: Run) -> Iterator[Finding]:
+    """Yield the share of exposed communication in a watched training, and where steps go."""
+    if is_watched(run.info) and run.training_records:
+        record = run.training_records[-1]
+        yield _headed([watched_headline(record), *watched_findings(record, run.info)])
 
 
-def soak(run: Run) -> list[Finding]:
-    """Return the events and the drift of a soak."""
+def soak(run: Run) -> Iterator[Finding]:
+    """Yield the events and the drift of a soak."""
     results = soak_results(run)
-    if results is None:
-        return []
-    return [_headed(results.findings())]
+    if results is not None:
+        yield _headed(results.findings())
 
 
 def _headed(findings: Sequence[Finding]) -> Finding:
@@ -101,54 +97,47 @@ def stragglers(run: Run) -> list[Finding]:
     return [replace(finding, level="verdict") for finding in search.findings()]
 
 
-def time_spent(run: Run) -> list[Finding]:
-    """Return the shares of the run's time; nothing before the first launch has ended."""
+def time_spent(run: Run) -> Iterator[Finding]:
+    """Yield the shares of the run's time; nothing before the first launch has ended."""
     launches = run.info.get("launches") or []
     totals = dict.fromkeys(("seconds", "startup_s", "measuring_s", "other_s"), 0.0)
     for launch in launches:
         for name in totals:
             totals[name] += launch.get(name, 0.0)  # type: ignore[operator]
-    seconds = totals["seconds"]
+    seconds = totals.pop("seconds")
     if not seconds:
-        return []
-    numbers: dict[str, Value] = {"seconds": seconds, "launches": len(launches)}
+        return
+    code = "time"
     if is_watched(run.info):
-        return [Finding("time_watched", numbers=numbers)]
-    if is_live(run.info):
-        return [Finding("time_live", numbers=numbers)]
-    for name in ("startup_s", "measuring_s", "other_s"):
-        numbers[name] = totals[name] / seconds
-    return [Finding("time", numbers=numbers)]
+        code = "time_watched"
+    elif is_live(run.info):
+        code = "time_live"
+    shares = {name: part / seconds for name, part in totals.items()}
+    yield Finding(code, numbers={"seconds": seconds, "launches": len(launches), **shares})
 
 
-def origins(run: Run) -> list[Finding]:
-    """Return each tool that measured an imported run."""
-    findings = []
+def origins(run: Run) -> Iterator[Finding]:
+    """Yield each tool that measured an imported run."""
     for tool, files in tools_of(run).items():
-        findings.append(Finding("imported_from", tool, {"files": ", ".join(files)}))
-    return findings
+        yield Finding("imported_from", tool, {"files": ", ".join(files)})
 
 
-def unmetered(run: Run) -> list[Finding]:
-    """Return each kind of energy that was not counted, with the reason."""
-    findings = []
+def unmetered(run: Run) -> Iterator[Finding]:
+    """Yield each kind of energy that was not counted, with the reason."""
     if energy := run.info.get("energy"):
         for kind, why in energy["missing"].items():
-            subject = KINDS_OF_ENERGY.get(kind, kind)
-            findings.append(Finding("energy_missing", subject, {"error": why}))
-    return findings
+            yield Finding("energy_missing", KINDS_OF_ENERGY.get(kind, kind), {"error": why})
 
 
 # --------------------------------------------------------------------------------- the network
 
 
-def bandwidths(run: Run) -> list[Finding]:
-    """Return the best bandwidth of each backend in one operation, all-reduce over all ranks if
+def bandwidths(run: Run) -> Iterator[Finding]:
+    """Yield the best bandwidth of each backend in one operation, all-reduce over all ranks if
     timed, and its share of the link's rate if known.
     """
     rated = [row for row in _network_rows(run) if row.busbw_GBps is not None]
     operations = list(OPERATIONS)
-    findings = []
     for backend, rows in rows_by(rated, _backend).items():
         kinds = rows_by(rows, attrgetter("operation", "pattern"))
         operation, pattern = min(
@@ -177,8 +166,7 @@ def bandwidths(run: Run) -> list[Finding]:
         # a maximum over many rows is partly chance
         chosen = Finding("bandwidth_best", operation, {"count": len(comparable)})
         details = (chosen, *_briefs(best))
-        findings.append(Finding(code, backend, numbers, "verdict", details=details))
-    return findings
+        yield Finding(code, backend, numbers, "verdict", details=details)
 
 
 def busbw_of(row: Row) -> Estimate:
@@ -191,111 +179,90 @@ def busbw_of(row: Row) -> Estimate:
     )
 
 
-def _briefs(row: Row) -> list[Finding]:
-    """Return what a row's interval does not show, from its flags."""
+def _briefs(row: Row) -> Iterator[Finding]:
+    """Yield what a row's interval does not show, from its flags."""
     numbers: dict[str, Value] = {}
     if row.harness_us is not None and row.time_us:
         numbers["overhead"] = row.harness_us / row.time_us
-    findings = []
     for flag in split_flags(row.flags):
         code = f"brief_{flag.name}"
         if code in SENTENCES:
-            findings.append(Finding(code, row.backend, numbers))
-    return findings
+            yield Finding(code, row.backend, numbers)
 
 
-def latencies(run: Run) -> list[Finding]:
-    """Return half the round trip of the smallest message, for each backend."""
+def latencies(run: Run) -> Iterator[Finding]:
+    """Yield half the round trip of the smallest message, for each backend."""
     timed = []
     for row in _network_rows(run):
         if OPERATIONS[row.operation].is_round_trip and row.time_us is not None:
             timed.append(row)
-    findings = []
     for backend, rows in rows_by(timed, _backend).items():
         least = min(rows, key=lambda row: row.message_bytes or 0)
         time = time_with_interval(least.time_us, least.time_us_ci_low, least.time_us_ci_high)
         half = Finding("latency_is_half", numbers={"size": least.message_bytes or 0})
         details = (half, *_briefs(least))
-        findings.append(Finding("latency", backend, {"time": time}, "verdict", details=details))
-    return findings
+        yield Finding("latency", backend, {"time": time}, "verdict", details=details)
 
 
-def _network_rows(run: Run) -> list[Row]:
-    """Return the rows with a result over all ranks, without matrices, whose rows pool different
+def _network_rows(run: Run) -> Iterator[Row]:
+    """Yield the rows with a result over all ranks, without matrices, whose rows pool different
     pairs, and of ranks that share a GPU, whose times do not show the network.
     """
-    rows = []
     for row in all_rank_rows(run):
         if row.status == "ok" and row.pattern != MATRIX and measures_interconnect(row):
-            rows.append(row)
-    return rows
+            yield row
 
 
-def pairs(run: Run) -> list[Finding]:
-    """Return the range of bandwidths or times over the pairs of ranks of each matrix, separately
+def pairs(run: Run) -> Iterator[Finding]:
+    """Yield the range of bandwidths or times over the pairs of ranks of each matrix, separately
     between hosts and within hosts if both exist.
     """
-    findings = []
     for matrix in run.matrices:
-        between, within = (name_range(matrix, mask) for mask in (matrix.is_inter, ~matrix.is_inter))
-        numbers: dict[str, Value] = {
-            "between": between,
-            "within": within,
-            "range": between or within,
-            "launches": len(matrix.times_us),
-        }
-        if numbers["range"] and not shares_gpu(matrix.case.backend, run.info):
+        between = name_range(matrix, matrix.is_inter)
+        within = name_range(matrix, ~matrix.is_inter)
+        if (between or within) and not shares_gpu(matrix.case.backend, run.info):
             code = "pairs_of_hosts" if between and within else "pairs"
-            meaning = Finding("pairs_meaning", numbers=numbers)
-            finding = Finding(code, matrix.name, numbers, "verdict", details=(meaning,))
-            findings.append(finding)
-    return findings
+            ranges = {"between": between, "within": within, "range": between or within}
+            meaning = Finding("pairs_meaning", numbers={"launches": len(matrix.times_us)})
+            yield Finding(code, matrix.name, ranges, "verdict", details=(meaning,))
 
 
-def model_error(run: Run) -> list[Finding]:
-    """Return the errors of the fitted network; nothing without curves."""
+def model_error(run: Run) -> Iterator[Finding]:
+    """Yield the errors of the fitted network; nothing without curves."""
     model = network_model(run)
     if not model.curves:
-        return []
+        return
     numbers: dict[str, Value] = {"curves": len(model.curves), "file": MODEL}
     numbers["worst"] = 100 * (model.worst_residual or 0.0)
     code = "model_of_unknown_error"
     if model.held_out_error is not None:
         code = "model"
         numbers["held_out"] = 100 * model.held_out_error
-    return [Finding(code, numbers=numbers)]
+    yield Finding(code, numbers=numbers)
 
 
-def precision(run: Run) -> list[Finding]:
-    """Return how many rows of each backend have an interval within the target, and the states of
+def precision(run: Run) -> Iterator[Finding]:
+    """Yield how many rows of each backend have an interval within the target, and the states of
     the machine if there were two.
     """
     target = target_of(run.info)
-    findings = []
     sound = [row for row in run.rows if measures_interconnect(row)]
     for backend, rows in rows_by(sound, _backend).items():
         half_widths = half_widths_of(rows)
         if half_widths:
-            numbers: dict[str, Value] = {
-                "within": sum(width <= target for width in half_widths),
-                "rows": len(half_widths),
-                "target": target,
-                "median": _half_width(median(half_widths)),
-            }
-            findings.append(Finding("precision", backend, numbers))
-    return [*findings, *machine_states(run)]
+            within = sum(width <= target for width in half_widths)
+            numbers = {"within": within, "rows": len(half_widths), "target": target}
+            typical = _half_width(median(half_widths))
+            yield Finding("precision", backend, {"median": typical, **numbers})
+    yield from machine_states(run)
 
 
-def machine_states(run: Run) -> list[Finding]:
-    """Return the two states of the machine under each backend that met both."""
-    findings = []
+def machine_states(run: Run) -> Iterator[Finding]:
+    """Yield the two states of the machine under each backend that met both."""
     for backend, levels in run.divided.states.items():
-        numbers = {
-            "share": levels["fast_share"],
-            "ratio": levels["slow_us"] / levels["fast_us"],
-        }
-        findings.append(Finding("states", backend, numbers, "warning"))
-    return findings
+        ratio = levels["slow_us"] / levels["fast_us"]
+        numbers = {"share": levels["fast_share"], "ratio": ratio}
+        yield Finding("states", backend, numbers, "warning")
 
 
 def half_widths_of(rows: Iterable[Row]) -> list[float]:
@@ -315,13 +282,12 @@ def _half_width(share: float) -> str:
     return f"{three_digits(100 * share)} %"
 
 
-_backend = attrgetter("backend")
-
-
 # ----------------------------------------------------------------------------------------- warnings
 
 #: Statuses without a result, the worst first.
 _FAILURES = ("wrong", "hung", "failed", "unsupported")
+#: The code of the one warning about several flags of noise.
+_NOISY = "flagged_noisy"
 #: The fewest launches whose spread an interval can rest on.
 FEWEST_LAUNCHES = 4
 #: Flags of a sweep of few launches.
@@ -375,13 +341,12 @@ def kinds_of(run: Run) -> list[Kind]:
     return [kind for kind in kinds if kind.rows]
 
 
-def section_warnings(run: Run, *sections: str) -> list[Finding]:
-    """Return all warnings about the rows of some sections of the page, the most severe first."""
+def section_warnings(run: Run, *sections: str) -> Iterator[Finding]:
+    """Yield all warnings about the rows of some sections of the page, the most severe first."""
     kinds = [kind for kind in kinds_of(run) if kind.section in sections]
-    findings = row_warnings(kinds, run.info)
+    yield from row_warnings(kinds, run.info)
     if "training" in sections:
-        findings += _undecidable(run)
-    return findings
+        yield from _undecidable(run)
 
 
 def grave_warnings(run: Run) -> list[Finding]:
@@ -400,10 +365,10 @@ def grave_warnings(run: Run) -> list[Finding]:
             if flag.severity == "low" or (flag.severity == "medium" and is_rare):
                 hidden.add(name)
         kinds.append(replace(kind, hidden=frozenset(hidden)))
-    return row_warnings(kinds, run.info)
+    return list(row_warnings(kinds, run.info))
 
 
-def _undecidable(run: Run) -> list[Finding]:
+def _undecidable(run: Run) -> Iterator[Finding]:
     """Warn if every verdict must be inconclusive: too few launches for so many configurations.
 
     A tuning plans its launches, and blocks of a live one count, too.
@@ -411,14 +376,13 @@ def _undecidable(run: Run) -> list[Finding]:
     judged = [row for row in run.training_rows if row.verdict]
     launches = max((row.launches or 0 for row in judged), default=0)
     is_tuned = is_live(run.info) or bool(run.info.get("candidates"))
-    if is_tuned or not judged or not family_hint(len(judged), launches, launches):
-        return []
-    numbers = {"launches": launches, "settings": len(judged)}
-    return [Finding("launches_undecidable", "", numbers, "warning", "training")]
+    if judged and not is_tuned and family_hint(len(judged), launches, launches):
+        numbers = {"launches": launches, "settings": len(judged)}
+        yield Finding("launches_undecidable", "", numbers, "warning", "training")
 
 
-def row_warnings(kinds: Sequence[Kind], info: RunInfo) -> list[Finding]:
-    """Return the warnings about rows, the most severe first: failures, then one for each flag.
+def row_warnings(kinds: Sequence[Kind], info: RunInfo) -> Iterator[Finding]:
+    """Yield the warnings about rows, the most severe first: failures, then one for each flag.
 
     Flags of noise share one. What to try is a detail.
 
@@ -426,59 +390,52 @@ def row_warnings(kinds: Sequence[Kind], info: RunInfo) -> list[Finding]:
         kinds: the rows of a run.
         info: contents of ``run.json``; the budget keeps remedies from naming one in use.
     """
-    findings = []
-    for status in _FAILURES:
-        counts = Counter[Kind]()
-        reasons: dict[str, str] = {}
-        for kind in kinds:
-            for row in kind.rows:
-                if row.status == status:
-                    counts[kind] += 1
-                    sentence = row.reason.rstrip(".")
-                    reasons.setdefault(shared_cause(row.reason_code, sentence), sentence)
-        if counts:
-            details = []
-            if any(reasons.values()):
-                errors = tuple(filter(None, reasons.values()))
-                details.append(Finding("rows_why", numbers={"errors": errors}))
-            findings.append(_warning(f"rows_{status}", counts, {}, details))
-    return [*findings, *_flagged(kinds, info)]
-
-
-def _flagged(kinds: Sequence[Kind], info: RunInfo) -> list[Finding]:
-    """Return a warning for each flag in use; flags of noise share one."""
-    counts = {name: Counter[Kind]() for name in FLAGS}
-    noisy = Counter[Kind]()
+    counts: dict[str, Counter[Kind]] = {}
+    reasons: dict[str, dict[str, str]] = {}
     for kind in kinds:
         for row in kind.rows:
-            flags = kind.flags_of(row)
-            for name in flags:
-                counts[name][kind] += 1
-            noisy[kind] += any(FLAGS[name].is_noise for name in flags)
-    used = [flag for flag in FLAGS.values() if counts[flag.name]]
+            names = kind.flags_of(row)
+            if any(FLAGS[name].is_noise for name in names):
+                names.add(_NOISY)
+            if row.status != "ok":
+                names.add(row.status)
+                sentence = row.reason.rstrip(".")
+                cause = shared_cause(row.reason_code, sentence)
+                reasons.setdefault(row.status, {}).setdefault(cause, sentence)
+            for name in names:
+                counts.setdefault(name, Counter())[kind] += 1
+    for status in _FAILURES:
+        if status in counts:
+            details = []
+            errors = tuple(filter(None, reasons[status].values()))
+            if errors:
+                details.append(Finding("rows_why", numbers={"errors": errors}))
+            yield _warning(f"rows_{status}", counts[status], {}, *details)
+    yield from _flagged(counts, info)
+
+
+def _flagged(counts: Mapping[str, Counter[Kind]], info: RunInfo) -> Iterator[Finding]:
+    """Yield a warning for each flag in use; flags of noise share one."""
+    used = [flag for flag in FLAGS.values() if flag.name in counts]
     used.sort(key=attrgetter("gravity"))
     noises = [flag for flag in used if flag.is_noise]
-    findings = []
     for flag in used:
         if flag.is_noise and len(noises) > 1:
             if flag is noises[0]:
                 named = [f"{counts[noise.name].total()} {noise.name}" for noise in noises]
-                numbers: dict[str, Value] = {"flags": ", ".join(named)}
-                findings.append(
-                    _warning("flagged_noisy", +noisy, numbers, [_remedy_of_noise(info)])
-                )
+                of_noise = {"flags": ", ".join(named)}
+                yield _warning(_NOISY, counts[_NOISY], of_noise, _remedy_of_noise(info))
             continue
         code = f"flag_{flag.name}"
         if code not in SENTENCES:
             code = "flagged"
-        numbers = {"flag": flag.name, "meaning": flag.meaning, "target": target_of(info)}
         details = []
         if flag is NOISE:
             details.append(_remedy_of_noise(info))
         elif flag.remedy:
             details.append(Finding("remedy", numbers={"remedy": flag.remedy}))
-        findings.append(_warning(code, counts[flag.name], numbers, details))
-    return findings
+        words = {"flag": flag.name, "meaning": flag.meaning}
+        yield _warning(code, counts[flag.name], {**words, "target": target_of(info)}, *details)
 
 
 def _remedy_of_noise(info: RunInfo) -> Finding:
@@ -496,13 +453,13 @@ def _remedy_of_noise(info: RunInfo) -> Finding:
 
 
 def _warning(
-    code: str, counts: Mapping[Kind, int], numbers: Mapping[str, Value], details: Iterable[Finding]
+    code: str, counts: Mapping[Kind, int], numbers: Mapping[str, Value], *details: Finding
 ) -> Finding:
     """Return a warning about some rows of each kind; the first kind has more about it."""
     phrases = [f"{count} of {len(kind.rows)} {kind.noun}" for kind, count in counts.items()]
     subject = " and ".join(phrases)
     section = next(iter(counts)).section
-    return Finding(code, subject, numbers, "warning", section, tuple(details))
+    return Finding(code, subject, numbers, "warning", section, details)
 
 
 def target_of(info: RunInfo) -> float:

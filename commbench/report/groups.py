@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from commbench.collectives.patterns import makes_groups, ranks_of
 from commbench.engine.flags import has_flag
 from commbench.engine.records import Row
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.results.tables import rows_by
 from commbench.units import format_size
 from commbench.words import Estimate
@@ -48,31 +48,29 @@ def brief(group: str) -> str:
     return group if len(ranks) <= MOST_RANKS else f"{ranks[0]},{ranks[1]},..,{ranks[-1]}"
 
 
-def group_findings(columns: Mapping[str, Sequence[Row]], hosts: Mapping[int, str]) -> list[Finding]:
-    """Return for each column the group that is most often slowest beyond noise, by how much, and
+def group_findings(
+    columns: Mapping[str, Sequence[Row]], hosts: Mapping[int, str]
+) -> Iterator[Finding]:
+    """Yield for each column the group that is most often slowest beyond noise, by how much, and
     the bus bandwidth of all groups together at the largest size.
 
     Args:
         columns: rows of several groups, by name of the column; groups of one case are compared.
         hosts: the host of each rank; empty if unknown.
     """
-    findings = []
     for name, rows in columns.items():
         timed = [row for row in rows if row.time_us]
         by_case = rows_by(timed, attrgetter(*_CASE))
         compared = [of_case for of_case in by_case.values() if len(of_case) > 1]
         if compared:
-            findings.append(_slowest(name, compared, hosts))
+            yield _slowest(name, compared, hosts)
             largest = max(compared, key=lambda rows: rows[0].message_bytes or 0)
             rates = [row.busbw_GBps for row in largest if row.busbw_GBps is not None]
             if len(rates) == len(largest):
-                numbers: dict[str, Value] = {
-                    "rate": Estimate(sum(rates)),
-                    "groups": len(largest),
-                    "size": largest[0].message_bytes or 0,
-                }
-                findings.append(Finding("groups_together", name, numbers))
-    return findings
+                rate, size = Estimate(sum(rates)), largest[0].message_bytes or 0
+                yield Finding(
+                    "groups_together", name, {"rate": rate, "groups": len(rates), "size": size}
+                )
 
 
 def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Mapping[int, str]) -> Finding:
@@ -90,11 +88,6 @@ def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Mapping[int, str]
     names = list(dict.fromkeys(hosts[rank] for rank in ranks_of(worst.group) if rank in hosts))
     if 0 < len(names) <= MOST_HOSTS:
         group = f"{group} on {', '.join(names)}"
-    numbers: dict[str, Value] = {
-        "group": group,
-        "ratio": ratio,
-        "often": often[worst.group],
-        "cases": len(cases),
-        "at": f"{format_size(worst.message_bytes or 0)} {worst.dtype or ''}".rstrip(),
-    }
-    return Finding("groups_slowest", name, numbers)
+    at = f"{format_size(worst.message_bytes or 0)} {worst.dtype or ''}".rstrip()
+    counts = {"often": often[worst.group], "cases": len(cases)}
+    return Finding("groups_slowest", name, {"group": group, "ratio": ratio, "at": at, **counts})

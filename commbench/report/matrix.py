@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,26 +33,23 @@ _RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
 WIDTH, PADDING = 100, 3
 
 
-def render_matrices(run: Run) -> list[RenderableType]:
-    """Return every matrix of a run as a table of ranks, which are hosts where each host has one;
+def render_matrices(run: Run) -> Iterator[RenderableType]:
+    """Yield every matrix of a run as a table of ranks, which are hosts where each host has one;
     of many ranks the slowest pairs.
     """
-    parts: list[RenderableType] = []
     is_marked = False
     for matrix in run.matrices:
         if len(matrix.hosts) > SHOWN:
-            parts.append(pairs_table(run, matrix, MOST_PAIRS))
+            yield pairs_table(run, matrix, MOST_PAIRS)
         else:
             heat = heat_of(matrix, run)
             is_marked = is_marked or bool(heat.slow)
-            parts.append(_each_with_each(matrix, heat))
+            yield _each_with_each(matrix, heat)
         if matrix.untimed:
             numbers = {"untimed": matrix.untimed, "pairs": matrix.untimed + len(matrix.source)}
-            parts.append(Text(str(Finding("pairs_untimed", numbers=numbers)), style="yellow"))
+            yield Text(str(Finding("pairs_untimed", numbers=numbers)), style="yellow")
     if is_marked:
-        text = f"\n{_MARK} slow because of a straggler named below"
-        parts.append(Text(text, style="yellow"))
-    return parts
+        yield Text(f"\n{_MARK} slow because of a straggler named below", style="yellow")
 
 
 def _each_with_each(matrix: Matrix, heat: Heat) -> Table:
@@ -110,17 +107,15 @@ class Heat:
         slow = []
         for straggler in self.stragglers:
             for source, target in straggler.links:
-                slow.append((self._ranks_of(source), self._ranks_of(target)))
+                slow.append((list(self._ranks_of(source)), list(self._ranks_of(target))))
         return slow
 
-    def _ranks_of(self, name: str) -> list[int]:
-        """Return the ranks of a straggler's link: for a host, all its ranks."""
-        ranks = []
+    def _ranks_of(self, name: str) -> Iterator[int]:
+        """Yield the ranks of a straggler's link: for a host, all its ranks."""
         for rank, host in enumerate(self.hosts):
             own = f"rank {rank}"
             if name in {ANY, host, own} or name.startswith(f"{own} "):  # "rank 3 on host1"
-                ranks.append(rank)
-        return ranks
+                yield rank
 
 
 def heat_of(matrix: Matrix, run: Run) -> Heat:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +15,10 @@ from commbench.results import MODEL, Run
 from commbench.units import format_size
 
 
-def _lines(model: NetworkModel) -> list[SimpleNamespace]:
-    """Return the segments of all curves, with the ends of the 95 % intervals of their parameters;
+def _lines(model: NetworkModel) -> Iterator[SimpleNamespace]:
+    """Yield the segments of all curves, with the ends of the 95 % intervals of their parameters;
     without resamples they are None.
     """
-    lines = []
     for key, curve in model.curves.items():
         held_out = curve.held_out_error
         for segment, (alpha, beta) in zip(curve.segments, curve.parameter_intervals, strict=True):
@@ -34,9 +33,8 @@ def _lines(model: NetworkModel) -> list[SimpleNamespace]:
             for size, residual in zip(curve.sizes, curve.residuals, strict=True):
                 if segment.from_bytes <= size <= segment.to_bytes:
                     line.residual = max(line.residual, abs(residual))
-            lines.append(line)
+            yield line
             held_out = None  # it is of all segments together
-    return lines
 
 
 def _rate(beta_us_per_byte: float) -> float | None:

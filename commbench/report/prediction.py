@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -31,8 +31,8 @@ def render_predictions(
     runs: Sequence[str],
     collectives: Sequence[CollectiveForecast],
     steps: Sequence[StepForecast],
-) -> list[RenderableType]:
-    """Return the tables, with what they were predicted from, and the reasons where nothing is
+) -> Iterator[RenderableType]:
+    """Yield the tables, with what they were predicted from, and the reasons where nothing is
     predicted.
 
     Args:
@@ -45,39 +45,39 @@ def render_predictions(
     ranks = ", ".join(map(str, sorted({curve.world_size for curve in curves})))
     links = ", ".join(dict.fromkeys(str(curve.link) for curve in curves))
     source = Finding("predicted_from", " and ".join(runs), {"ranks": ranks, "links": links})
-    parts: list[RenderableType] = [str(source)]
+    yield str(source)
     if any(curve.link.is_within_host for curve in curves):
-        parts.append(_WITHIN_HOST)
+        yield _WITHIN_HOST
     for cores in sorted({curve.link.shared_cores or 0 for curve in curves} - {0}):
-        parts.append(str(Finding("shared_cores", numbers={"cores": cores})))
-    parts += _tables("Collectives", collectives, _COLLECTIVES)
+        yield str(Finding("shared_cores", numbers={"cores": cores}))
+    yield from _tables("Collectives", collectives, _COLLECTIVES)
     trainings = " and ".join(dict.fromkeys(map(_training, steps)))
-    parts += _tables(f"Training steps of {trainings}", steps, _STEPS)
-    parts += [f"- {reason}" for reason in unpredicted([*collectives, *steps])]
-    return parts
+    yield from _tables(f"Training steps of {trainings}", steps, _STEPS)
+    for reason in unpredicted([*collectives, *steps]):
+        yield f"- {reason}"
 
 
-def unpredicted(rows: Iterable[AnyForecast]) -> list[Finding]:
-    """Return what is not predicted, once for each reason.
+def unpredicted(rows: Iterable[AnyForecast]) -> Iterator[Finding]:
+    """Yield what is not predicted, once for each reason.
 
     Reasons that differ only in ranks, sizes, operation or hook are one.
     """
     groups = rows_by(rows, lambda row: row.reason.key(row.subject) if row.reason else None)
-    findings = []
     for key, group in groups.items():
         if key is not None:
             subjects = ", ".join(sorted({row.subject for row in group}))
             ranks = ", ".join(map(str, sorted({row.world_size for row in group})))
             numbers = {"ranks": ranks, "reason": str(group[0].reason)}
-            findings.append(Finding("not_predicted", subjects, numbers))
-    return findings
+            yield Finding("not_predicted", subjects, numbers)
 
 
-def _tables(name: str, rows: Sequence[AnyForecast], columns: Sequence[Column[Any]]) -> list[Table]:
-    """Return a table under the errors of such predictions; nothing without a prediction."""
+def _tables(
+    name: str, rows: Sequence[AnyForecast], columns: Sequence[Column[Any]]
+) -> Iterator[Table]:
+    """Yield a table under the errors of such predictions; nothing without a prediction."""
     predicted = [row for row in rows if row.status == "ok"]
     if not predicted:
-        return []
+        return
     words = [name]
     if rows[0].ranks_per_node > 1:
         words.append(f"{rows[0].ranks_per_node} ranks a host")
@@ -92,7 +92,7 @@ def _tables(name: str, rows: Sequence[AnyForecast], columns: Sequence[Column[Any
         notes.append(_NO_LEVEL)
     if max(errors.values()) > _USELESS:
         notes.append(_USELESS_ERROR)
-    return [tabulate(predicted, columns, title="; ".join(words), notes=notes)]
+    yield tabulate(predicted, columns, title="; ".join(words), notes=notes)
 
 
 def _ends_ms(row: CollectiveForecast) -> Ends:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from commbench.analysis.soak import soak_results
@@ -11,6 +11,7 @@ from commbench.report.columns import (
     Column,
     Named,
     Table,
+    declared,
     ends,
     make_table,
     number,
@@ -29,28 +30,26 @@ _EVENTS: list[Column[EventRow]] = [
 ]
 _DRIFT: list[Column[DriftRow]] = [
     Column("case", "case"),
-    number("launches", "launches", DriftRow),
-    number("change", "change_percent", DriftRow, unit="%", text_of="{:+.1f}".format),
+    *declared(DriftRow, "launches"),
+    *declared(DriftRow, "change_percent", text_of="{:+.1f}".format),
     ends(
         attrgetter("change_percent_ci_low", "change_percent_ci_high"),
         unit="%",
         about="of the change; 95 % for all cases together",
     ),
-    Column("verdict", "verdict", DriftRow),
+    *declared(DriftRow, "verdict"),
 ]
 
 
-def soak_tables(runs: Iterable[Run]) -> list[Table]:
-    """Return the tables of events and of drift; empty without a soak."""
+def soak_tables(runs: Iterable[Run]) -> Iterator[Table]:
+    """Yield the tables of events and of drift; empty without a soak."""
     events: list[Named[EventRow]] = []
     drifts: list[Named[DriftRow]] = []
     for run in runs:
         if soak := soak_results(run):
             events += [(run.name, row) for row in soak.events]
             drifts += [(run.name, row) for row in soak.drifts]
-    tables = []
     if events:
-        tables.append(make_table("Events", events, _EVENTS, rest_in=EVENTS))
+        yield make_table("Events", events, _EVENTS, rest_in=EVENTS)
     if drifts:
-        tables.append(make_table("Drift", drifts, _DRIFT, rest_in=DRIFT))
-    return tables
+        yield make_table("Drift", drifts, _DRIFT, rest_in=DRIFT)

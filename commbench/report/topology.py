@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.report.columns import Table, plain_table
 from commbench.system.topology import Topology, cpu_list, nodes_of
 from commbench.units import counted, format_size
@@ -18,8 +18,8 @@ _GIGA = 1000
 
 def render_topology(
     host: str, topology: Topology, cpus: Sequence[int] = ()
-) -> list[RenderableType]:
-    """Return tables of the topology, then one sentence for each remark.
+) -> Iterator[RenderableType]:
+    """Yield tables of the topology, then one sentence for each remark.
 
     Args:
         host: the host's name.
@@ -31,13 +31,13 @@ def render_topology(
         _count(topology["cores"], "core"),
         _count(topology["threads"], "thread"),
     ]
-    parts: list[RenderableType] = [Text(f"{host}: {', '.join(counts)}")]
+    yield Text(f"{host}: {', '.join(counts)}")
     caches = []
     for cache in topology["caches"]:
         size = format_size(cache["size_bytes"])
         caches.append(f"{cache['count']} x L{cache['level']} {cache['type']} {size}")
     if caches:
-        parts.append(Text(f"caches: {', '.join(caches)}"))
+        yield Text(f"caches: {', '.join(caches)}")
     interfaces = []
     for port in topology["network"]:
         speed = _speed(port["speed_Mbps"])
@@ -50,28 +50,28 @@ def render_topology(
         _devices("RDMA ports", "device port state rate link_layer numa_node", topology["rdma"]),
         _links_table(topology),
     ]
-    parts += [table for table in tables if table.lines]
-    parts += [Text(f"- {remark}") for remark in topology_remarks(topology, cpus)]
-    return parts
+    yield from (table for table in tables if table.lines)
+    for remark in topology_remarks(topology, cpus):
+        yield Text(f"- {remark}")
 
 
-def topology_remarks(topology: Topology, cpus: Sequence[int] = ()) -> list[Finding]:
-    """Return what slows communication or is emulated; see `render_topology`."""
-    remarks = [*_far_gpus(topology), *_placement(topology, cpus)]
+def topology_remarks(topology: Topology, cpus: Sequence[int] = ()) -> Iterator[Finding]:
+    """Yield what slows communication or is emulated; see `render_topology`."""
+    yield from _far_gpus(topology)
+    yield from _placement(topology, cpus)
     bare = [str(node["node"]) for node in topology["numa"] if node["memory_bytes"] == 0]
     if bare:
-        remarks.append(Finding("topology_bare", _listed(bare)))
+        yield Finding("topology_bare", _listed(bare))
     for port in topology["network"]:
         if port["emulated"] and port["speed_Mbps"]:
             rate = {"rate": _speed(port["speed_Mbps"])}
-            remarks.append(Finding("topology_emulated_rate", port["name"], rate))
+            yield Finding("topology_emulated_rate", port["name"], rate)
         elif port["emulated"]:
-            remarks.append(Finding("topology_emulated", port["name"]))
-    return remarks
+            yield Finding("topology_emulated", port["name"])
 
 
-def _far_gpus(topology: Topology) -> list[Finding]:
-    """Return the GPUs that reach active adapters only across sockets."""
+def _far_gpus(topology: Topology) -> Iterator[Finding]:
+    """Yield the GPUs that reach active adapters only across sockets."""
     devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
     gpus = [index for index, name in enumerate(devices) if name.startswith("GPU")]
     adapters = [index for index, name in enumerate(devices) if name in _in_use(topology)]
@@ -79,25 +79,23 @@ def _far_gpus(topology: Topology) -> list[Finding]:
     for gpu in gpus:
         if adapters and {matrix[gpu][port] for port in adapters} == {"SYS"}:
             far.append(devices[gpu])
-    if not far:
-        return []
-    names = {"adapters": _listed([devices[port] for port in adapters])}
-    return [Finding("topology_far_gpus", _listed(far), names)]
+    if far:
+        names = {"adapters": _listed([devices[port] for port in adapters])}
+        yield Finding("topology_far_gpus", _listed(far), names)
 
 
-def _placement(topology: Topology, cpus: Sequence[int]) -> list[Finding]:
-    """Return this process's NUMA nodes if it has several, or others than the active adapters."""
+def _placement(topology: Topology, cpus: Sequence[int]) -> Iterator[Finding]:
+    """Yield this process's NUMA nodes if it has several, or others than the active adapters."""
     own_nodes, ports = nodes_of(cpus, topology["numa"]), _in_use(topology)
     adapter_nodes = sorted({node for node in ports.values() if node is not None})
     if len(own_nodes) > 1:
-        return [Finding("topology_unbound", _listed(own_nodes))]
-    if not own_nodes or not adapter_nodes or own_nodes[0] in adapter_nodes:
-        return []
-    numbers: dict[str, Value] = {
-        "node": own_nodes[0],
-        "adapter_nodes": tuple(map(str, adapter_nodes)),
-    }
-    return [Finding("topology_bound_afar", _listed(list(ports)), numbers)]
+        yield Finding("topology_unbound", _listed(own_nodes))
+    elif own_nodes and adapter_nodes and own_nodes[0] not in adapter_nodes:
+        nodes = tuple(map(str, adapter_nodes))
+        subject = _listed(list(ports))
+        yield Finding(
+            "topology_bound_afar", subject, {"node": own_nodes[0], "adapter_nodes": nodes}
+        )
 
 
 def _in_use(topology: Topology) -> dict[str, int | None]:
@@ -151,11 +149,12 @@ def _links_table(topology: Topology) -> Table:
     return plain_table(("", *devices), lines, title=title)
 
 
-def _ports(topology: Topology) -> list[tuple[str, int | None]]:
-    """Return the name and the NUMA node of each adapter."""
-    ports = [(port["device"], port["numa_node"]) for port in topology["rdma"]]
-    ports += [(port["name"], port["numa_node"]) for port in topology["network"]]
-    return ports
+def _ports(topology: Topology) -> Iterator[tuple[str, int | None]]:
+    """Yield the name and the NUMA node of each adapter."""
+    for port in topology["rdma"]:
+        yield port["device"], port["numa_node"]
+    for interface in topology["network"]:
+        yield interface["name"], interface["numa_node"]
 
 
 def _speed(megabits: float | None) -> str:

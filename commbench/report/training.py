@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from rich.console import RenderableType
@@ -17,7 +17,7 @@ from commbench.ddp.plan.cases import (
     setting_name,
 )
 from commbench.ddp.plan.records import TrainingRow
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.hooks.registry import hook_words
 from commbench.report.columns import (
     Cell,
@@ -42,9 +42,8 @@ from commbench.results.verdict import paragraph, snippets
 from commbench.units import counted, three_digits
 
 
-def training_tables(runs: Sequence[Run]) -> list[Table]:
-    """Return a table for each workload, number of ranks and batch of each run."""
-    tables = []
+def training_tables(runs: Sequence[Run]) -> Iterator[Table]:
+    """Yield a table for each workload, number of ranks and batch of each run."""
     for run in runs:
         by_table = rows_by(
             run.training_rows, attrgetter("workload", "world_size", "batch_per_rank", "env")
@@ -55,8 +54,7 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
                 title = f"{run.name}: {title}"
             named_rows = [(run.name, row) for row in rows]
             notes = [str(finding) for finding in [*own_setting(run), *without_ddp(rows)]]
-            tables.append(make_table(title, named_rows, _COLUMNS, notes=notes, rest_in=DDP))
-    return tables
+            yield make_table(title, named_rows, _COLUMNS, notes=notes, rest_in=DDP)
 
 
 def watched_tables(runs: Sequence[Run]) -> list[Table]:
@@ -89,21 +87,19 @@ _RANKS: list[Column[RankTime]] = [
 ]
 
 
-def own_setting(run: Run) -> list[Finding]:
-    """Return the script's own setting, the baseline of a live tuning; nothing for other runs."""
-    if not is_live(run.info) or is_watched(run.info):
-        return []
-    baseline = TrainingCase.from_key(run.info["baseline"])
-    return [Finding("own_setting", setting_name(baseline))]
+def own_setting(run: Run) -> Iterator[Finding]:
+    """Yield the script's own setting, the baseline of a live tuning; nothing for other runs."""
+    if is_live(run.info) and not is_watched(run.info):
+        baseline = TrainingCase.from_key(run.info["baseline"])
+        yield Finding("own_setting", setting_name(baseline))
 
 
-def render_recommendation(recommendation: Recommendation) -> list[RenderableType]:
-    """Return the recommendation's paragraph and the lines to paste."""
-    parts: list[RenderableType] = [Text(f"\n{paragraph(recommendation)}\n")]
+def render_recommendation(recommendation: Recommendation) -> Iterator[RenderableType]:
+    """Yield the recommendation's paragraph and the lines to paste."""
+    yield Text(f"\n{paragraph(recommendation)}\n")
     for title, snippet in snippets(recommendation):
-        parts.append(Text(f"{title}:"))
-        parts.append(Padding(Text(snippet.rstrip()), (0, 0, 0, 4)))
-    return parts
+        yield Text(f"{title}:")
+        yield Padding(Text(snippet.rstrip()), (0, 0, 0, 4))
 
 
 # ---------------------------------------------------------------------------------------- the table
@@ -143,8 +139,8 @@ _COLUMNS: Sequence[Column[TrainingRow]] = (
     interval("step_ms", TrainingRow),
     *declared(TrainingRow, "speedup"),
     interval("speedup", TrainingRow),
-    Column("verdict", "verdict", TrainingRow),
-    number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100, drop_order=8),
+    *declared(TrainingRow, "verdict"),
+    *declared(TrainingRow, "scaling_efficiency", unit="%", scale=100, drop_order=8),
     *declared(TrainingRow, "exposed_comm_ms", drop_order=1),
     *declared(TrainingRow, "sent_MB_per_step", drop_order=2),
     *declared(TrainingRow, "loss_equal_steps", drop_order=3),
@@ -176,31 +172,32 @@ def training_title(rows: Sequence[TrainingRow]) -> str:
     return "; metric ".join([title, *metrics])
 
 
-def without_ddp(rows: Sequence[TrainingRow]) -> list[Finding]:
-    """Return the step without DDP, compared with the default and the fastest setting."""
+def without_ddp(rows: Sequence[TrainingRow]) -> Iterator[Finding]:
+    """Yield the step without DDP, compared with the default and the fastest setting."""
     compared = []
     for row in rows:
         if row.local_step_ms is not None and row.scaling_efficiency is not None:
             compared.append(row)
     if not compared:
-        return []
+        return
     first, best = compared[0], max(compared, key=lambda row: row.samples_per_s or 0.0)
-    numbers: dict[str, Value] = {
-        "alone": microseconds(1e3 * (first.local_step_ms or 0.0)),
-        "efficiency": first.scaling_efficiency or 0.0,
-        "best": setting_name(best),
-        "best_efficiency": best.scaling_efficiency or 0.0,
-    }
     code = "without_ddp"
     if best is not first:
         code = "without_ddp_best"
-    return [Finding(code, setting_name(first), numbers)]
+    words = {
+        "alone": microseconds(1e3 * (first.local_step_ms or 0.0)),
+        "best": setting_name(best),
+    }
+    shares = {
+        "efficiency": first.scaling_efficiency or 0.0,
+        "best_efficiency": best.scaling_efficiency or 0.0,
+    }
+    yield Finding(code, setting_name(first), {**words, **shares})
 
 
-def tuning_cost(run: Run) -> list[Finding]:
-    """Return the number of measured steps and the total time of a tuning; nothing of others."""
-    if not run.recommendation or not run.info.get("candidates"):
-        return []
-    seconds = sum(launch.get("seconds", 0.0) for launch in run.info.get("launches") or ())
-    numbers: dict[str, Value] = {"steps": run.recommendation.measured_steps, "seconds": seconds}
-    return [Finding("tuning_cost", numbers=numbers)]
+def tuning_cost(run: Run) -> Iterator[Finding]:
+    """Yield the number of measured steps and the total time of a tuning; nothing of others."""
+    if run.recommendation and run.info.get("candidates"):
+        seconds = sum(launch.get("seconds", 0.0) for launch in run.info.get("launches") or ())
+        numbers = {"steps": run.recommendation.measured_steps, "seconds": seconds}
+        yield Finding("tuning_cost", numbers=numbers)

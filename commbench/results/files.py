@@ -123,10 +123,8 @@ def refusing(path: Path, error_class: type[CommbenchError]) -> Iterator[None]:
         what = f"{error.filename or path} cannot be used ({error.strerror or error})"
         hint = "choose another path"
         if error_class is not InputError:
-            hint = (
-                f"{_REMEDIES.get(error.errno or 0, 'put that right')}, then the same command"
-                " resumes"
-            )
+            remedy = _REMEDIES.get(error.errno or 0, "put that right")
+            hint = f"{remedy}, then the same command resumes"
         raise error_class(f"{what}; {hint}.") from error
 
 

@@ -49,11 +49,6 @@ class Overhead:
     )
     added_us_ci_high: float | None = column("and where it is greatest")
 
-    @property
-    def share(self) -> float:
-        """The added time as a share of the library's own time."""
-        return self.added_us / self.direct_us
-
 
 def overheads(rows: Iterable[Row]) -> list[Overhead]:
     """Return every case that was timed both ways, in the order of the rows.

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from commbench.collectives.cases import Case, shuffled
 from commbench.ddp.plan.cases import TrainingCase
@@ -18,6 +19,7 @@ from commbench.engine.sampling import settings_after
 from commbench.errors import InputError
 from commbench.results.info import Launch
 from commbench.results.record_types import AnyCase, AnyRecord, collective_records, training_records
+from commbench.results.tables import rows_by
 from commbench.schema import JsonObject, read_as
 from commbench.stats.budgets import Budget
 
@@ -86,9 +88,7 @@ class RunRequest:
         Each is a start of its own: the order is shuffled by the run's seed and the number of the
         launch.
         """
-        parts: dict[str, list[AnyCase]] = {}
-        for case in self.cases:
-            parts.setdefault(case.env, []).append(case)
+        parts = rows_by(self.cases, attrgetter("env"))
         order = shuffled(list(parts), self.seed, launch)
         return [dataclasses.replace(self, cases=parts[env]) for env in order]
 

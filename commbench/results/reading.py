@@ -79,10 +79,11 @@ class Run:
     @property
     def decision(self) -> Recommendation | None:
         """The recommendation; None before its first look, which needs the planned launches."""
+        made = self.recommendation
         planned = self.info.get("first_look") or 0
-        made = self.recommendation.launches if self.recommendation else 0
-        is_early = self.info.get("status") == "partial" and made < planned
-        return None if is_early else self.recommendation
+        if made and self.info.get("status") == "partial" and made.launches < planned:
+            return None
+        return made
 
     def concluded(self, **fields: Any) -> Run:  # noqa: ANN401 - of any field
         """Return the run with other fields that no table is made of, and with the tables that have
@@ -95,7 +96,7 @@ class Run:
     @cached_property
     def overlaps(self) -> list[OverlapRow]:
         """The lines of ``overlap.csv``; empty without non-blocking collectives."""
-        return overlap_rows(self.records, self.keyed_rows)
+        return list(overlap_rows(self.records, self.keyed_rows))
 
     @cached_property
     def training_rows(self) -> list[TrainingRow]:
@@ -206,24 +207,21 @@ def load_run(path: str | Path) -> Run:
     """
     path = Path(path)
     with refusing(path, InputError):
+        what = f"{path} holds no run of commbench (no {RUN})"
         if not path.exists():
-            raise InputError(f"There is no {path}; give the directory that --out named.")
-        if not path.is_dir():
-            raise InputError(f"{path} is not a directory; give the directory that --out named.")
+            what = f"There is no {path}"
+        elif not path.is_dir():
+            what = f"{path} is not a directory"
         if not (path / RUN).exists():
-            raise InputError(
-                f"{path} holds no run of commbench (no {RUN}); give the directory that --out named."
-            )
+            raise InputError(f"{what}; give the directory that --out named.")
         records, _ = read_samples(path)
-        info, recommendation = read_info(path), None
-        if os.path.lexists(path / RECOMMENDATION):
-            content = _read_json(path / RECOMMENDATION)
+        info, recommendation, file = read_info(path), None, path / RECOMMENDATION
+        if os.path.lexists(file):
+            content = _read_json(file)
             try:
                 recommendation = Recommendation.from_json(content)
             except InputError as error:
-                raise InputError(
-                    f"{path / RECOMMENDATION} is not one of commbench ({error}); remove it."
-                ) from error
+                raise InputError(f"{file} is not one of commbench ({error}); remove it.") from error
         return make_run(path, info, records, recommendation=recommendation)
 
 
@@ -250,13 +248,10 @@ def under_first_env(run: Run) -> Run:
     first, *others = run.info.get("env") or [""]
     if not others:
         return run
-    return dataclasses.replace(
-        run,
-        records=tuple(record for record in run.records if record.case.env == first),
-        training_records=tuple(
-            record for record in run.training_records if record.case.env == first
-        ),
-    )
+    changes: dict[str, Any] = {}
+    for name in ("records", "training_records"):
+        changes[name] = tuple(each for each in getattr(run, name) if each.case.env == first)
+    return dataclasses.replace(run, **changes)
 
 
 def runs_in(path: str | Path) -> list[Path]:

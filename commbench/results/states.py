@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -59,7 +59,8 @@ def divide(records: Sequence[Record]) -> Divided:
             met[key] = (FAST, slow.count(False) / len(slow))
             if all(slow):
                 met[key] = (SLOW, 1.0)
-    better, others = [], []
+    better: list[Record] = []
+    others: list[Record] = []
     for record in records:
         slow = _slow_visits(record, states)
         if not slow:
@@ -137,22 +138,19 @@ def _slow_visits(record: Record, states: Mapping[str, MachineStates]) -> list[bo
     return [probe_us > of_backend["boundary_us"] for probe_us in _visit_probes(record)]
 
 
-def _within(record: Record, visits: Sequence[bool]) -> list[Record]:
-    """Return the record of some of its visits; empty without repetitions in them."""
+def _within(record: Record, visits: Sequence[bool]) -> Iterator[Record]:
+    """Yield the record of some of its visits; nothing without repetitions in them."""
     lengths = list(itertools.compress(record.visit_lengths, visits))
     if not sum(lengths):
-        return []
+        return
     repetitions = np.repeat(visits, record.visit_lengths).tolist()
     part = _times_within(record, repetitions)
-    flags = [flag for flag in record.flags if flag != "bimodal" or stats.is_bimodal(part.times_us)]
-    part = dataclasses.replace(
+    yield dataclasses.replace(
         part,
         visit_lengths=lengths,
         probes_us=list(itertools.compress(record.probes_us, np.repeat(visits, 2))),
-        flags=tuple(flags),
         groups=tuple(_times_within(group, repetitions) for group in record.groups),
     )
-    return [part]
 
 
 def _times_within(times: TimesT, repetitions: Sequence[bool]) -> TimesT:

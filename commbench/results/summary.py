@@ -2,9 +2,8 @@
 
 import dataclasses
 import statistics
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +26,7 @@ from commbench.engine.records import (
 from commbench.engine.visits import launch_value, visit_times
 from commbench.results.info import RunInfo, ranks_per_gpu, shares_gpu
 from commbench.results.record_types import AnyCase, AnyRecord
+from commbench.results.tables import rows_by
 from commbench.stats.components import FEWEST_VISITS, components_of
 from commbench.system.process import without_collector
 from commbench.units import algbw_GBps
@@ -77,25 +77,6 @@ _TIMED_DOUBTS = frozenset({"bimodal", "unsteady"})
 _PLACES = {name: place for place, name in enumerate(OPERATIONS)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Status and reason of a case over all launches, as fields of its row."""
-
-    status: str = "ok"
-    reason: str = ""
-    reason_code: str = ""
-
-    @classmethod
-    def of(cls, record: AnyRecord) -> "Outcome":
-        """Return the outcome of a case that ended as one of its records did."""
-        return cls(status=record.status, reason=record.reason, reason_code=record.reason_code)
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether the case has a result."""
-        return self.status == "ok"
-
-
 # ------------------------------------------------------------------------------ records of each row
 
 
@@ -116,10 +97,7 @@ def records_by_case(records: Iterable[RecordT]) -> dict[str, list[RecordT]]:
     """Return the latest record of each launch of each case, by case key, in the order of
     writing.
     """
-    by_case: dict[str, list[RecordT]] = {}
-    for record in latest(records).values():
-        by_case.setdefault(record.case.key, []).append(record)
-    return by_case
+    return rows_by(latest(records).values(), attrgetter("case.key"))
 
 
 def keyed_records(records: Iterable[Record]) -> dict[RowKey, list[Record]]:
@@ -135,11 +113,10 @@ def keyed_records(records: Iterable[Record]) -> dict[RowKey, list[Record]]:
     return by_row
 
 
-def _within(record: Record, group: str) -> list[Record]:
-    """Return the record reduced to one of its groups; empty if it lacks the group."""
+def _within(record: Record, group: str) -> Iterator[Record]:
+    """Yield the record reduced to one of its groups; nothing if it lacks the group."""
     if not record.groups:
-        return [record]
-    parts = []
+        yield record
     for times in record.groups:
         if times.group == group:
             columns = dict(vars(times))
@@ -148,8 +125,7 @@ def _within(record: Record, group: str) -> list[Record]:
             shared = [flag for flag in record.flags if flag not in _TIMED_DOUBTS]
             columns["flags"] = (*shared, *times.flags)
             part = dataclasses.replace(record, groups=(), **columns)
-            parts.append(dataclasses.replace(part, energy_J=None, energy_of=""))  # of all groups
-    return parts
+            yield dataclasses.replace(part, energy_J=None, energy_of="")  # of all groups
 
 
 def _timed(records: Iterable[Record], statuses: Collection[str]) -> list[Record]:
@@ -191,7 +167,9 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
             optional.
     """
     with without_collector():
-        rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
+        rows = {}
+        for key, of_row in keyed_records(records).items():
+            rows[key] = _summarise(of_row, info, key[1])
     for key in _slowest_groups(rows):
         rows[key] = dataclasses.replace(rows[key], flags=add_flag(rows[key].flags, "slowest_group"))
     envs = {env: place for place, env in enumerate(info.get("env") or ())}
@@ -200,19 +178,18 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
     )
 
 
-def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
-    """Return the slowest group of each case if its slowness exceeds noise.
+def _slowest_groups(rows: Mapping[RowKey, Row]) -> Iterator[RowKey]:
+    """Yield the slowest group of each case if its slowness exceeds noise.
 
     Its whole interval must lie above that of the median group, and its time beyond a margin. For
     two equal groups in six launches, all six medians of one must exceed all six of the other: once
     in 462 cases. A single launch has no interval between launches.
     """
-    by_case: dict[str, list[tuple[float, RowKey]]] = {}
+    timed = []
     for key, row in rows.items():
         if row.status == "ok" and row.time_us is not None and (row.launches or 0) > 1:
-            by_case.setdefault(key[0], []).append((row.time_us, key))
-    slowest_groups = []
-    for groups in by_case.values():
+            timed.append((row.time_us, key))
+    for groups in rows_by(timed, lambda time_and_key: time_and_key[1][0]).values():
         groups.sort()
         middle_us, middle = groups[(len(groups) - 1) // 2]
         _, slowest = groups[-1]
@@ -220,12 +197,11 @@ def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
         low = rows[slowest].time_us_ci_low
         least_us = (1 + SLOWEST_MARGIN) * middle_us
         if low is not None and high is not None and low > max(high, least_us):
-            slowest_groups.append(slowest)
-    return slowest_groups
+            yield slowest
 
 
-def overlap_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> list[OverlapRow]:
-    """Return the lines of ``overlap.csv``: medians over launches, in the order of the rows.
+def overlap_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> Iterator[OverlapRow]:
+    """Yield the lines of ``overlap.csv``: medians over launches, in the order of the rows.
 
     Args:
         records: as `keyed_rows`.
@@ -234,29 +210,24 @@ def overlap_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> list[
     by_case: dict[str, list[Overlap]] = {}
     for key, of_case in records_by_case(records).items():
         by_case[key] = [record.overlap for record in of_case if record.overlap]
-    overlaps = []
     for (key, _), row in rows.items():
-        found = by_case.pop(key, [])  # once, although each group has a row
-        if found:
-            overlaps.append(_overlap_row(row, found))
-    return overlaps
+        overlaps = by_case.pop(key, [])  # once, although each group has a row
+        if not overlaps:
+            continue
+        columns = copied(OverlapRow, row)
+        columns["launches"] = len(overlaps)
+        for name in ("overall_us", "compute_us", "pure_us"):
+            columns[name] = stats.median([getattr(overlap, name) for overlap in overlaps])
+        shares = [overlap.percent for overlap in overlaps]
+        columns["overlap_percent"] = stats.median(shares)
+        columns |= interval_columns("overlap_percent", stats.median_interval(shares))
+        yield OverlapRow(**columns)
 
 
-def _overlap_row(row: Row, overlaps: Sequence[Overlap]) -> OverlapRow:
-    columns = copied(OverlapRow, row)
-    columns["launches"] = len(overlaps)
-    for name in ("overall_us", "compute_us", "pure_us"):
-        columns[name] = stats.median([getattr(overlap, name) for overlap in overlaps])
-    shares = [overlap.percent for overlap in overlaps]
-    columns["overlap_percent"] = stats.median(shares)
-    columns |= interval_columns("overlap_percent", stats.median_interval(shares))
-    return OverlapRow(**columns)
-
-
-def _summarise(records: Sequence[Record], info: RunInfo) -> Row:
+def _summarise(records: Sequence[Record], info: RunInfo, group: str) -> Row:
     outcome = outcome_of(records)
     statuses = {"ok"}
-    if outcome.status == "wrong":
+    if outcome["status"] == "wrong":
         statuses.add("wrong")
     timed = _timed(records, statuses)
     case = records[-1].case
@@ -276,29 +247,33 @@ def _summarise(records: Sequence[Record], info: RunInfo) -> Row:
     medians = [launch_value(record) for record in timed]
     if timed:
         columns |= _times(timed, medians)
-    row = Row(**columns, **vars(outcome))
+    row = Row(**columns, **outcome)
     flags = ""
     if timed:
-        flags = join_flags(_flags(row, timed, medians, info))
+        flags = join_flags(_flags(row, timed, medians, info, group))
     return dataclasses.replace(row, **_sizes_and_rates(row), flags=flags)
 
 
-def outcome_of(records: Sequence[AnyRecord]) -> Outcome:
-    """Return the outcome of a case: wrong if any launch is, else ok if any is and the latest did
-    not fail.
+def outcome_of(records: Sequence[AnyRecord]) -> dict[str, Any]:
+    """Return the columns of status and reason of a case: wrong if any launch is, else ok if any is
+    and the latest did not fail.
     """
     last = records[-1]
     wrong = [record for record in records if record.status == "wrong"]
     for record in wrong:
         if record.reason:
-            return Outcome.of(record)
+            return _outcome(record)
     if wrong:
         elements = _total(getattr(record, "wrong", None) for record in wrong) or 0
         launches = f"{len(wrong)} of {len(records)} launches"
-        return Outcome(status="wrong", reason=f"{elements} elements were wrong in {launches}.")
+        return {"status": "wrong", "reason": f"{elements} elements were wrong in {launches}."}
     if last.status in {"failed", "hung"} or all(record.status != "ok" for record in records):
-        return Outcome.of(last)
-    return Outcome()
+        return _outcome(last)
+    return {"status": "ok"}
+
+
+def _outcome(record: AnyRecord) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in ("status", "reason", "reason_code")}
 
 
 def run_columns(info: RunInfo) -> dict[str, Any]:
@@ -446,25 +421,37 @@ def _sizes_and_rates(row: Row) -> dict[str, Any]:
     return columns
 
 
-def _flags(row: Row, timed: Sequence[Record], medians: Sequence[float], info: RunInfo) -> set[str]:
+def _flags(
+    row: Row, timed: Sequence[Record], medians: Sequence[float], info: RunInfo, group: str
+) -> set[str]:
     """Return the flags of a row: those of its records, and those judged over all launches."""
-    counts = Counter(flag for record in timed for flag in set(record.flags))
     ticks = TICKS * float(info.get("tick_us") or DEFAULT_TICK_US)
     judged = {
-        "ci_wide": is_wide(
-            row.time_us, row.time_us_ci_low, row.time_us_ci_high, info, at_least=ticks
-        ),
-        "bimodal": 2 * counts["bimodal"] >= len(timed),
-        "unsteady": 2 * counts["unsteady"] >= len(timed),
+        "ci_wide": is_wide(row, "time_us", info, at_least=ticks),
+        "bimodal": are_most(_is_bimodal(record, group) for record in timed),
+        "unsteady": are_most("unsteady" in record.flags for record in timed),
         "harness": (row.harness_us or 0) > HARNESS_SHARE * (row.time_us or 0),
     }
-    flags = counts.keys() - _JUDGED
-    flags |= set(raised_flags(judged))
+    flags = {flag for record in timed for flag in record.flags} - _JUDGED
+    flags.update(raised_flags(judged))
     flags |= launch_flags(medians)
     flags |= condition_flags(row.backend, info)
     if "imported" in flags and len(timed) == 1:
         return flags - {"one_launch"}  # an output of another tool cannot be measured again
     return flags - {"imported"}  # several outputs give an interval
+
+
+def _is_bimodal(record: Record, group: str) -> bool:
+    """Return whether the repetitions of a launch have two modes; of a group it is stated."""
+    if group or not len(record.visit_lengths):
+        return "bimodal" in record.flags
+    return stats.is_bimodal(record.times_us)
+
+
+def are_most(of_launches: Iterable[bool]) -> bool:
+    """Return whether something holds in at least half of the launches."""
+    held = list(of_launches)
+    return 2 * sum(held) >= len(held)
 
 
 def condition_flags(backend: str, info: RunInfo) -> set[str]:
@@ -490,21 +477,17 @@ def few_flags(launches: int) -> set[str]:
     return set()
 
 
-def is_wide(
-    value: float | None,
-    low: float | None,
-    high: float | None,
-    info: RunInfo,
-    *,
-    at_least: float = 0.0,
-) -> bool:
-    """Return whether an interval misses the budget's target and its half-width exceeds the clock's
-    resolution.
+def is_wide(row: object, name: str, info: RunInfo, *, at_least: float = 0.0) -> bool:
+    """Return whether the interval of a row's column misses the budget's target, and its half-width
+    exceeds the clock's resolution.
     """
     target = info.get("relative_half_width")
-    if target is None or value is None or low is None or high is None:
+    value, low, high = (getattr(row, f"{name}{end}") for end in ("", "_ci_low", "_ci_high"))
+    if target is None or None in {value, low, high}:
         return False
-    return (high - low) / 2 > max(float(target) * value, at_least)
+    half_width: float = (high - low) / 2
+    allowed: float = max(float(target) * value, at_least)
+    return half_width > allowed
 
 
 def order_of_row(row: Row) -> tuple[Any, ...]:

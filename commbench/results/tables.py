@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from commbench.engine.records import COLUMNS, columns_of
@@ -117,29 +116,27 @@ def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS
         rows: dataclasses; a field that one of them lacks is an empty cell.
         columns: the header, also of a table without rows.
     """
-    return rows_csv([{name: getattr(row, name, None) for name in columns} for row in rows], columns)
+    return _csv(columns, ([getattr(row, name, None) for name in columns] for row in rows))
 
 
-def rows_csv(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> str:
+def rows_csv(rows: Iterable[Mapping[str, Any]], columns: Collection[str]) -> str:
     """Return rows, each a value by column, as the text of a CSV file."""
-    import pandas as pd
-
-    return table_csv(pd.DataFrame(rows, columns=list(columns), dtype=object))
+    return _csv(columns, (map(row.get, columns) for row in rows))
 
 
 def table_csv(table: DataFrame) -> str:
-    """Return a table as the text of a CSV file: header row, ``.`` decimals, six digits, empty cells
-    for NA.
-    """
+    """Return a table as the text of a CSV file, with empty cells for NA."""
+    columns = [column.astype(object).where(column.notna(), None) for _, column in table.items()]
+    return _csv(list(table.columns), zip(*columns, strict=True))
+
+
+def _csv(columns: Collection[str], lines: Iterable[Iterable[object]]) -> str:
+    """Return the text of a CSV file: header row, ``.`` decimals, six digits."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(table.columns)
-    columns = (
-        (name, column.astype(object).where(column.notna(), None).tolist())
-        for name, column in table.items()
-    )
-    cells = (map(_cell, repeat(str(name)), values) for name, values in columns)
-    writer.writerows(zip(*cells, strict=True))
+    writer.writerow(columns)
+    for line in lines:
+        writer.writerow(map(_cell, columns, line))
     return stream.getvalue()
 
 

@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +18,8 @@ from commbench import stats
 from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.info import RunInfo
-from commbench.results.summary import Outcome, outcome_of, records_by_case
+from commbench.results.summary import outcome_of, records_by_case
+from commbench.results.tables import rows_by
 from commbench.stats import DEFAULT_LEVEL, Interval
 from commbench.stats.components import FEWEST_VISITS
 
@@ -49,14 +52,14 @@ class Trained:
         return {launch: median(record.step_ms) for launch, record in self.timed.items()}
 
     @property
-    def outcome(self) -> Outcome:
-        """Status and reason of the configuration."""
+    def outcome(self) -> dict[str, Any]:
+        """Status and reason of the configuration, see `outcome_of`."""
         return outcome_of(self.records)
 
     @property
     def is_ok(self) -> bool:
         """Whether it is valid and has a time."""
-        return self.outcome.is_ok and bool(self.timed)
+        return self.outcome["status"] == "ok" and bool(self.timed)
 
     def sample_ms(self, launch: int) -> float:
         """Return the median time per sample in a launch."""
@@ -125,11 +128,8 @@ def groups_of(known: Mapping[str, Trained]) -> dict[Group, list[Trained]]:
     """Return the configurations that are alternatives to each other, by group, without those that
     do not use DDP.
     """
-    groups: dict[Group, list[Trained]] = {}
-    for configuration in known.values():
-        if configuration.case.uses_ddp:
-            groups.setdefault(configuration.case.group, []).append(configuration)
-    return groups
+    with_ddp = [each for each in known.values() if each.case.uses_ddp]
+    return rows_by(with_ddp, attrgetter("case.group"))
 
 
 def speedup_of(

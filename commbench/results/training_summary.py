@@ -25,6 +25,7 @@ from commbench.engine.records import copied, interval_columns
 from commbench.hooks.catalogue import FP16
 from commbench.results.info import RunInfo
 from commbench.results.summary import (
+    are_most,
     condition_flags,
     is_wide,
     joined_texts,
@@ -33,6 +34,7 @@ from commbench.results.summary import (
     requested,
     run_columns,
 )
+from commbench.results.tables import rows_by
 from commbench.results.trained import (
     EqualLosses,
     Group,
@@ -231,7 +233,7 @@ def _measured(
         "bucket_count": len(last.bucket_bytes) or None,
         "bucket_mb": "+".join(_digits(size / MB) for size in last.bucket_bytes),
         "metric_name": last.metric_name,
-        **vars(trained_case.outcome),
+        **trained_case.outcome,
     }
     if timed:
         columns |= _steps(trained_case) | _parts(timed)
@@ -339,23 +341,17 @@ def _flags(
         base += baseline.timed.values()
     layout = (info.get("layouts") or {}).get(trained_case.case.key)
     judged = {
-        "ci_wide": is_wide(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, info),
-        "bimodal": _are_most(stats.is_bimodal(record.step_ms) for record in timed),
-        "unsteady": _are_most(not stats.is_steady(record.step_ms) for record in timed),
+        "ci_wide": is_wide(row, "step_ms", info),
+        "bimodal": are_most(stats.is_bimodal(record.step_ms) for record in timed),
+        "unsteady": are_most(not stats.is_steady(record.step_ms) for record in timed),
         "traffic": _is_odd(timed),
         "layout": layout is not None
         and any(list(record.bucket_bytes) != layout for record in timed),
         "ranks_differ": row.ranks_agree is False,
         "short": any(len(record.step_ms) < FEWEST_STEPS for record in timed),
-        "drift": len(base) > 0 and _are_most(map(_blocks_differ, base)),
+        "drift": len(base) > 0 and are_most(map(_blocks_differ, base)),
     }
     return flags_of(trained_case, info) | set(raised_flags(judged))
-
-
-def _are_most(of_launches: Iterable[bool]) -> bool:
-    """Return whether something holds in at least half of the launches."""
-    held = list(of_launches)
-    return 2 * sum(held) >= len(held)
 
 
 def flags_of(trained_case: Trained, info: RunInfo) -> set[str]:
@@ -409,11 +405,8 @@ def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[Bucket
 
 def _usual_buckets(trained_case: Trained) -> list[Sequence[Bucket]]:
     """Return the buckets of each launch that has the same sizes as most launches."""
-    by_sizes: dict[tuple[int, ...], list[Sequence[Bucket]]] = {}
-    for record in trained_case.timed.values():
-        if len(record.buckets):
-            sizes = tuple(bucket.size_bytes for bucket in record.buckets)
-            by_sizes.setdefault(sizes, []).append(record.buckets)
+    timed = [record.buckets for record in trained_case.timed.values() if len(record.buckets)]
+    by_sizes = rows_by(timed, lambda buckets: tuple(bucket.size_bytes for bucket in buckets))
     return max(by_sizes.values(), key=len, default=[])
 
 

@@ -5,7 +5,7 @@ paste.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from commbench.findings import Finding, Value
 from commbench.results.recommendation import (
@@ -14,7 +14,6 @@ from commbench.results.recommendation import (
     Cost,
     Difference,
     Recommendation,
-    Search,
     alters_learning,
     setting_of,
 )
@@ -50,27 +49,24 @@ def verdict_lines(recommendation: Recommendation) -> list[str]:
     return lines
 
 
-def recommendation_findings(recommendation: Recommendation) -> list[Finding]:
-    """Return all that a recommendation says.
+def recommendation_findings(recommendation: Recommendation) -> Iterator[Finding]:
+    """Yield all that a recommendation says.
 
     First what to do, with the reason, the settings that are withheld and what would decide as its
     details. Then the gains of others; what changes in learning; how the choice was limited and
     found; and warnings.
     """
-    warnings = []
+    yield _headline(recommendation)
+    yield from _stated("env_chosen", recommendation.env_reason)
+    yield from _altering(recommendation, are_withheld=False)
+    yield from _over_half(recommendation)
+    yield from _learning(recommendation)
+    yield from _accuracy(recommendation)
+    if search := recommendation.search:
+        code = "search_of_some" if search.untried else "search"
+        yield Finding(code, numbers=vars(search))
     for warning in recommendation.warnings:
-        numbers = {"sentence": warning}
-        warnings.append(Finding(code="limit", numbers=numbers, level="warning"))
-    return [
-        _headline(recommendation),
-        *_stated("env_chosen", recommendation.env_reason),
-        *_altering(recommendation, are_withheld=False),
-        *_over_half(recommendation),
-        *_learning(recommendation),
-        *_accuracy(recommendation),
-        *_search(recommendation.search),
-        *warnings,
-    ]
+        yield Finding("limit", numbers={"sentence": warning}, level="warning")
 
 
 def paragraph(recommendation: Recommendation) -> str:
@@ -113,47 +109,35 @@ def _headline(recommendation: Recommendation) -> Finding:
         *_altering(advice, are_withheld=True),
         *_stated("decide", advice.launch_advice),
     ]
-    return Finding(
-        code=code, subject=subject, numbers=numbers, level="verdict", details=tuple(details)
-    )
+    return Finding(code, subject, numbers, "verdict", details=tuple(details))
 
 
-def _stated(code: str, sentence: str) -> list[Finding]:
-    """Return what the decision has put in words already; nothing without."""
-    if not sentence:
-        return []
-    return [Finding(code=code, numbers={"sentence": sentence})]
+def _stated(code: str, sentence: str) -> Iterator[Finding]:
+    """Yield what the decision has put in words already; nothing without."""
+    if sentence:
+        yield Finding(code, numbers={"sentence": sentence})
 
 
-def _safe(recommendation: Recommendation) -> list[Finding]:
-    """Return the fastest setting that leaves learning as it is, if the best alters it."""
+def _safe(recommendation: Recommendation) -> Iterator[Finding]:
+    """Yield the fastest setting that leaves learning as it is, if the best alters it."""
     safe = recommendation.safe
     if not alters_learning(recommendation.best, recommendation.baseline):
-        return []
+        return
     code = "fastest_safe"
     if setting_of(safe) == setting_of(recommendation.baseline):
         code = "fastest_safe_none"
     elif safe.speedup is None:
         code = "fastest_safe_unmeasured"
-    return [_fastest(code, safe, recommendation, {"verdict": safe.verdict})]
+    yield _fastest(code, safe, recommendation, verdict=safe.verdict)
 
 
 def _fastest(
-    code: str,
-    choice: Choice,
-    recommendation: Recommendation,
-    numbers: Mapping[str, str],
+    code: str, choice: Choice, recommendation: Recommendation, **numbers: Value
 ) -> Finding:
     """Return the gain of a setting over the baseline."""
-    gain: dict[str, Value] = {
-        "speedup": _estimate(choice.speedup, choice.speedup_ci),
-        "baseline": recommendation.baseline_name,
-    }
-    return Finding(
-        code=code,
-        subject=recommendation.named(choice),
-        numbers={**gain, **numbers},
-    )
+    numbers["speedup"] = _estimate(choice.speedup, choice.speedup_ci)
+    numbers["baseline"] = recommendation.baseline_name
+    return Finding(code, recommendation.named(choice), numbers)
 
 
 def _estimate(value: float | None, ends: Bounds | None) -> Estimate:
@@ -162,41 +146,35 @@ def _estimate(value: float | None, ends: Bounds | None) -> Estimate:
     return Estimate(value, *(ends or (None, None)))
 
 
-def _altering(recommendation: Recommendation, *, are_withheld: bool) -> list[Finding]:
-    """Return the gain of each setting that alters learning, and of withheld ones that may gain
+def _altering(recommendation: Recommendation, *, are_withheld: bool) -> Iterator[Finding]:
+    """Yield the gain of each setting that alters learning, and of withheld ones that may gain
     what it takes to have them recommended. The reason states the gain of the best.
     """
-    findings = []
+    proofs = "--max-accuracy-loss or --accept-loss"
+    if recommendation.is_live:
+        proofs = "--accept-loss"
     for choice in recommendation.altering:
         is_best = setting_of(choice) == setting_of(recommendation.best)
         if is_best or bool(choice.withheld) != are_withheld:
             continue
         code = f"fastest_{choice.effect}".replace(" ", "_")
-        numbers = {"verdict": choice.verdict, "proofs": "--max-accuracy-loss or --accept-loss"}
         if choice.withheld and choice.verdict != "keep":
             code = f"withheld_{choice.effect}_{choice.withheld}".replace(" ", "_")
-        if recommendation.is_live:
-            numbers["proofs"] = "--accept-loss"
-        findings.append(_fastest(code, choice, recommendation, numbers))
-    return findings
+        yield _fastest(code, choice, recommendation, verdict=choice.verdict, proofs=proofs)
 
 
-def _over_half(recommendation: Recommendation) -> list[Finding]:
-    """Return the gain of a lossy setting over the fastest in half precision."""
+def _over_half(recommendation: Recommendation) -> Iterator[Finding]:
+    """Yield the gain of a lossy setting over the fastest in half precision."""
     by_effect = {choice.effect: choice for choice in recommendation.altering}
     half, lossy = by_effect.get("half precision"), by_effect.get("lossy")
-    if half is None or lossy is None or lossy.speedup_half is None:
-        return []
-    numbers: dict[str, Value] = {
-        "speedup": _estimate(lossy.speedup_half, lossy.speedup_half_ci),
-        "half": recommendation.named(half),
-    }
-    subject = recommendation.named(lossy)
-    return [Finding(code="fastest_over_half", subject=subject, numbers=numbers)]
+    if half is not None and lossy is not None and lossy.speedup_half is not None:
+        numbers: dict[str, Value] = {"half": recommendation.named(half)}
+        numbers["speedup"] = _estimate(lossy.speedup_half, lossy.speedup_half_ci)
+        yield Finding("fastest_over_half", recommendation.named(lossy), numbers)
 
 
-def _learning(recommendation: Recommendation) -> list[Finding]:
-    """Return the effect on learning of the best setting, and of the fastest lossy one."""
+def _learning(recommendation: Recommendation) -> Iterator[Finding]:
+    """Yield the effect on learning of the best setting, and of the fastest lossy one."""
     best, baseline = recommendation.best, recommendation.baseline
     judged: list[tuple[Choice, Cost | None]] = []
     if alters_learning(best, baseline):
@@ -204,39 +182,32 @@ def _learning(recommendation: Recommendation) -> list[Finding]:
     for lossy in recommendation.altering:
         if lossy.effect == "lossy" and setting_of(lossy) != setting_of(best):
             judged.append((lossy, lossy.cost))
-    findings = []
     for choice, cost in judged:
-        findings += _cost(choice, cost, recommendation)
+        yield from _cost(choice, cost, recommendation)
     steps = [cost.steps for _, cost in judged if cost]
     if steps:
-        findings.append(Finding(code="learning_few_steps", numbers={"steps": max(steps)}))
+        yield Finding("learning_few_steps", numbers={"steps": max(steps)})
     if best.accumulation != baseline.accumulation:
-        findings.append(Finding(code="learning_of_other_batch"))
-    return findings
+        yield Finding("learning_of_other_batch")
 
 
-def _cost(choice: Choice, cost: Cost | None, recommendation: Recommendation) -> list[Finding]:
-    """Return losses and metric beside the baseline's, or why they are unknown."""
+def _cost(choice: Choice, cost: Cost | None, recommendation: Recommendation) -> Iterator[Finding]:
+    """Yield losses and metric beside the baseline's, or why they are unknown."""
     subject = recommendation.named(choice)
     if cost is None:
         code = "learning_unmeasured"
         if recommendation.is_live:
             code = "learning_unmeasured_live"
-        return [Finding(code=code, subject=subject)]
-    steps, time = cost.loss_equal_steps, cost.loss_equal_time
-    losses = {
-        "steps": cost.steps,
-        **_compared("loss", steps),
-        **_compared("equal_time", time),
-    }
-    findings = [Finding(code="learning_loss", subject=subject, numbers=losses)]
+        yield Finding(code, subject)
+        return
+    losses = _compared("loss", cost.loss_equal_steps)
+    losses |= _compared("equal_time", cost.loss_equal_time)
+    yield Finding("learning_loss", subject, {"steps": cost.steps, **losses})
     if cost.metric is not None:
-        metric = {"metric": cost.metric_name, **_compared("value", cost.metric)}
-        findings.append(Finding(code="learning_metric", subject=subject, numbers=metric))
-    if time.difference >= 0:
-        numbers = {"baseline": recommendation.baseline_name}
-        findings.append(Finding(code="learning_no_more", subject=subject, numbers=numbers))
-    return findings
+        metric = _compared("value", cost.metric)
+        yield Finding("learning_metric", subject, {"metric": cost.metric_name, **metric})
+    if cost.loss_equal_time.difference >= 0:
+        yield Finding("learning_no_more", subject, {"baseline": recommendation.baseline_name})
 
 
 def _compared(name: str, compared: Difference) -> dict[str, Value]:
@@ -250,11 +221,11 @@ def _compared(name: str, compared: Difference) -> dict[str, Value]:
     }
 
 
-def _accuracy(recommendation: Recommendation) -> list[Finding]:
-    """Return what --max-accuracy-loss left out; nothing where it was not given."""
+def _accuracy(recommendation: Recommendation) -> Iterator[Finding]:
+    """Yield what --max-accuracy-loss left out; nothing where it was not given."""
     limit, left_out = recommendation.max_accuracy_loss, recommendation.too_costly
     if limit is None:
-        return []
+        return
     numbers: dict[str, Value] = {"limit": limit, "settings": "; ".join(left_out[:NAMED])}
     code = "accuracy_limit"
     if not left_out:
@@ -262,14 +233,4 @@ def _accuracy(recommendation: Recommendation) -> list[Finding]:
     elif len(left_out) > NAMED:
         code = "accuracy_limit_more"
         numbers["more"] = len(left_out) - NAMED
-    return [Finding(code=code, numbers=numbers)]
-
-
-def _search(search: Search | None) -> list[Finding]:
-    """Return how a tuning selected its choice; nothing for a sweep."""
-    if search is None:
-        return []
-    code = "search"
-    if search.untried:
-        code = "search_of_some"
-    return [Finding(code=code, numbers=vars(search))]
+    yield Finding(code, numbers=numbers)

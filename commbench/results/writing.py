@@ -348,9 +348,9 @@ def check_plan(path: Path, info: RunInfo, plan: JsonMapping | None) -> None:
     recorded, requested = info.get("plan") or {}, as_json(plan)
     unlike = []
     for name in sorted(recorded.keys() | requested.keys()):
+        kept, asked = json.dumps(recorded.get(name)), json.dumps(requested.get(name))
         if recorded.get(name) == requested.get(name):
             continue
-        kept, asked = (json.dumps(each.get(name)) for each in (recorded, requested))
         if name == "cases_sha256":
             if recorded.get("cases") == requested.get("cases"):  # else their number says it
                 unlike.append("other cases, as many as here")

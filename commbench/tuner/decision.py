@@ -199,7 +199,7 @@ def decision_of(records: Iterable[TrainingRecord], phase: str, info: RunInfo) ->
     if base is None or not base.is_ok:
         why = Finding("unfit_untrained")
         if base is not None:
-            why = _stated(base.outcome.reason, "unfit_unknown")
+            why = _stated(base.outcome.get("reason", ""), "unfit_unknown")
         untrained = Judged(trained=Trained(case=case, records=()))
         left_out = [LeftOut(case=case, why=why)]
         return Decision(baseline=untrained, left_out=left_out, losses={}, is_fresh=is_fresh)
@@ -282,7 +282,7 @@ def _unfit(
     why: Finding | None = None
     is_costly = False
     if not candidate.is_ok:
-        why = _stated(candidate.outcome.reason, "unfit_untimed")
+        why = _stated(candidate.outcome.get("reason", ""), "unfit_untimed")
     elif not paired_sample_ms(candidate, base)[0]:
         why = Finding("unfit_unpaired")
     elif any(record.ranks_agree is False for record in timed):

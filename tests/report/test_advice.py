@@ -64,7 +64,7 @@ def test_no_advice_where_nothing_is_wrong_or_known(
     host: dict[str, Any], context: dict[str, Any]
 ) -> None:
     """Give no advice for good or unknown conditions."""
-    assert advise(Conditions(host=host, **context)) == []
+    assert [] == list(advise(Conditions(host=host, **context)))
 
 
 @pytest.mark.parametrize(

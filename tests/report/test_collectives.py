@@ -1,7 +1,6 @@
 """Tests of the tables of collectives, and of the sentences about groups of a pattern."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +10,12 @@ from builders import (
     STEADY,
     make_case,
     make_grouped,
-    make_info,
     make_launches,
     make_record,
-    summarise_run,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import make_run
 from terminals import line_with, printed
 
 from commbench.cli.presentation import print_run
@@ -26,19 +24,12 @@ from commbench.engine.records import Record, Row
 from commbench.report.collectives import collective_tables, group_sentences
 from commbench.report.formats import listed, time_with_interval
 from commbench.report.groups import group_findings
-from commbench.report.text_formats import render
-from commbench.results import Run
-
-
-def run_of(records: list[Record], **info: Any) -> Run:
-    """Return a run with these records."""
-    return Run(path=Path("mine"), info=make_info(**info), records=tuple(records))
 
 
 def table(records: list[Record], width: int = 100) -> str:
     """Return the tables of records, with the sentences below them."""
     ranks = [{"rank": rank, "host": f"host{rank // 2}"} for rank in range(4)]
-    run = run_of(records, world_size=4, nodes=2, ranks=ranks)
+    run = make_run(records, world_size=4, nodes=2, ranks=ranks)
     return printed(*collective_tables([run]), *map(str, group_sentences(run)), width=width)
 
 
@@ -84,7 +75,7 @@ def test_missing_results_have_their_status(capsys: pytest.CaptureFixture[str]) -
     for size, status in ((8, "hung"), (64, "hung"), (512, "wrong"), (4096, "unsupported")):
         case = make_case(message_bytes=size)
         records.append(make_record(case, status=status, reason=f"{status} here."))
-    print_run(run_of(records), "table", make_console(width=200))
+    print_run(make_run(records), "table", make_console(width=200))
     text = capsys.readouterr().out
     assert "unsupported" in line_with(text, "4 KiB")
     assert "wrong" in line_with(text, "512 B")
@@ -206,17 +197,6 @@ def test_groups_without_a_result_have_their_status() -> None:
     wrong["groups"][1]["wrong"] = 7
     text = table([Record.from_json({**wrong, "status": "wrong", "reason": "7 differ"})])
     assert 2 == text.count(" wrong")
-
-
-@pytest.mark.parametrize("style", ["nccl-tests", "osu"])
-def test_other_tools_formats_have_a_block_a_group(style: str) -> None:
-    """Print a named block per group in other tools' formats."""
-    info = make_info(world_size=4, nodes=2)
-    text = render(summarise_run(two(), info), style)
-    blocks = [line for line in text.splitlines() if "2 ranks" in line]
-    assert ["group 0-1", "group 2-3"] == re.findall("group [0-9-]+", "\n".join(blocks))
-    assert 4 == sum(not line.startswith("#") and bool(line.strip()) for line in text.splitlines())
-    assert "group" not in render(summarise_run(make_launches(STEADY), info), style)
 
 
 def test_long_lists_are_counted() -> None:

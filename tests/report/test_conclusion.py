@@ -89,7 +89,7 @@ def test_conclusion_leads_with_what_leaves_learning_as_it_is() -> None:
     safe = recommendation.safe
     assert ("change", "5") == (safe.verdict, safe.bucket_cap_mb)
     assert pytest.approx(20 / 15) == safe.speedup
-    headline = recommendation_findings(recommendation)[0]
+    headline = next(recommendation_findings(recommendation))
     assert ("setting_change_either", "5 MiB buckets") == (headline.code, headline.numbers["safe"])
     (_, safe_lines), (_, best_lines) = snippets(recommendation)
     assert "bucket_cap_mb=5" in safe_lines

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matrices import INTER_US, make_hosts, make_matrix, receiving, touching, without
+from pages import make_run
 
 from commbench.engine.records import Record
 from commbench.report.figures.charts import Chart
@@ -142,7 +142,8 @@ def test_without_data_there_is_no_chart() -> None:
     """Draw nothing without collectives, of a matrix, and of a single size."""
     matrix = make_launches(STEADY, make_case("bandwidth", pattern="matrix"))
     single = make_launches(STEADY)
-    assert [] == size_charts([run_of([]), run_of(matrix, "matrix"), run_of(single, "single")])
+    runs = [run_of([]), run_of(matrix, "matrix"), run_of(single, "single")]
+    assert [] == list(size_charts(runs))
 
 
 def test_ranks_that_share_a_gpu_are_counted_and_not_drawn() -> None:
@@ -157,8 +158,7 @@ def test_ranks_that_share_a_gpu_are_counted_and_not_drawn() -> None:
 
 def matrix_run(records: list[Record], hosts: int, ranks_per_host: int = 1) -> Run:
     """Return a run of a matrix between host1, host2, ..."""
-    info = make_hosts(hosts, ranks_per_host)
-    return Run(path=Path("/runs/mine"), info=info, records=tuple(records))
+    return make_run(records, **make_hosts(hosts, ranks_per_host))
 
 
 def heat(run: Run) -> Heat:

@@ -71,5 +71,5 @@ def test_the_loss_is_drawn_below_if_it_was_recorded(tuned: Run) -> None:
 def test_other_runs_have_no_such_figures(tuned: Run) -> None:
     """Draw nothing for other trainings or without blocks."""
     info = {**tuned.info, "plan": {**tuned.info["plan"], "live": False}}
-    assert [] == live_charts([dataclasses.replace(tuned, info=info)])
-    assert [] == live_charts([dataclasses.replace(tuned, training_records=())])
+    for changes in ({"info": info}, {"training_records": ()}):
+        assert [] == list(live_charts([dataclasses.replace(tuned, **changes)]))

@@ -36,8 +36,7 @@ def sweep(**changes: Any) -> list[TrainingRecord]:
 def test_without_data_there_is_no_chart(charts_of: Any) -> None:
     """Draw nothing for no setting, or for a single one without bytes, losses and times of passes."""
     bare = launches_of(20.0, sent_bytes=None, backward_ms=None, losses=[float("nan")])
-    assert [] == charts_of([run_of(training=[])])
-    assert [] == charts_of([run_of(training=bare)])
+    assert [] == list(charts_of([run_of(training=[]), run_of(training=bare)]))
 
 
 # ----------------------------------------------------------------------------------------- buckets
@@ -77,7 +76,7 @@ def test_the_recommended_setting_is_ringed(
     failed = make_training_record(make_training_case(cap="100"), status="failed", reason="Killed.")
     advice = recommendation_of(BEST, **changes)
     run = run_of(training=[*sweep(), failed], recommendation=advice, **info)
-    (panel,) = bucket_charts([run])[0].panels
+    (panel,) = next(bucket_charts([run])).panels
     found = [one.ringed for one in panel.series if one.ringed is not None]
     assert ringed == [panel.places[x] for x in found]
     assert ["100"] == [panel.places[x] for one in panel.series for x in one.failed]
@@ -89,7 +88,8 @@ def test_workloads_have_figures_of_their_own() -> None:
     for workload in ("mlp", "<b>$other$"):
         for cap in ("default", "25"):
             records += launches_of(10.0, make_training_case(cap=cap, workload=workload))
-    charts = bucket_charts([run_of(name=name, training=records) for name in ("old", "new")])
+    runs = [run_of(name=name, training=records) for name in ("old", "new")]
+    charts = list(bucket_charts(runs))
     assert 2 == len({chart.name for chart in charts})
     assert [["old: none", "new: none"]] * 2 == [chart.names for chart in charts]
 

@@ -16,7 +16,7 @@ from commbench.results.info import RunInfo
 
 def warnings(rows: list[Row], info: RunInfo | None = None) -> list[Finding]:
     """Return the warnings about rows."""
-    return row_warnings([Kind(section="collectives", rows=rows)], info or make_info())
+    return list(row_warnings([Kind(section="collectives", rows=rows)], info or make_info()))
 
 
 def flagged(*flags: str, total: int = 4) -> list[Row]:
@@ -106,7 +106,7 @@ def test_a_recommendation_is_withheld_before_its_first_look() -> None:
         pending.numbers["planned"],
     )
     late = run_of(training=[], recommendation=advice, status="complete", first_look=6)
-    assert "setting_change" == setting(late)[0].code
+    assert "setting_change" == next(setting(late)).code
     for run, is_exported in ((early, False), (late, True)):
         names = {each.name for each in samples_of(run)}
         assert is_exported == ("commbench_recommendation_info" in names)

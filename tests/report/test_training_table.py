@@ -1,16 +1,13 @@
 """Tests of printing training configurations and recommendations."""
 
 import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
+from pages import make_run
 from terminals import line_with, printed
 from training_builders import (
     launches_of,
     make_training_case,
-    make_training_info,
     make_training_record,
 )
 
@@ -19,23 +16,10 @@ from commbench.cli.terminal import make_console
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.report.training import training_tables
 from commbench.results import Run
-from commbench.tuner.conclusion import recommend
 
 FIVE = make_training_case(cap="5")
 FP16 = make_training_case("fp16")
 LOCAL = make_training_case("local")
-
-
-def run_of(records: Sequence[TrainingRecord], *, decided: bool = False, **info: Any) -> Run:
-    """Return a run with these records, with its conclusion if decided."""
-    facts = make_training_info(**info)
-    return Run(
-        path=Path("results/mine"),
-        info=facts,
-        records=(),
-        training_records=tuple(records),
-        recommendation=recommend(records, facts) if decided else None,
-    )
 
 
 def render(run: Run, width: int = 100) -> str:
@@ -69,7 +53,7 @@ FULL = [
 
 def test_a_line_has_all_that_matters() -> None:
     """Print time, speedup, verdict, exposed communication, bytes and losses per configuration."""
-    text = render(run_of(FULL), width=200)
+    text = render(make_run(training=FULL), width=200)
     words = line_with(text, "fp16", "default", "faster").split()
     expected = "fp16 default 2 16.0 15.9-16.1 1.25 1.25-1.25 faster 62.5 3.00 17.4 2.50 2.50"
     assert expected.split() == words[:13]
@@ -79,7 +63,7 @@ def test_a_line_has_all_that_matters() -> None:
 
 def test_title_says_what_and_where() -> None:
     """Print workload, backend, ranks, batch, dense traffic, launches and metric in the title."""
-    title = line_with(render(run_of(FULL), width=200), "mlp (")
+    title = line_with(render(make_run(training=FULL), width=200), "mlp (")
     for words in ("gloo", "2 ranks", "batch 32", "34.8 MB", "6 launches", "accuracy"):
         assert words in title
 
@@ -87,7 +71,7 @@ def test_title_says_what_and_where() -> None:
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 def test_tables_fit_the_console(width: int) -> None:
     """Omit and name columns that do not fit, and print no escape codes."""
-    text = render(run_of(FULL, decided=True), width=width)
+    text = render(make_run(training=FULL), width=width)
     assert width >= max(map(len, text.splitlines()))
     assert "\u2026" not in text
     assert "\x1b" not in text
@@ -101,7 +85,8 @@ def test_settings_other_than_buckets_stand_beside_the_hook() -> None:
         "topk:0.01:values=float16", precision="amp-bf16", accumulation=2, bucket_view=True
     )
     text = render(
-        run_of([make_training_record(dataclasses.replace(case, static_graph=True))]), width=200
+        make_run(training=[make_training_record(dataclasses.replace(case, static_graph=True))]),
+        width=200,
     )
     assert "topk:0.01:values=float16 amp-bf16 x2 views static" in text
 
@@ -109,12 +94,14 @@ def test_settings_other_than_buckets_stand_beside_the_hook() -> None:
 def test_lines_are_ordered() -> None:
     """Sort as ddp.csv."""
     records = [*launches_of(20), *launches_of(25, FIVE), *launches_of(16, FP16)]
-    assert ["none default", "none 5", "fp16 default"] == names_in(render(run_of(records)))
+    assert ["none default", "none 5", "fp16 default"] == names_in(
+        render(make_run(training=records))
+    )
 
 
 def test_step_without_ddp_is_told() -> None:
     """Print the local step, and the distance of the default and the fastest."""
-    text = " ".join(render(run_of(FULL)).split())
+    text = " ".join(render(make_run(training=FULL)).split())
     for words in ("10.0 ms", "50 % for default buckets", "62 % for fp16"):
         assert words in text
 
@@ -122,7 +109,7 @@ def test_step_without_ddp_is_told() -> None:
 def test_failed_configuration_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     """Print the status instead of the time, and the reason below."""
     broken = make_training_record(FP16, status="hung", reason="rank 1 made no progress for 60 s")
-    text = report(run_of([*launches_of(20), broken]), capsys)
+    text = report(make_run(training=[*launches_of(20), broken]), capsys)
     assert ["fp16", "default", "hung"] == line_with(text, "fp16  ", "hung").split()
     assert "Why: rank 1 made no progress for 60 s" in text
 
@@ -131,7 +118,7 @@ def test_flags_are_named() -> None:
     """Name the flags that not all rows have."""
     copy = make_training_case("fp16", "25")
     records = [*launches_of(20, ranks_agree=False), *launches_of(16, FP16)]
-    text = render(run_of(records, same_layout={copy.key: FP16.key}), width=200)
+    text = render(make_run(training=records, same_layout={copy.key: FP16.key}), width=200)
     assert "same_layout" in line_with(text, "fp16", " 25 ")
     assert "ranks_differ" in line_with(text, "none", "default", "20.0")
 
@@ -150,7 +137,7 @@ def report(run: Run, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_recommendation_ends_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     """Print recommendation and snippet last."""
-    run = run_of([*launches_of(20), *launches_of(15, FIVE), *confirmed()], decided=True)
+    run = make_run(training=[*launches_of(20), *launches_of(15, FIVE), *confirmed()])
     lines = [line.rstrip() for line in report(run, capsys).splitlines()]
     assert "    model = DistributedDataParallel(model, bucket_cap_mb=5)" == lines[-1]
     assert "change to 5 MiB buckets" in " ".join(lines)
@@ -163,9 +150,8 @@ def test_a_tuning_says_its_answer_after_its_tables(
     first_look: int, status: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Print no advice on single rows of a tuning, and no verdict before the first look."""
-    run = run_of(
-        [launches_of(20)[0], *confirmed()],
-        decided=True,
+    run = make_run(
+        training=[launches_of(20)[0], *confirmed()],
         first_look=first_look,
         status=status,
         candidates=[make_training_case().key, FIVE.key],

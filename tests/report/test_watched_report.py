@@ -50,7 +50,7 @@ def test_a_terminal_says_where_the_steps_go(
     text = capsys.readouterr().out
     assert ["20.0", "20.0"] == line_with(text, "exposed communication of gradients  ").split()[-2:]
     assert "commbench tune -- torchrun train.py" in text
-    assert not own_setting(watched)
+    assert not list(own_setting(watched))
     assert watched.recommendation is None
     assert [("time_watched", 9.0)] == [
         (each.code, pytest.approx(each.numbers["seconds"], abs=1.0)) for each in time_spent(watched)
@@ -76,7 +76,7 @@ def test_the_page_has_the_parts_and_the_ranks(watched: Run) -> None:
     assert ["30.0", "40.0", "20.0", "6.00", "4.00"] == [line[1] for line in parts[1:]]
     ranks = next(table for table in page.tables if table[0][0].startswith("rank"))
     assert [["0", "60.0"], ["1", "80.0"]] == [[line[0], line[-1]] for line in ranks[1:]]
-    assert not live_charts([watched])
+    assert not list(live_charts([watched]))
 
 
 def test_a_training_that_ends_early_says_so(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def test_nothing_is_concluded_about_an_interconnect(
     made = {
         "rates": [*bandwidths(run), *latencies(run)],
         "pairs": list(pairs(run)),
-        "curves": size_charts([run]),
-        "heat maps": matrix_figures([run]),
+        "curves": list(size_charts([run])),
+        "heat maps": list(matrix_figures([run])),
         "suspects": straggler_findings(run).stragglers,
         "model": network_model(run).curves,
     }

@@ -4,14 +4,13 @@ import io
 from pathlib import Path
 
 import pytest
-from builders import make_case, make_info, make_launches, make_record, summarise_run
+from builders import make_case, make_info, make_launches, make_record
 from rich.table import Table
 from rich.text import Text
 
 from commbench.cli.terminal import make_console
 from commbench.report.collectives import collective_tables
 from commbench.report.findings import kinds_of, row_warnings
-from commbench.report.text_formats import render
 from commbench.results import Run
 
 HOSTILE = "[red]x[/red] :smile: \x1b[31mred\x1b[0m \x9b2J \u202eabc"
@@ -60,19 +59,3 @@ def test_rows_with_hostile_texts_are_shown_as_they_are() -> None:
     assert "[b]no[/b]" in text
     assert r"\x1b]0;title" in text
     assert "\x1b" not in text
-
-
-def test_other_formats_keep_comments_on_their_line() -> None:
-    """Let no reason or library name forge a line of results."""
-    records = make_launches([10.0] * 6, library="lib\n8 2 float sum -1 1 1 1 0")
-    records.append(
-        make_record(
-            make_case(message_bytes=8), status="failed", reason="no\n16 4 float sum -1 1 1 1 0\x1b"
-        )
-    )
-    rows = summarise_run(records, make_info())
-    for style in ("nccl-tests", "osu"):
-        lines = [
-            line for line in render(rows, style).splitlines() if line and not line.startswith("#")
-        ]
-        assert 1 == len(lines)

@@ -261,7 +261,7 @@ class TrainingRow:
     step_ms_p95: float | None = column("median over launches of the launch's p95")
     samples_per_s: float | None = column("samples of all ranks per second")
     local_step_ms: float | None = column("the step without DDP, same launches")
-    scaling_efficiency: float | None = column("local_step_ms over step_ms")
+    scaling_efficiency: float | None = column("local_step_ms over step_ms", heading="efficiency")
     forward_ms: float | None = column("forward pass")
     backward_ms: float | None = column("backward pass, communication included")
     optimizer_ms: float | None = column("optimiser")

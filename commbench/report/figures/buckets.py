@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.records import TrainingRow
@@ -21,13 +21,12 @@ _READING = (
 )
 
 
-def bucket_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return a chart for each workload; none if one hook with one bucket size was measured."""
-    charts = []
+def bucket_charts(runs: Sequence[Run]) -> Iterator[Chart]:
+    """Yield a chart for each workload; none if one hook with one bucket size was measured."""
     for group in groups(runs):
         panel = _panel(group)
         if sum(len(series.points) + len(series.failed) for series in panel.series) > 1:
-            chart = Chart(
+            yield Chart(
                 name=slug("buckets", group.key),
                 section="training",
                 title=f"Step over bucket size: {group.name}",
@@ -35,8 +34,6 @@ def bucket_charts(runs: Sequence[Run]) -> list[Chart]:
                 panels=[panel],
                 moments={"": 0.5} if DEFAULT_CAP in panel.places.values() else {},
             )
-            charts.append(chart)
-    return charts
 
 
 def _panel(group: Group) -> Panel:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.report.figures.drawing import (
     BAD,
     BAND_ALPHA,
@@ -16,7 +16,6 @@ from commbench.report.figures.drawing import (
     MOST_SERIES,
     Drawing,
     Look,
-    Style,
     legend_columns,
     log_axis,
     look,
@@ -195,8 +194,8 @@ class Chart:
         remarks = list(self.remarks)
         hidden = [name for name in self.names if name not in self.looks]
         if hidden:
-            numbers: dict[str, Value] = {"most": MOST_SERIES, "series": listed(hidden, 8)}
-            remarks.append(Finding("figure_hidden", numbers=numbers))
+            names = listed(hidden, 8)
+            remarks.append(Finding("figure_hidden", numbers={"most": MOST_SERIES, "series": names}))
         return " ".join([self.reading, *map(str, remarks)])
 
     @property
@@ -238,8 +237,14 @@ def draw(chart: Chart, figure: Figure) -> None:
         if has_common_x:
             axes.label_outer()
     for name, x in chart.moments.items():
-        aside: Style = {"xytext": (3, 1), "textcoords": "offset points", "fontsize": 8}
-        grid[0, 0].annotate(name, (x, 1.0), xycoords=("data", "axes fraction"), **aside)
+        grid[0, 0].annotate(
+            name,
+            (x, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 1),
+            textcoords="offset points",
+            fontsize=8,
+        )
     if chart.legend:
         _draw_legend(figure, chart.legend)
 
@@ -250,10 +255,15 @@ def _draw_legend(figure: Figure, looks: Mapping[str, Look]) -> None:
 
     handles = []
     for name, own in looks.items():
-        line: Style = {"color": own.colour, "marker": own.marker, "linestyle": own.dash}
-        handles.append(Line2D([], [], label=name, **line))
-    style: Style = {"handlelength": 3.0, "columnspacing": 1.2, "ncols": legend_columns(looks)}
-    figure.legend(handles=handles, loc="outside lower center", **style)
+        handle = Line2D([], [], label=name, color=own.colour, marker=own.marker, linestyle=own.dash)
+        handles.append(handle)
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        handlelength=3.0,
+        columnspacing=1.2,
+        ncols=legend_columns(looks),
+    )
 
 
 # ------------------------------------------------------------------------------------------ curves
@@ -272,13 +282,19 @@ def _draw_curves(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
         _draw_series(axes, series, looks[series.name], aside, has_band=has_band)
     _scale_x(axes, panel, visible)
     _scale(axes, panel, visible)
-    crosses: Style = {"markersize": 7, "markeredgewidth": 1.8, "clip_on": False, "gid": "crosses"}
     for series in visible:
         if series.failed:  # without any, the layout would collapse
-            heights = [0.0] * len(series.failed)
-            on_axis = axes.get_xaxis_transform()
-            colour = looks[series.name].colour
-            axes.plot(series.failed, heights, "x", transform=on_axis, color=colour, **crosses)
+            axes.plot(
+                series.failed,
+                [0.0] * len(series.failed),
+                "x",
+                transform=axes.get_xaxis_transform(),
+                color=looks[series.name].colour,
+                markersize=7,
+                markeredgewidth=1.8,
+                clip_on=False,
+                gid="crosses",
+            )
 
 
 def _draw_series(axes: Axes, series: Series, own: Look, aside: float, *, has_band: bool) -> None:
@@ -299,9 +315,15 @@ def _draw_series(axes: Axes, series: Series, own: Look, aside: float, *, has_ban
     else:
         axes.vlines(xs, lows, highs, color=own.colour, linewidth=1)
     if series.ringed is not None:
-        value = series.points[series.ringed].value
-        ring: Style = {"markersize": 15, "markerfacecolor": "none", "markeredgecolor": INK}
-        axes.plot([series.ringed + aside], [value], "o", gid="ring", **ring)
+        axes.plot(
+            [series.ringed + aside],
+            [series.points[series.ringed].value],
+            "o",
+            gid="ring",
+            markersize=15,
+            markerfacecolor="none",
+            markeredgecolor=INK,
+        )
 
 
 def _scale_x(axes: Axes, panel: Panel, visible: Sequence[Series]) -> None:
@@ -355,9 +377,16 @@ def _scale(axes: Axes, panel: Panel, visible: Sequence[Series]) -> None:
     for limit in panel.limits:
         text = f"{three_digits(limit.value)} {panel.unit}".rstrip() + f": {limit.name}"
         axes.axhline(limit.value, color=BAD, linewidth=1.0, linestyle=(0, (6, 3)))
-        note: Style = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        where = (0.0, limit.value)
-        axes.annotate(text, where, xytext=(4, 3), va="bottom", color=BAD, fontsize=9, **note)
+        axes.annotate(
+            text,
+            (0.0, limit.value),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 3),
+            textcoords="offset points",
+            va="bottom",
+            color=BAD,
+            fontsize=9,
+        )
     estimates: list[Estimate] = []
     compared = [*panel.includes]
     for series in visible:

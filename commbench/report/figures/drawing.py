@@ -299,5 +299,13 @@ def legend_columns(names: Iterable[str]) -> int:
 
 def nothing_here(axes: Axes, text: str) -> None:
     """Write the reason into an empty frame."""
-    style: Style = {"ha": "center", "va": "center", "color": MUTED, "backgroundcolor": PAPER}
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, **style)
+    axes.text(
+        0.5,
+        0.5,
+        text,
+        transform=axes.transAxes,
+        ha="center",
+        va="center",
+        color=MUTED,
+        backgroundcolor=PAPER,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, setting_name
@@ -28,47 +28,39 @@ _POINTS = 60
 
 Curve = Mapping[float, float]
 """A loss or metric by step."""
+Learned = tuple[Series, float]
+"""The curve of a setting over steps, and the seconds of a step."""
 
 
-def learning_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return the loss and the metric of each workload."""
-    charts = []
+def learning_charts(runs: Sequence[Run]) -> Iterator[Chart]:
+    """Yield the loss and the metric of each workload."""
     for group in groups(runs):
         for quantity in ("loss", "metric"):
-            over_steps = []
-            over_time = []
+            learned = []
             for trial in group.trials:
-                for series, step_s in learned_of(trial, quantity):
-                    points = {step * step_s: point for step, point in series.points.items()}
-                    over_steps.append(series)
-                    over_time.append(dataclasses.replace(series, points=points))
-            if over_steps:
-                charts.append(_chart(group, quantity, over_steps, over_time))
-    return charts
+                learned += learned_of(trial, quantity)
+            if learned:
+                yield _chart(group, quantity, learned)
 
 
-def learned_of(trial: Trial, quantity: str) -> list[tuple[Series, float]]:
-    """Return a curve over steps, and the seconds of a step, for each setting of the fresh launches;
-    without these, of the sweep one for each hook.
+def learned_of(trial: Trial, quantity: str) -> list[Learned]:
+    """Return what each setting of the fresh launches learned; without these, of the sweep one for
+    each hook.
     """
-    fresh = _learned(trial, trial.ok, CONFIRM, quantity)
-    if len(fresh) > 1:
-        return fresh
-    return _learned(trial, _one_a_hook(trial), SWEEP, quantity)
-
-
-def _learned(
-    trial: Trial, rows: Sequence[TrainingRow], phase: str, quantity: str
-) -> list[tuple[Series, float]]:
-    settings = trained(trial.run.training_records, phase)
-    learned = []
-    for row in rows:
-        setting = settings.get(dataclasses.replace(case_of(row), phase=phase).key)
-        if setting is not None:
-            curves = [_curve(record, quantity) for record in setting.timed.values()]
-            if any(curves):
-                series = Series(name=trial.prefix + setting_name(row), points=windows_of(curves))
-                learned.append((series, median(list(setting.steps_ms.values())) / 1e3))
+    learned: list[Learned] = []
+    for phase, rows in ((CONFIRM, trial.ok), (SWEEP, _one_a_hook(trial))):
+        settings = trained(trial.run.training_records, phase)
+        learned = []
+        for row in rows:
+            setting = settings.get(dataclasses.replace(case_of(row), phase=phase).key)
+            if setting is not None:
+                curves = [_curve(record, quantity) for record in setting.timed.values()]
+                if any(curves):
+                    name = trial.prefix + setting_name(row)
+                    series = Series(name=name, points=windows_of(curves))
+                    learned.append((series, median(list(setting.steps_ms.values())) / 1e3))
+        if len(learned) > 1:
+            break
     return learned
 
 
@@ -103,9 +95,7 @@ def windows_of(launches: Sequence[Curve]) -> dict[float, Estimate]:
     return points
 
 
-def _chart(
-    group: Group, quantity: str, over_steps: Sequence[Series], over_time: Sequence[Series]
-) -> Chart:
+def _chart(group: Group, quantity: str, learned: Sequence[Learned]) -> Chart:
     label = "training loss"
     limits = []
     if quantity == "metric":
@@ -116,9 +106,15 @@ def _chart(
                     label = record.metric_name or label
                     if record.target is not None:
                         limits = [Limit(record.target, "target")]
+    over_steps = []
+    over_time = []
+    for series, step_s in learned:
+        points = {step * step_s: point for step, point in series.points.items()}
+        over_steps.append(series)
+        over_time.append(dataclasses.replace(series, points=points))
     panels = []
-    for series, x_label in ((over_steps, "steps"), (over_time, "seconds")):
-        panel = Panel(series=series, x="number", x_label=x_label, quantity=label, limits=limits)
+    for shown, x_label in ((over_steps, "steps"), (over_time, "seconds")):
+        panel = Panel(series=shown, x="number", x_label=x_label, quantity=label, limits=limits)
         panels.append(panel)
     return Chart(
         name=slug(quantity, group.key),

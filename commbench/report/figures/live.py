@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -43,9 +43,8 @@ class Block(NamedTuple):
     is_confirmation: bool
 
 
-def live_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return the course of the last launch of each live tuning."""
-    charts = []
+def live_charts(runs: Sequence[Run]) -> Iterator[Chart]:
+    """Yield the course of the last launch of each live tuning."""
     for number, (run, prefix) in enumerate(prefixes(runs), start=1):
         records = [each for each in latest(run.training_records).values() if len(each.block_at)]
         if is_live(run.info) and not is_watched(run.info) and records:
@@ -58,7 +57,7 @@ def live_charts(runs: Sequence[Run]) -> list[Chart]:
                     losses[float(loss.step)] = loss.loss
             fresh = [block.begin for block in blocks if block.is_confirmation]
             numbers = {"screened": len(blocks) - len(fresh), "fresh": len(fresh)}
-            chart = Chart(
+            yield Chart(
                 name="live" if len(runs) == 1 else f"live-{number}",
                 section="training",
                 title=f"{prefix}Settings during the training",
@@ -67,8 +66,6 @@ def live_charts(runs: Sequence[Run]) -> list[Chart]:
                 panels=_panels(blocks, setting_name(own, own), losses),
                 moments={"confirmation": float(fresh[0])} if fresh else {},
             )
-            charts.append(chart)
-    return charts
 
 
 def blocks_of(records: Sequence[TrainingRecord], own: TrainingCase) -> list[Block]:

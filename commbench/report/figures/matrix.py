@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,6 @@ from commbench.report.figures.drawing import (
     BAD,
     PAPER,
     Drawing,
-    Style,
     nothing_here,
     plain,
     plain_time,
@@ -49,12 +48,11 @@ _READING = (
 )
 
 
-def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return one heat map for each matrix of each run; two heat maps cannot be overlaid.
+def matrix_figures(runs: Sequence[Run]) -> Iterator[Drawing]:
+    """Yield one heat map for each matrix of each run; two heat maps cannot be overlaid.
 
     Ranks that share a GPU get none: their pairs are not links.
     """
-    drawings = []
     for number, (run, prefix) in enumerate(prefixes(runs), start=1):
         of_run = number if len(runs) > 1 else ""
         linked = [m for m in run.matrices if not shares_gpu(m.case.backend, run.info)]
@@ -68,7 +66,7 @@ def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
             if blank:
                 note = Finding("figure_blank", numbers={"pairs": blank})
                 caption = f"{caption} {note}"
-            drawing = Drawing(
+            yield Drawing(
                 paint=partial(paint_heat, heat=heat),
                 name=slug("matrix", of_run, matrix.case.operation, place),
                 section="pairs",
@@ -77,8 +75,6 @@ def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
                 alt=f"{title}: heat map of {counted(ranks, 'rank')}. Slow: {slow or 'none'}.",
                 height_in=4.2,
             )
-            drawings.append(drawing)
-    return drawings
 
 
 def paint_heat(figure: Figure, heat: Heat) -> None:
@@ -149,9 +145,18 @@ def _mark(axes: Axes, heat: Heat) -> None:
     """Draw frames around the rows, columns and pairs that are slow."""
     from matplotlib.patches import Rectangle
 
-    frame: Style = {"fill": False, "edgecolor": BAD, "linewidth": 1.8, "clip_on": False}
     for rows, columns in heat.slow:
         if rows and columns:
             corner = min(columns) - 0.5, min(rows) - 0.5
             width, height = max(columns) - min(columns) + 1, max(rows) - min(rows) + 1
-            axes.add_patch(Rectangle(corner, width, height, gid="slow", **frame))
+            frame = Rectangle(
+                corner,
+                width,
+                height,
+                gid="slow",
+                fill=False,
+                edgecolor=BAD,
+                linewidth=1.8,
+                clip_on=False,
+            )
+            axes.add_patch(frame)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from commbench.analysis.prediction.links import limit_of
@@ -47,19 +47,17 @@ _UNITS = {_TIME: MICROSECONDS, _RATE: "GB/s"}
 
 
 class _Measured(NamedTuple):
-    """One case; of concurrent groups the slowest time, and the sum of their bandwidths."""
+    """One case with its rows: several of concurrent groups."""
 
+    run: Run
     prefix: str
     """The name of the run; empty for a single run."""
     case: Case
-    values: Mapping[str, Estimate | None]
-    """Values by quantity; empty if it has no result."""
-    limits: Sequence[Limit]
-    """The link that bounds the bus bandwidth, in GB/s; empty if unknown."""
+    rows: Sequence[Row]
 
 
-def size_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return a chart of each operation; none of one that was measured at a single size.
+def size_charts(runs: Sequence[Run]) -> Iterator[Chart]:
+    """Yield a chart of each operation; none of one that was measured at a single size.
 
     Ranks that share a GPU get no curve: their times do not show an interconnect.
     """
@@ -74,8 +72,7 @@ def size_charts(runs: Sequence[Run]) -> list[Chart]:
                 hidden[case.operation] = hidden.get(case.operation, 0) + len(rows)
             elif case.pattern != MATRIX and rows[0].status != "unsupported":
                 of_operation = measured.setdefault(case.operation, [])
-                of_operation.append(_measure(run, prefix, case, rows))
-    charts = []
+                of_operation.append(_Measured(run, prefix, case, rows))
     for name, operation in OPERATIONS.items():
         of_operation = measured.get(name, [])
         if len({one.case.message_bytes for one in of_operation}) < 2:  # noqa: PLR2004 - no curve
@@ -85,7 +82,7 @@ def size_charts(runs: Sequence[Run]) -> list[Chart]:
             remarks = [Finding("figure_half")]
         if name in hidden:
             remarks.append(Finding("figure_shared_gpu", numbers={"rows": hidden[name]}))
-        chart = Chart(
+        yield Chart(
             name=slug("sizes", name),
             section="collectives",
             title=f"{name} over message size",
@@ -93,32 +90,6 @@ def size_charts(runs: Sequence[Run]) -> list[Chart]:
             remarks=remarks,
             panels=[_panel(each, of_operation) for each in _QUANTITIES[operation.quantity]],
         )
-        charts.append(chart)
-    return charts
-
-
-def _measure(run: Run, prefix: str, case: Case, rows: Sequence[Row]) -> _Measured:
-    slowest = max(rows, key=lambda row: row.time_us or 0.0)
-    values: dict[str, Estimate | None] = {}
-    if all(row.status == "ok" for row in rows):
-        low_us, high_us = slowest.time_us_ci_low, slowest.time_us_ci_high
-        values = {_TIME: estimate(slowest.time_us, low_us, high_us), _RATE: _together(rows)}
-    link = limit_of(slowest, run.info)
-    limits = []
-    if link is not None and link.bound_bps:
-        limits.append(Limit(link.bound_bps / 8e9, str(link)))
-    return _Measured(prefix, case, values, limits)
-
-
-def _together(rows: Sequence[Row]) -> Estimate | None:
-    """Return the sum of the bandwidths of concurrent groups; None if one is unknown."""
-    rates = [busbw_of(row) for row in rows if row.busbw_GBps is not None]
-    if len(rates) < len(rows):
-        return None
-    if len(rates) == 1:
-        return estimate(*rates[0])
-    lows, highs = zip(*(rate.bounds for rate in rates), strict=True)
-    return Estimate(sum(rate.value for rate in rates), sum(lows), sum(highs))
 
 
 def _panel(quantity: str, measured: Sequence[_Measured]) -> Panel:
@@ -129,14 +100,15 @@ def _panel(quantity: str, measured: Sequence[_Measured]) -> Panel:
         failed = []
         for one in members:
             size = float(one.case.message_bytes)
-            value = one.values.get(quantity)
-            if value is not None:
-                points[size] = value
-            if not one.values:
+            value = _together(quantity, one.rows)
+            if any(row.status != "ok" for row in one.rows):
                 failed.append(size)
+            elif value is not None:
+                points[size] = value
         series.append(Series(name=name, points=points, failed=failed))
-        if quantity == _RATE:
-            limits += members[0].limits
+        link = limit_of(members[0].rows[0], members[0].run.info)
+        if quantity == _RATE and link is not None and link.bound_bps:
+            limits.append(Limit(link.bound_bps / 8e9, str(link)))
     return Panel(
         series=series,
         quantity=quantity,
@@ -146,6 +118,22 @@ def _panel(quantity: str, measured: Sequence[_Measured]) -> Panel:
         x_label="message size",
         limits=list(dict.fromkeys(limits)),
     )
+
+
+def _together(quantity: str, rows: Sequence[Row]) -> Estimate | None:
+    """Return the slowest time of concurrent groups, or the sum of their bandwidths in GB/s; None
+    if one is unknown.
+    """
+    if quantity == _TIME:
+        slowest = max(rows, key=lambda row: row.time_us or 0.0)
+        return estimate(slowest.time_us, slowest.time_us_ci_low, slowest.time_us_ci_high)
+    rates = [busbw_of(row) for row in rows if row.busbw_GBps is not None]
+    if len(rates) < len(rows):
+        return None
+    if len(rates) == 1:
+        return estimate(*rates[0])
+    lows, highs = zip(*(rate.bounds for rate in rates), strict=True)
+    return Estimate(sum(rate.value for rate in rates), sum(lows), sum(highs))
 
 
 def _by_series(measured: Sequence[_Measured]) -> dict[str, list[_Measured]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from operator import attrgetter
 
@@ -25,9 +25,8 @@ _READING = (
 )
 
 
-def soak_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return a time line for each case of each soak."""
-    charts = []
+def soak_charts(runs: Sequence[Run]) -> Iterator[Chart]:
+    """Yield a time line for each case of each soak."""
     for run, prefix in prefixes(runs):
         soak = soak_results(run)
         if not soak:
@@ -35,7 +34,7 @@ def soak_charts(runs: Sequence[Run]) -> list[Chart]:
         visits = rows_by(soak.timeline, attrgetter("case"))
         shades = [_shade(event) for event in soak.events]
         for drift in sorted(soak.drifts, key=_drift_size, reverse=True)[:_MOST_CASES]:
-            chart = Chart(
+            yield Chart(
                 name=slug("soak", prefix, drift.case),
                 section="soak",
                 title=f"Time line: {prefix}{drift.case}",
@@ -43,8 +42,6 @@ def soak_charts(runs: Sequence[Run]) -> list[Chart]:
                 panels=_panels(visits[drift.case]),
                 shades=shades,
             )
-            charts.append(chart)
-    return charts
 
 
 def _drift_size(drift: DriftRow) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from commbench.ddp.plan.cases import TrainingCase, setting_name
@@ -35,14 +35,13 @@ _READING = (
 )
 
 
-def timeline_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return the default's step above the recommended setting's, for each workload and run."""
-    charts = []
+def timeline_charts(runs: Sequence[Run]) -> Iterator[Chart]:
+    """Yield the default's step above the recommended setting's, for each workload and run."""
     for group in groups(runs):
         for place, trial in enumerate(group.trials, start=1):
             rows = steps_of(trial)
             if rows:
-                chart = Chart(
+                yield Chart(
                     name=slug("timeline", group.key, place if len(group.trials) > 1 else ""),
                     section="training",
                     title=f"{trial.prefix}Timeline of a step: {group.name}",
@@ -50,8 +49,6 @@ def timeline_charts(runs: Sequence[Run]) -> list[Chart]:
                     panels=[_panel(row, _buckets_of(trial.run, row)) for row in rows],
                     key=_COLOURS,
                 )
-                charts.append(chart)
-    return charts
 
 
 def steps_of(trial: Trial) -> list[TrainingRow]:
@@ -62,17 +59,15 @@ def steps_of(trial: Trial) -> list[TrainingRow]:
     return [row for row in rows if row.backward_ms is not None]
 
 
-def _buckets_of(run: Run, row: TrainingRow) -> list[BucketRow]:
-    """Return the buckets of a setting whose times are all known."""
-    buckets = []
+def _buckets_of(run: Run, row: TrainingRow) -> Iterator[BucketRow]:
+    """Yield the buckets of a setting whose times are all known."""
     for bucket in run.bucket_rows:
         times = {bucket.ready_ms, bucket.start_ms, bucket.done_ms}
         if _setting_of(bucket) == _setting_of(row) and None not in times:
-            buckets.append(bucket)
-    return buckets
+            yield bucket
 
 
-def _panel(row: TrainingRow, buckets: Sequence[BucketRow]) -> Panel:
+def _panel(row: TrainingRow, buckets: Iterator[BucketRow]) -> Panel:
     """Return a step in milliseconds since its backward pass began: its passes, then buckets."""
     backward = row.backward_ms or 0.0
     passes = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -105,22 +105,20 @@ class Group:
     trials: Sequence[Trial]
 
 
-def groups(runs: Sequence[Run]) -> list[Group]:
+def groups(runs: Sequence[Run]) -> Iterator[Group]:
     """Group rows by workload, backend, ranks, batch and environment, in row order."""
     trials: list[Trial] = []
     for run, prefix in prefixes(runs):
         for rows in rows_by(run.training_rows, _ALTERNATIVES).values():
             trials.append(Trial(run=run, prefix=prefix, rows=rows))
     alike = rows_by(trials, lambda trial: _ALTERNATIVES(trial.rows[0]))
-    found = []
     for place, members in enumerate(alike.values(), start=1):
         row = members[0].rows[0]
         name = f"{row.workload} on {row.world_size} ranks, batch {row.batch_per_rank} a rank"
         if row.env:
             name = f"{name}, {row.env}"
         key = f"{place}-{row.workload}" if len(alike) > 1 else ""
-        found.append(Group(name=name, key=key, trials=members))
-    return found
+        yield Group(name=name, key=key, trials=members)
 
 
 _CASE_FIELDS = [field.name for field in dataclasses.fields(TrainingCase) if field.name != "phase"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ class Group(NamedTuple):
     """Findings that make one entry."""
 
     label: str
-    find: Callable[[Run], list[Finding]]
+    find: Callable[[Run], Iterable[Finding]]
     more: tuple[str, str] | None = None
     """The id of the section with more about it, and the text of the link."""
     tone: Tone = ""
@@ -76,7 +76,7 @@ def find_conclusion(runs: Sequence[Run]) -> list[Entry]:
         entries.append(Entry("Conditions", [str(unlike)], tone="warning", more=more))
     has_lead = len(runs) > 1
     for group in GROUPS:
-        findings = {run.name: group.find(run) for run in runs}
+        findings = {run.name: list(group.find(run)) for run in runs}
         levels = {finding.level for of_run in findings.values() for finding in of_run}
         if levels:
             entry = _entry(group, findings, has_verdict="verdict" in levels)
@@ -136,8 +136,8 @@ def snippet_codes(run: Run, *, by: bool = False) -> list[Code]:
     return codes
 
 
-def _warnings(runs: Sequence[Run]) -> list[Entry]:
-    """Return the most severe warnings about each run; a link leads to all of them if there are
+def _warnings(runs: Sequence[Run]) -> Iterator[Entry]:
+    """Yield the most severe warnings about each run; a link leads to all of them if there are
     more, or anything to try.
     """
     texts = []
@@ -148,9 +148,8 @@ def _warnings(runs: Sequence[Run]) -> list[Entry]:
         texts.append((run.name, map(str, warnings[:MOST_WARNINGS])))
         every += warnings
         has_more = has_more or len(warnings) > MOST_WARNINGS
-    if not every:
-        return []
-    more = None
-    if has_more or any(warning.details for warning in every):
-        more = (every[0].section, "All warnings, and what to try")
-    return [Entry("Warnings", named(texts), tone="warning", more=more)]
+    if every:
+        more = None
+        if has_more or any(warning.details for warning in every):
+            more = (every[0].section, "All warnings, and what to try")
+        yield Entry("Warnings", named(texts), tone="warning", more=more)

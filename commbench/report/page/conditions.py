@@ -5,7 +5,7 @@ how to repeat it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -14,13 +14,12 @@ from typing import Any
 
 from commbench.analysis.prediction.links import link_of
 from commbench.ddp.plan.cases import setting_name
-from commbench.findings import Finding, Value, shared_cause
+from commbench.findings import Finding, shared_cause
 from commbench.launch.clues import name_rank
 from commbench.report.columns import (
     Cell,
     Column,
     Flagged,
-    Named,
     Table,
     make_table,
     make_tables,
@@ -32,6 +31,7 @@ from commbench.report.state import tools_of
 from commbench.results import Run
 from commbench.results.files import FILES
 from commbench.results.info import Launch, RunInfo, is_live
+from commbench.results.tables import rows_by
 from commbench.schema import LARGEST
 from commbench.system.environment import differing
 from commbench.units import counted, format_duration, format_size, format_time
@@ -151,39 +151,37 @@ def runs_table(runs: Sequence[Run]) -> Table:
     ]
     rows = []
     for run in runs:
-        count = len(run.info.get("launches") or ())
+        count = len(_launches(run))
         own = {"began": _when(run), "count": count, "directory": run.path}
         rows.append((run.name, {**run.info, **own}))
     return make_table("The runs", rows, columns)
 
 
-def differences_tables(runs: Sequence[Run]) -> list[Table]:
+def differences_tables(runs: Sequence[Run]) -> Iterator[Table]:
     """Tabulate the conditions in which runs differ, a column for each run; no table if no stated
     condition differs.
     """
     lines = []
     for name, texts in differing([run.info.get("environment") or {} for run in runs]).items():
         lines.append([name, *(text or "not stated" for text in texts)])
-    if not lines:
-        return []
-    headings = ["condition", *(run.name for run in runs)]
-    return [plain_table(headings, lines, title="Conditions that differ")]
+    if lines:
+        headings = ["condition", *(run.name for run in runs)]
+        yield plain_table(headings, lines, title="Conditions that differ")
 
 
 # -------------------------------------------------------------------------------------------- hosts
 
 
-def condition_tables(runs: Sequence[Run]) -> list[Table]:
+def condition_tables(runs: Sequence[Run]) -> Iterator[Table]:
     """Tabulate for each run the conditions of all hosts, those in which hosts differ, versions and
     variables.
     """
-    tables = []
     for run in runs:
-        of_run = _tables_of(run.info.get("environment") or {})
-        if len(runs) > 1:
-            of_run = [replace(table, title=f"{run.name}: {table.title}") for table in of_run]
-        tables += of_run
-    return tables
+        for table in _tables_of(run.info.get("environment") or {}):
+            if len(runs) > 1:
+                yield replace(table, title=f"{run.name}: {table.title}")
+            else:
+                yield table
 
 
 def _tables_of(environment: Mapping[str, Any]) -> list[Table]:
@@ -191,16 +189,18 @@ def _tables_of(environment: Mapping[str, Any]) -> list[Table]:
     hosts = []
     for host in environment.get("hosts") or ():
         hosts.append(dict(_fact(name, host[name]) for name in host if name != "topology"))
-    texts: dict[str, dict[str, None]] = {}
-    for host in hosts:
-        for name in host:
-            texts[name] = dict.fromkeys(one.get(name, "") for one in hosts)
-    shared = {name: next(iter(values)) for name, values in texts.items() if len(values) == 1}
+    shared = {}
+    varied = []
+    for name in dict.fromkeys(name for host in hosts for name in host):
+        texts = {host.get(name, "") for host in hosts}
+        if len(texts) > 1:
+            varied.append(Column(name, methodcaller("get", name, "")))
+        else:
+            shared[name] = texts.pop()
     title = "The host"
     if len(hosts) > 1:
         title = f"What all {len(hosts)} hosts have in common"
     tables = [plain_table(["fact", "value"], shared.items(), title=title)]
-    varied = [Column(name, methodcaller("get", name, "")) for name in texts if name not in shared]
     if len(hosts) > 1:
         rows = [("", host) for host in hosts]
         tables.append(make_table("Where the hosts differ", rows, varied, rest_in="run.json"))
@@ -269,49 +269,50 @@ def _launches(run: Run) -> Sequence[Launch]:
 
 def missing_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate cases without a result, a line for each reason; no table if every case has one."""
-    lines: list[Named[dict[str, Any]]] = []
-    for run in runs:
-        rows: list[tuple[str, Flagged]] = []
-        for row in run.rows:
-            pattern = "" if row.pattern == "flat" else f" {row.pattern}"
-            rows.append((f"{row.backend} {row.operation}{pattern}", row))
-        for training in run.training_rows:
-            rows.append((f"{training.workload}, {setting_name(training)}", training))
-        by_cause: dict[tuple[str, str], dict[str, Any]] = {}
-        for subject, each in rows:
-            if each.status != "ok":
-                cause = (each.status, shared_cause(each.reason_code, each.reason))
-                first = {"status": each.status, "reason": each.reason, "subjects": []}
-                by_cause.setdefault(cause, first)["subjects"].append(subject)
-        for line in by_cause.values():
-            line["rows"] = len(line["subjects"])
-            line["what"] = listed(line["subjects"], MOST_SUBJECTS)
-            lines.append((run.name, line))
     columns = [_entry("status"), _entry("rows", is_number=True), _entry("what"), _entry("reason")]
-    return [make_table("Rows without a result", lines, columns)] if lines else []
+    return make_tables("Rows without a result", runs, _missing, columns)
 
 
-def failed_ranks(run: Run) -> list[Finding]:
-    """Return the diagnosis of each failed launch."""
-    findings = []
-    for launch in run.info.get("launches") or ():
+def _missing(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield what the rows without a result have in common, for each cause."""
+    rows: list[tuple[str, Flagged]] = []
+    for row in run.rows:
+        pattern = "" if row.pattern == "flat" else f" {row.pattern}"
+        rows.append((f"{row.backend} {row.operation}{pattern}", row))
+    for training in run.training_rows:
+        rows.append((f"{training.workload}, {setting_name(training)}", training))
+    missing = [(subject, row) for subject, row in rows if row.status != "ok"]
+    for members in rows_by(missing, _cause).values():
+        _, first = members[0]
+        what = listed((subject for subject, _ in members), MOST_SUBJECTS)
+        numbers = {"rows": len(members), "what": what}
+        yield {"status": first.status, "reason": first.reason, **numbers}
+
+
+def _cause(missing: tuple[str, Flagged]) -> tuple[str, str]:
+    """Return the status of a row without a result, and its reason without what differs."""
+    _, row = missing
+    return row.status, shared_cause(row.reason_code, row.reason)
+
+
+def failed_ranks(run: Run) -> Iterator[Finding]:
+    """Yield the diagnosis of each failed launch."""
+    for launch in _launches(run):
         failed_rank = launch.get("culprit")
         if failed_rank:
             code = "launch_failed_in" if failed_rank.get("case") else "launch_failed"
-            numbers: dict[str, Value] = {
+            numbers = {
                 "rank": name_rank(failed_rank.get("rank"), failed_rank.get("host") or ""),
                 "state": failed_rank.get("state") or "",
                 "case": failed_rank.get("case") or "",
             }
-            subject = f"{launch.get('stage')} launch {launch.get('launch')}"
-            findings.append(Finding(code, subject, numbers))
-    return findings
+            yield Finding(code, f"{launch.get('stage')} launch {launch.get('launch')}", numbers)
 
 
-def left_out(run: Run) -> list[Finding]:
-    """Return what was not measured, each part with the reason."""
-    sentences = run.info.get("left_out") or ()
-    return [Finding("left_out", numbers={"sentence": sentence}) for sentence in sentences]
+def left_out(run: Run) -> Iterator[Finding]:
+    """Yield what was not measured, each part with the reason."""
+    for sentence in run.info.get("left_out") or ():
+        yield Finding("left_out", numbers={"sentence": sentence})
 
 
 # ------------------------------------------------------------------------------- how to repeat it
@@ -340,9 +341,8 @@ _OWN_LAUNCHERS = frozenset({"openmpi", "mpich", "slurm"})
 _LAB = {"hosts": "--hosts", "rate": "--rate", "racks": "--racks", "uplink": "--uplink"}
 
 
-def commands(runs: Sequence[Run]) -> list[Code]:
-    """Return the command of each run that states its own, ready to paste."""
-    codes = []
+def commands(runs: Sequence[Run]) -> Iterator[Code]:
+    """Yield the command of each run that states its own, ready to paste."""
     for run in runs:
         if run.info.get("argv"):
             verb = "import" if run.info.get("imported") else "measure"
@@ -350,8 +350,7 @@ def commands(runs: Sequence[Run]) -> list[Code]:
             title = f"To {verb} {whose} again"
             if run.info.get("launcher") in _OWN_LAUNCHERS:
                 title += ", by each rank under your launcher"
-            codes.append(Code(title=title, text=shlex.join(words_of(run.info))))
-    return codes
+            yield Code(title=title, text=shlex.join(words_of(run.info)))
 
 
 def words_of(info: RunInfo) -> list[str]:

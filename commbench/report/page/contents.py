@@ -69,7 +69,7 @@ def make_page(
         *collectives.overhead_tables(runs),
     ]
     sections += [
-        Section("soak", "Soak", _each(runs, soak), soak_tables(runs)),
+        Section("soak", "Soak", _each(runs, soak), list(soak_tables(runs))),
         Section(
             "collectives",
             "Collectives",
@@ -110,7 +110,7 @@ def make_page(
         Section(
             "conditions",
             "Conditions",
-            tables=conditions.condition_tables(runs),
+            tables=list(conditions.condition_tables(runs)),
             warnings=_each(runs, lambda run: advise_run(run.info)),
         ),
         Section(
@@ -118,7 +118,7 @@ def make_page(
             "How to repeat it",
             _each(runs, lambda run: [_origin(run, beside=beside)]),
             conditions.files_tables(runs, beside=beside),
-            codes=conditions.commands(runs),
+            codes=list(conditions.commands(runs)),
         ),
     ]
     visible = []

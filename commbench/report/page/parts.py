@@ -81,7 +81,7 @@ class Section:
     def columns(self) -> list[tuple[str, str]]:
         """The headings of its tables that need an explanation, each with its meaning."""
         columns = [column for table in self.tables for column in table.columns]
-        described = [(each.heading, each.description) for each in columns if each.description]
+        described = [(each.heading, each.about) for each in columns if each.about]
         return list(dict.fromkeys(described))
 
     @property
