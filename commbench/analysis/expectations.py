@@ -274,7 +274,7 @@ def _parse_sizes(text: str | None) -> Sequence[tuple[int, int]]:
     if text is not None:
         for item in text.strip().split(","):
             ends = [parse_size(end) for end in item.split(":")]
-            if len(ends) > 2 or ends != sorted(ends):  # noqa: PLR2004 - both ends
+            if len(ends) > 2 or ends != sorted(ends):  # both ends
                 raise InputError(f"{item} is no range of sizes FIRST:LAST, such as 8:64M.")
             sizes.append((ends[0], ends[-1]))
     return sizes
@@ -455,7 +455,7 @@ def _outcome(
     return Outcome.NOT_SHOWN, Finding("check_holds_bound")
 
 
-def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:  # noqa: N802 - a unit
+def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:
     """Return the rate of the link that bounds a row, in GB/s.
 
     Raises:

@@ -64,10 +64,10 @@ class _LazyGroup(TyperGroup):
     def commands(self, _: object) -> None:
         """Ignore the empty dictionary that the base class sets."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - click's
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's
         return list(_COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - click's
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
             return None
         command = self._load_command(ctx, cmd_name)
@@ -75,7 +75,7 @@ class _LazyGroup(TyperGroup):
         return command
 
     @staticmethod
-    def _load_command(ctx: Any, name: str) -> Any:  # noqa: ANN401 - click's
+    def _load_command(ctx: Any, name: str) -> Any:
         module, entry_name = _COMMANDS[name]
         entry = getattr(import_module(f"commbench.cli.{module}"), entry_name)
         holder = _make_app()

@@ -168,7 +168,7 @@ def _gpus_here(backends: Sequence[str], place: Place) -> int:
 
 def _single_gpu_remark(backends: Sequence[str], place: Place) -> str:
     """Return what rows of NCCL leave out if all ranks of a host share its only GPU; else ""."""
-    if not has_gpus() or emulated_conditions() or place.ranks_here < 2:  # noqa: PLR2004 - a pair
+    if not has_gpus() or emulated_conditions() or place.ranks_here < 2:  # a pair
         return ""
     if _gpus_here([name for name in backends if name in NCCL_BACKENDS], place) != 1:
         return ""

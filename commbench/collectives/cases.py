@@ -333,7 +333,7 @@ class Sweep:
             self, "algorithms", tuple(str(Choice.parse(text)) for text in self.algorithms)
         )
         for world_size in self.world_sizes:
-            if not isinstance(world_size, int) or world_size < 2:  # noqa: PLR2004 - one rank does not communicate
+            if not isinstance(world_size, int) or world_size < 2:  # one rank does not communicate
                 raise InputError(
                     f"World size {world_size!r} is not a number of ranks to compare; give 2 or"
                     " more."

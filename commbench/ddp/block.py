@@ -93,7 +93,7 @@ class BlockSamples:
     """Checksum of the parameters at the end; 0 before the last block of a training."""
     grad_rel_error: float | None = None
     peak_memory_bytes: int | None = None
-    energy_J: float | None = None  # noqa: N815 - a unit
+    energy_J: float | None = None
     """Energy of this machine in the timed steps; 0 if another rank reads the counter, None if no
     rank does."""
     clocks: tuple[Reading, Reading] | None = None
@@ -389,7 +389,7 @@ class Training:
         progress.counters[1] += 1
         return total
 
-    def _loss(self, batch: Any) -> torch.Tensor:  # noqa: ANN401 - the workload's own type
+    def _loss(self, batch: Any) -> torch.Tensor:
         kind = self.context.device.torch_device.type
         with torch.autocast(kind, dtype=self.autocast, enabled=self.autocast is not None):
             return self.context.workload.loss(self.called, batch)

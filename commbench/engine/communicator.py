@@ -142,15 +142,15 @@ class Communicator(ABC):
         yield
 
     @abstractmethod
-    def write(self, buffer: Any, content: Content) -> None:  # noqa: ANN401 - a backend's own buffer type
+    def write(self, buffer: Any, content: Content) -> None:
         """Fill a buffer with known content."""
 
     @abstractmethod
-    def poison(self, buffer: Any) -> None:  # noqa: ANN401 - a backend's own buffer type
+    def poison(self, buffer: Any) -> None:
         """Fill a buffer with bytes that occur in no result."""
 
     @abstractmethod
-    def count_wrong(self, buffer: Any, content: Content) -> int:  # noqa: ANN401 - a backend's own buffer type
+    def count_wrong(self, buffer: Any, content: Content) -> int:
         """Return the number of elements that differ from ``content``."""
 
     def complete(self) -> None:  # noqa: B027 - host memory needs no wait

@@ -90,7 +90,7 @@ def make_file_hook(text: str) -> Hook:
     if isinstance(returned, Hook):
         return returned
     state, hook = None, returned
-    if isinstance(returned, tuple) and len(returned) == 2:  # noqa: PLR2004 - state and hook
+    if isinstance(returned, tuple) and len(returned) == 2:  # state and hook
         state, hook = returned
     if not callable(hook):
         raise InputError(

@@ -186,7 +186,7 @@ class Director:
         """The script's model, which alone keeps this object alive."""
         return self._reference()
 
-    def _give_way(self, name: str, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - DDP's
+    def _give_way(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         """Leave the model alone before a method of `INTERVENTIONS`, which all ranks call.
 
         Before the first step nothing was agreed on yet; but join() changes the steps that follow.

@@ -337,7 +337,7 @@ def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
     tell = torch.compiler.disable(_Calls.tell)
 
     @functools.wraps(backward)
-    def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - torch's
+    def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
         if task_under_way() != -1:  # an inner call
             return backward(tensors, *arguments, **keywords)
         tell(Passes.before_backward)

@@ -128,7 +128,7 @@ def _sampling(info: RunInfo) -> str:
     return ", ".join(parts)
 
 
-def _entry(heading: str, name: str = "", **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
+def _entry(heading: str, name: str = "", **options: Any) -> Column[Any]:
     """Return a column of an entry of ``run.json``."""
     return Column(heading, methodcaller("get", name or heading), **options)
 
