@@ -374,6 +374,7 @@ class NcclBase(Communicator, DeviceClock):
         """See `DeviceClock.wait`."""
         event.synchronize()
 
-    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
+    # There is one loop.
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002
         """Return the timer that records events on the stream of the operations."""
         return EventTimer(sync, self, progress)

@@ -100,7 +100,8 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
     @property
     def _backend(self) -> Any:
         """The torch backend of the group."""
-        return self._group._get_backend(self._torch_device)  # noqa: SLF001 - as in torch's documentation
+        # Torch's documentation has it so.
+        return self._group._get_backend(self._torch_device)  # noqa: SLF001
 
     # The device: tests replace these methods to run without a GPU
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -110,7 +110,8 @@ def _measure(expectations: Sequence[Expectation], settings: Settings, budget: st
         if each.operation:
             axes = {_AXES[name]: (value,) for name, value in each.filters.items() if name in _AXES}
             sizes = {"sizes": each.sizes_text} if each.sizes_text else {}
-            sweeps.append(Sweep(operations=(each.operation,), **axes, **sizes))  # type: ignore[arg-type] # by name
+            values: dict[str, Any] = {"operations": (each.operation,), **axes, **sizes}
+            sweeps.append(Sweep(**values))
     if not sweeps:
         raise InputError(
             "No expectation names an operation to measure; write latency@8: time <= 3us, or name a"

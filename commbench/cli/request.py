@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -237,13 +237,16 @@ def find_budget(budgets: Mapping[str, BudgetT], name: str, **changes: float | No
     Raises:
         InputError: the name is unknown, or a number is not above 0.
     """
-    numbers = {field: number for field, number in changes.items() if number is not None}
-    for field, number in numbers.items():
+    numbers: dict[str, Any] = {}
+    for field, number in changes.items():
+        if number is None:
+            continue
+        numbers[field] = number
         if not 0 < number < math.inf:
             option = field.removesuffix("_s").replace("_", "-")
             least = "more than 0 seconds" if field.endswith("_s") else "at least 1"
             raise InputError(f"--{option} {number:g} was asked for; give {least}.")
-    return dataclasses.replace(find_entry("budget", name, budgets), **numbers)  # type: ignore[arg-type] # fields are numbers
+    return dataclasses.replace(find_entry("budget", name, budgets), **numbers)
 
 
 def make_request(

@@ -210,14 +210,17 @@ class Training:
         Compiled code of other trainings stays.
         """
         if self.case.uses_ddp:
-            torch._dynamo.config.optimize_ddp = self.case.compile or COMPILE_MODES[0]  # noqa: SLF001 - documented so
+            # Torch documents this name.
+            config = torch._dynamo.config  # noqa: SLF001
+            config.optimize_ddp = self.case.compile or COMPILE_MODES[0]
             torch._dynamo.config.recompile_limit = _MOST_COMPILED  # noqa: SLF001 - as above
 
     def _pass_backward(self, loss: torch.Tensor) -> None:
         """Make a backward pass; the Python reducer needs compiled autograd."""
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.case.compile == "python_reducer":
-            context = torch._dynamo.compiled_autograd._enable(torch.compile)  # noqa: SLF001 - there is no public name
+            # Compiled autograd has no public name.
+            context = torch._dynamo.compiled_autograd._enable(torch.compile)  # noqa: SLF001
         with context:
             self.scaler.scale(loss).backward()
 

@@ -95,7 +95,8 @@ class Device:
 
     def random_state(self) -> tuple[Any, ...]:
         """Return the state of all random generators that training and data may use."""
-        return torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - the global generator is what other code uses
+        # Other code uses the global generator.
+        return torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
 
     def set_random_state(self, state: tuple[Any, ...]) -> None:
         """Restore the state of the random generators."""

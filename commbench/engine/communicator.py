@@ -87,7 +87,8 @@ class Communicator(ABC):
         raise self._cannot("persistent operations; use --cadence isolated or pipelined")
 
     @contextmanager
-    def watched(self, *, replayed: bool = False) -> Iterator[None]:  # noqa: ARG002 - most libraries do not say
+    # Most libraries do not say what they use.
+    def watched(self, *, replayed: bool = False) -> Iterator[None]:  # noqa: ARG002
         """Observe untimed calls, whose algorithm and transport the library may log.
 
         ``replayed`` calls were logged when they were captured.
@@ -170,7 +171,8 @@ class Communicator(ABC):
         """
         raise self._cannot("graphs of operations")
 
-    def result_offset(self, operation: Operation, shape: Shape) -> int:  # noqa: ARG002 - MPI's reduce_scatter differs
+    # MPI's reduce_scatter has another.
+    def result_offset(self, operation: Operation, shape: Shape) -> int:  # noqa: ARG002
         """In place, the element of the whole buffer at which this rank's own block begins."""
         return shape.rank * shape.block
 
@@ -199,7 +201,8 @@ class Communicator(ABC):
     def _splits(self) -> dict[tuple[Group, ...], Communicator | None]:
         return {}
 
-    def _split(self, groups: Sequence[Group]) -> Communicator | None:  # noqa: ARG002 - a backend overrides it
+    # A backend overrides it.
+    def _split(self, groups: Sequence[Group]) -> Communicator | None:  # noqa: ARG002
         raise self._cannot("groups of ranks")
 
     def close(self) -> None:
@@ -224,7 +227,8 @@ class HostCommunicator(Communicator):
 
     device = "cpu"
 
-    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002 - a backend may have others
+    # A backend may have others.
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002
         """Return the Python loop."""
         return PythonTimer(sync, progress)
 

@@ -299,7 +299,8 @@ class Record(Times):
         """
         try:
             if not isinstance(data, Mapping):
-                raise InputError(f"it is {str(data)[:40]!r}")  # noqa: TRY301 - said like all else that is amiss
+                # The handler below says it like all else that is amiss.
+                raise InputError(f"it is {str(data)[:40]!r}")  # noqa: TRY301
             record = read_as(cls, {**data, "case": _known_case(data.get("case"))})
             _check_record(record)
         except (InputError, UnsupportedError) as error:

@@ -54,7 +54,8 @@ class Guard(Hook):
                 f" {bucket.index()}: see its traceback, fix it and start again."
             ) from error
         watch.encoded()
-        if isinstance(future, torch._C.Future):  # noqa: SLF001 - the base of all of torch's futures has no public name
+        # The base of torch's futures has no public name.
+        if isinstance(future, torch._C.Future):  # noqa: SLF001
             return future, lambda value: value
         raise InputError(
             f"Hook {self.name} returned a value of type {type(future).__name__} for bucket"

@@ -343,7 +343,8 @@ class Director:
             workload=self.options.workload,
             world_size=group.size(),
             batch_per_rank=ended.batch,
-            backend=group._get_backend(device).name(),  # noqa: SLF001 - of a group with several backends
+            # A group may have several backends.
+            backend=group._get_backend(device).name(),  # noqa: SLF001
             precision=ended.precision,
             **setting_of_model(self._model),
             accumulation=max(1, len(ended.forwards)),

@@ -144,7 +144,8 @@ def is_compiled(ddp_model: DistributedDataParallel) -> bool:
     while dynamo is not None and frame is not None:
         if frame.f_globals.get("__name__", "").startswith("torch."):
             caller = frame.f_locals.get("self")
-            if isinstance(caller, dynamo.OptimizedModule) and caller._orig_mod is ddp_model:  # noqa: SLF001 - as above
+            is_compiled_module = isinstance(caller, dynamo.OptimizedModule)
+            if is_compiled_module and getattr(caller, "_orig_mod", None) is ddp_model:
                 return True
         frame = frame.f_back
     return False
@@ -157,7 +158,8 @@ def _has_safe_hook(ddp_model: DistributedDataParallel) -> bool:
     """
     hooks = own_hooks(ddp_model)
     if not hooks:
-        return not ddp_model._get_ddp_logging_data().get("comm_hook")  # noqa: SLF001 - a hook of DDP's C++ part
+        # The logged data name a hook of DDP's C++ part, too.
+        return not ddp_model._get_ddp_logging_data().get("comm_hook")  # noqa: SLF001
     for function, state in hooks:
         is_default = function in {default_hooks.allreduce_hook, *_HALVING_HOOKS}
         is_on_group = state is None or state is ddp_model.process_group

@@ -72,7 +72,8 @@ class Nvml:
         """
         try:
             answer = getattr(self._library, name)(*arguments)
-        except Exception:  # noqa: BLE001 - as above; a function that one GPU or an old driver lacks must not hide the others
+        # As above; a function that one GPU or an old driver lacks must not hide the others.
+        except Exception:  # noqa: BLE001
             return None
         return answer.decode() if isinstance(answer, bytes) else answer
 

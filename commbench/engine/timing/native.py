@@ -100,7 +100,8 @@ def _issue(table: Table) -> int:
 @compiled
 def _now(clock: int, timespec: NDArray[np.int64]) -> int:
     _call_address(clock, (CLOCK_MONOTONIC, timespec.ctypes.data))
-    return timespec[0] * 1_000_000_000 + timespec[1]  # type: ignore[no-any-return] # numba sees an int64
+    # For numba it is an int64.
+    return timespec[0] * 1_000_000_000 + timespec[1]  # type: ignore[no-any-return]
 
 
 @compiled
