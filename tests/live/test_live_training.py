@@ -51,7 +51,7 @@ def test_a_tuned_training_ends_to_the_bit_as_without(compared: Any, way: str) ->
 
 
 def test_every_live_switch_is_tried(compared: Any) -> None:
-    """Turn each switch in some training.
+    """Turn each switch in some training, but for those that change what a script holds.
 
     In a short one beside a busy core not every setting has its turn.
     """
