@@ -190,8 +190,9 @@ def mpirun() -> MpirunLauncher:
 
 @pytest.fixture(scope="session")
 def mpi_environment(mpirun: MpirunLauncher) -> dict[str, str]:
-    """Return the environment of ranks on this host."""
-    return {**os.environ, **NO_OFI, **mpirun.environment()}
+    """Return the environment of ranks on this host, which can import what tests share."""
+    path = os.pathsep.join(sys.path)
+    return {**os.environ, **NO_OFI, **mpirun.environment(), "PYTHONPATH": path}
 
 
 @pytest.fixture(scope="session")
@@ -200,11 +201,17 @@ def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRan
     last.
     """
 
-    def run(ranks: int, script: str, *arguments: str, timeout: float = 120) -> Any:
+    def run(
+        ranks: int,
+        script: str,
+        *arguments: str,
+        timeout: float = 120,
+        python: str = sys.executable,
+    ) -> Any:
         command = [
-            *(mpirun.mpirun, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"),
+            *(mpirun.path, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"),
             *("--mca", "mpi_yield_when_idle", "1"),
-            *(sys.executable, "-m", "mpi4py", str(RANKS / script), *arguments),
+            *(python, "-m", "mpi4py", str(RANKS / script), *arguments),
         ]
         try:
             done = subprocess.run(

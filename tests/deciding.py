@@ -51,6 +51,4 @@ def fresh(*timed: tuple[TrainingCase, float], **changes: Any) -> list[TrainingRe
 
 def decide(records: Sequence[TrainingRecord], **info: Any) -> Recommendation:
     """Return the recommendation, which there is."""
-    recommendation = recommend(records, info)
-    assert recommendation is not None
-    return recommendation
+    return recommend(records, info)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from measuring import measure
 from numpy.typing import NDArray
 from threads import ThreadControl, run_threads
 
@@ -17,7 +18,6 @@ from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Request
 from commbench.engine.communicator import Communicator, HostBuffer
 from commbench.engine.control import Control
-from commbench.engine.measure import measure
 from commbench.engine.records import FixedSettings, Record
 from commbench.engine.sampling import settings_after
 from commbench.engine.session import Session
@@ -30,13 +30,8 @@ from commbench.stats.budgets import BUDGETS, Budget
 ENDLESS_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Regime:
-    """Time of one call of at least ``from_bytes``: alpha + bytes / rate (Hockney's model)."""
-
-    from_bytes: int = 0
-    alpha_us: float = 5.0
-    GBps: float = 10.0
+#: Rate of the scripted link, in bytes per microsecond, and factors of slow times.
+RATE, SLOW, TAIL, COLD = 10_000.0, 1.5, 10.0, 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,28 +41,22 @@ class Script:
     ``seed``, the launch and the call determine every random draw.
     """
 
-    regimes: Sequence[Regime] = (Regime(),)
-    """Sorted by ``from_bytes``; each start is a breakpoint of the curve."""
+    alpha_us: float = 5.0
+    """Time of an empty call."""
     noise: float = 0.02
     """Standard deviation of the logarithm of a repetition's time."""
     launch_effect: float = 0.03
     """Standard deviation of the logarithm of a whole launch's factor."""
     slow_launches: float = 0.0
-    """Share of launches in a second mode, ``slow_factor`` times slower."""
-    slow_factor: float = 1.5
+    """Share of launches in a second mode, `SLOW` times slower."""
     tail: float = 0.01
-    """Share of repetitions that take ``tail_factor`` times as long."""
-    tail_factor: float = 10.0
+    """Share of repetitions that take `TAIL` times as long."""
     skew_us: float = 0.05
     """Mean lateness of a rank's arrival."""
     slow_rank: int | None = None
     slow_rank_factor: float = 1.2
-    slow_together: Group = ()
-    """Ranks; a call in a group that has all of them is ``slow_together_factor`` times slower."""
-    slow_together_factor: float = 2.0
     warmup: int = 0
-    """The first repetitions of a call, ``warmup_factor`` times slower."""
-    warmup_factor: float = 3.0
+    """The first repetitions of a call, `COLD` times slower."""
     wrong: Callable[[int], int] = field(default=lambda _rank: 0)
     """Returns the number of wrong elements that a rank reports."""
     unsupported: Sequence[str] = ()
@@ -76,8 +65,7 @@ class Script:
 
     def time_us(self, call_bytes: int) -> float:
         """Return the true median of one call, in microseconds."""
-        regime = [r for r in self.regimes if r.from_bytes <= call_bytes][-1]
-        return regime.alpha_us + call_bytes / (1e3 * regime.GBps)
+        return self.alpha_us + call_bytes / RATE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +114,6 @@ class FakeCommunicator(Communicator):
         seed = repr((self.script.seed, self.launch, *words))
         return np.random.default_rng(zlib.crc32(seed.encode()))
 
-    def true_us(self, call: FakeCall) -> float:
-        """Return the scripted time of a call in this group."""
-        time_us = self.script.time_us(call.call_bytes)
-        together = self.script.slow_together
-        if together and {*together} <= {*self.members}:
-            time_us *= self.script.slow_together_factor
-        return time_us
-
     def factors(self, identity: object, number: int, repetitions: int) -> NDArray[np.float64]:
         """Return the factor of each repetition's time, shape (repetitions,).
 
@@ -146,12 +126,12 @@ class FakeCommunicator(Communicator):
         draw = self.generator(identity, -1)
         of_launch = float(np.exp(script.launch_effect * draw.standard_normal()))
         if draw.random() < script.slow_launches:
-            of_launch *= script.slow_factor
+            of_launch *= SLOW
         draw = self.generator(identity, number)
         noise = np.exp(script.noise * draw.standard_normal(repetitions))
-        tail = np.where(draw.random(repetitions) < script.tail, script.tail_factor, 1.0)
+        tail = np.where(draw.random(repetitions) < script.tail, TAIL, 1.0)
         factors: NDArray[np.float64] = of_launch * noise * tail
-        factors[: max(0, script.warmup - number)] *= script.warmup_factor
+        factors[: max(0, script.warmup - number)] *= COLD
         if self.rank == script.slow_rank:
             factors *= script.slow_rank_factor
         return factors
@@ -249,8 +229,8 @@ class FakeTimer:
         identity = tuple((call.primitive, call.call_bytes) for call in fakes)
         number = self._drawn[identity]
         self._drawn[identity] += repetitions
-        true_us = batch * sum(fake.true_us(call) for call in fakes if call.call_bytes >= 0)
-        duration_us = true_us * fake.factors(identity, number, repetitions)
+        times_us = [fake.script.time_us(size) for _, size in identity if size >= 0]
+        duration_us = batch * sum(times_us) * fake.factors(identity, number, repetitions)
         lateness = fake.generator(identity, number, fake.rank)
         skew_ns = 1e3 * lateness.exponential(fake.script.skew_us, repetitions)
         self._progress.counters += repetitions
@@ -304,10 +284,8 @@ class Coarse(GlobalClock):
 
 def make_session(control: Control, *, slice_s: float = ENDLESS_S, visits: int = 1) -> Session:
     """Return the state of a launch."""
-    budget = replace(BUDGETS["quick"], visits=visits)
-    session = Session(control=control, budget=budget, progress=Progress())
-    session.slice_s = slice_s  # also 0
-    return session
+    budget = replace(BUDGETS["quick"], visits=visits, slice_s=slice_s)
+    return Session(control=control, budget=budget, progress=Progress())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,16 +296,13 @@ class FakeRun:
     ranks: int = 2
     hosts: Sequence[str] = ()
     clock: type[GlobalClock] = GlobalClock
-    relative_half_width: float = 0.05
     slice_s: float = ENDLESS_S
     visits: int = 1
 
     @property
     def budget(self) -> Budget:
         """Return the budget of a launch."""
-        return replace(
-            BUDGETS["quick"], relative_half_width=self.relative_half_width, visits=self.visits
-        )
+        return replace(BUDGETS["quick"], visits=self.visits)
 
     def launch(
         self,
@@ -341,11 +316,10 @@ class FakeRun:
         def work(control: ThreadControl) -> list[Record | None]:
             session = Session(
                 control=control,
-                budget=self.budget,
+                budget=replace(self.budget, slice_s=self.slice_s),
                 progress=Progress(),
                 clock=self.clock(),
                 hosts=self.hosts,
-                slice_s=self.slice_s,
             )
             communicator = FakeCommunicator(control, number, self.script)
             return [

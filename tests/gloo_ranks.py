@@ -57,7 +57,7 @@ def found_by(results: list[tuple[int, str, str]]) -> Any:
 #: a scaler changes no bit, and a skipped step drops all updates; one rank's infinity is seen by
 #: all ranks and stays out of the residual.
 OF_MEMORIES = {
-    "resume": {"parameters": True, "memory": True, "without the state": False},
+    "resume": {"parameters": True, "memory": True},
     "scaled": {
         "same memory": True,
         "same parameters": True,

@@ -84,7 +84,7 @@ def mpirun(**options: object) -> MpirunLauncher:
     launcher = choose_launcher(placement=Placement(oversubscribe=True))
     if not isinstance(launcher, MpirunLauncher):
         pytest.skip("needs Open MPI's mpirun")
-    return MpirunLauncher(mpirun=launcher.mpirun, oversubscribe=True, **options)  # type: ignore[arg-type]
+    return MpirunLauncher(path=launcher.path, oversubscribe=True, **options)  # type: ignore[arg-type]
 
 
 class ScriptLauncher:

@@ -16,7 +16,7 @@ from training_builders import make_training_case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.live.options import LiveOptions
-from commbench.live.run import LiveRun
+from commbench.live.run import Facts, LiveRun
 from commbench.tuner.experiment import UNTIMED, Experiment
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -59,26 +59,22 @@ def with_cap(cap: str, **changes: object) -> TrainingCase:
     return dataclasses.replace(OWN, bucket_cap_mb=cap, **changes)  # type: ignore[arg-type]
 
 
-def make_block(
-    record: TrainingRecord | None,
-    case: TrainingCase,
-    steps_ms: Sequence[float],
-    *,
-    at: int,
-    launch: int = 0,
+def make_record(
+    case: TrainingCase, blocks_ms: Sequence[Sequence[float]], at: Sequence[int], launch: int = 0
 ) -> TrainingRecord:
-    """Return the record of a case with one more block."""
-    record = record or TrainingRecord(
-        case=case, launch=launch, discarded=UNTIMED, parameters=8_700_000
-    )
-    return dataclasses.replace(
-        record,
-        step_ms=(*record.step_ms, *steps_ms),
-        block_lengths=(*record.block_lengths, len(steps_ms)),
-        block_at=(*record.block_at, at),
-        block_steps=UNTIMED + len(steps_ms),
+    """Return the record of blocks with these steps, which began at these steps of the training."""
+    steps_ms = [step_ms for block_ms in blocks_ms for step_ms in block_ms]
+    return TrainingRecord(
+        case=case,
+        launch=launch,
+        discarded=UNTIMED,
+        parameters=8_700_000,
+        step_ms=steps_ms,
+        block_lengths=list(map(len, blocks_ms)),
+        block_at=at,
+        block_steps=UNTIMED + len(blocks_ms[-1]),
         bucket_bytes=(1_200_000, 33_600_000),
-        measuring_s=record.measuring_s + sum(steps_ms) / 1e3,
+        measuring_s=sum(steps_ms) / 1e3,
     )
 
 
@@ -86,11 +82,8 @@ def make_blocks(
     case: TrainingCase, medians_ms: Sequence[float], *, launch: int = 0, first: int = WARM_UP
 ) -> TrainingRecord:
     """Return the record of blocks of three equal steps with these times."""
-    record = None
-    for number, median_ms in enumerate(medians_ms):
-        record = make_block(record, case, [median_ms] * 3, at=first + 10 * number, launch=launch)
-    assert record is not None
-    return record
+    at = list(range(first, first + 10 * len(medians_ms), 10))
+    return make_record(case, [[median_ms] * 3 for median_ms in medians_ms], at, launch)
 
 
 def simulate(
@@ -102,15 +95,15 @@ def simulate(
     """
     generator = random.Random(f"{seed}:{launch}")
     settings = [with_cap(cap) for cap in steps_ms]
-    experiment = Experiment(settings, seed=seed + launch, max_steps=None)
+    experiment = Experiment(settings, seed=seed + launch)
     numbers: Counter[TrainingCase] = Counter()
     written, step = [], WARM_UP
-    while (block := experiment.next_block(step, None)) is not None:
+    while (block := experiment.next_block(step, 0)) is not None:
         case = dataclasses.replace(settings[block.setting], phase=block.phase)
         usual_ms = steps_ms[case.bucket_cap_mb] * generator.lognormvariate(0, noise)
         times_ms = [usual_ms * generator.lognormvariate(0, noise) for _ in range(block.steps)]
         numbers[case] += 1
-        record = make_block(None, case, times_ms, at=step, launch=launch)
+        record = make_record(case, [times_ms], [step], launch)
         written.append(dataclasses.replace(record, block=numbers[case]))
         experiment.add(block, times_ms)
         step += UNTIMED + block.steps
@@ -123,12 +116,15 @@ def losses_until(step: int, seed: int = 3) -> list[float]:
     return [2.3 / (1 + number / 200) + generator.gauss(0, 0.05) for number in range(WARM_UP, step)]
 
 
-def open_run(
-    out: Path, *, own: TrainingCase = OWN, options: LiveOptions | None = None, **facts: object
-) -> LiveRun:
+def make_facts(own: TrainingCase = OWN) -> Facts:
+    """Return the facts of a training."""
+    return Facts(original=own, parameters=8_700_000)
+
+
+def open_run(out: Path, *, own: TrainingCase = OWN, options: LiveOptions | None = None) -> LiveRun:
     """Start a launch of a live tuning in ``out``."""
     settings = [own, *(with_cap(cap) for cap in STEPS_MS if cap != own.bucket_cap_mb)]
-    return LiveRun(options or make_options(out), settings, parameters=8_700_000, **facts)  # type: ignore[arg-type]
+    return LiveRun(options or make_options(out), settings, make_facts(own))
 
 
 def make_live_run(

@@ -95,12 +95,12 @@ def topk(elsewhere: Tensor) -> Iterator[Row]:
         n, k = gradient.numel(), gradient.numel() // 100
         payload = torch.zeros(8 * k, dtype=torch.uint8, device=device)
         selector = make_selector(n, k, "float32", fast=True, device=device)
-        selector.encode(gradient, residual, payload, out_residual=residual, step=0)
+        selector.encode(gradient, residual, payload, 0)
         torch.cuda.synchronize()
         activity = torch.profiler.ProfilerActivity.CUDA
         with torch.profiler.profile(activities=[activity]) as profile:
             for step in range(PROFILED_ROUNDS):
-                selector.encode(gradient, residual, payload, out_residual=residual, step=step)
+                selector.encode(gradient, residual, payload, step)
             torch.cuda.synchronize()
         for event in profile.key_averages():
             us = event.self_device_time_total / PROFILED_ROUNDS
@@ -127,7 +127,7 @@ def int8(elsewhere: Tensor) -> Iterator[Row]:
                 "torch": TorchQuantiser(layout),
             }
             for name, of in by_name.items():
-                encode = partial(of.encode, gradient, residual, payload, out_residual=residual)
+                encode = partial(of.encode, gradient, residual, payload)
                 combine = partial(of.combine, payload, own, divisor=float(ranks), residual=shard)
                 decode = partial(of.decode, payload, decoded)
                 calls = {

@@ -44,6 +44,7 @@ from commbench.errors import InputError
 from commbench.live import tune
 from commbench.live.director import WARM_UP_PASSES, Director
 from commbench.live.options import LiveOptions
+from commbench.live.run import Facts
 from commbench.live.watch import BLOCK_STEPS
 from commbench.results import load_run
 from commbench.results.trained import median
@@ -197,7 +198,7 @@ def cost_of_worse(out: Path) -> float:
 
 def measure_equal(directory: Path, runs: int) -> dict[str, object]:
     """Tune among twelve equal settings, some times; return the verdicts."""
-    tune.settings_of = equal_settings  # type: ignore[attr-defined] # no other way to have equal settings
+    tune.settings_of = equal_settings  # type: ignore[assignment, attr-defined] # the only way
     verdicts = []
     for number in range(runs):
         training = Training(99)
@@ -211,8 +212,9 @@ def measure_equal(directory: Path, runs: int) -> dict[str, object]:
     return {"verdicts": verdicts}
 
 
-def equal_settings(original: TrainingCase, *_: object, **__: object) -> list[TrainingCase]:
+def equal_settings(facts: Facts, *_: object) -> list[TrainingCase]:
     """Return settings with one bucket each, under different names."""
+    original = facts.original
     return [original, *(dataclasses.replace(original, bucket_cap_mb=cap) for cap in EQUAL[1:])]
 
 

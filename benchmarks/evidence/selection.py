@@ -159,7 +159,7 @@ class HostTrial:
     def _select(self) -> None:
         self._step += 1
         gradient, residual, payload = self._tensors
-        self._selector.encode(gradient, residual, payload, out_residual=residual, step=self._step)
+        self._selector.encode(gradient, residual, payload, self._step)
 
     def _select_by_torch(self) -> None:
         """Select in place and with memory of its own, as one would write it by hand."""
@@ -258,9 +258,7 @@ class GpuTrial:
 
     def _encode(self, selector: Any) -> None:  # noqa: ANN401 - either of make_selector
         self._step += 1
-        selector.encode(
-            self.gradient, self.residual, self.payload, out_residual=self.residual, step=self._step
-        )
+        selector.encode(self.gradient, self.residual, self.payload, self._step)
 
     def _select_plainly(self) -> None:
         """Select in as few calls of torch as it takes where everything is finite."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import geometric_mean
 from typing import TypeVar
 
 from commbench import stats
 from commbench.ddp.plan.cases import CONFIRM
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.engine.records import Record
 from commbench.findings import Finding, Value
 from commbench.results import Run, once_per_run
 from commbench.results.info import Launch, RunInfo
@@ -21,7 +21,6 @@ from commbench.results.summary import keyed_records, launch_values
 from commbench.results.trained import trained
 from commbench.stats import Comparison, Verdict
 from commbench.system.env import is_control, variables_of
-from commbench.words import Estimate
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 #: Time by case and launch, of one environment.
@@ -46,16 +45,6 @@ class EnvRatio:
     Its verdict is inconclusive if the control differs.
     """
 
-    @property
-    def is_control(self) -> bool:
-        """Whether it is the repetition of the first environment."""
-        return is_control(self.env)
-
-    @property
-    def estimate(self) -> Estimate:
-        """The ratio with its interval."""
-        return Estimate(self.comparison.ratio, *self.comparison.bounds)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EnvComparison:
@@ -65,42 +54,12 @@ class EnvComparison:
     ratios: Sequence[EnvRatio]
     """The control first, then the others in the requested order; without those that have no case
     with the first."""
+    best: EnvRatio | None
+    """The fastest environment of those shown to be faster than the first; None without any."""
+    finding: Finding
+    """The conclusion: which environment is the fastest, and how far the control differs."""
     is_fresh: bool = False
     """Whether the launches are those that confirm training settings."""
-
-    @property
-    def control(self) -> EnvRatio | None:
-        """The repetition of the first environment; None if it was not measured."""
-        return next((ratio for ratio in self.ratios if ratio.is_control), None)
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether the control's interval includes 1: launches then differ by no more than intervals
-        show.
-        """
-        if self.control is None:
-            return False
-        low, high = self.control.comparison.bounds
-        return low is not None and high is not None and low <= 1 <= high
-
-    @property
-    def best(self) -> EnvRatio | None:
-        """The fastest environment of those shown to be faster than the first; None without any."""
-        faster = [ratio for ratio in self.ratios if ratio.comparison.verdict is Verdict.FASTER]
-        return min(faster, key=lambda ratio: ratio.comparison.ratio, default=None)
-
-    @property
-    def finding(self) -> Finding:
-        """The conclusion: which environment is the fastest, and how far the control differs."""
-        if self.control is None or self.control.comparison.interval is None:
-            return Finding("env_few_launches", self.first)
-        numbers: dict[str, Value] = {"control": self.control.estimate}
-        if not self.is_sound:
-            return Finding("env_unsound", self.first, numbers)
-        if self.best is None:
-            return Finding("env_none", self.first, numbers)
-        numbers |= {"env": self.best.env, "best": self.best.estimate}
-        return Finding("env_fastest", self.first, numbers)
 
 
 def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvComparison | None:
@@ -113,10 +72,10 @@ def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvCompari
         envs: the environments in the requested order.
     """
     first, *others = envs
-    counts: dict[str, int] = {}
+    counts = {}
     controls: dict[str, _Pair] = {}
     values: dict[str, _Pair] = {}
-    times: dict[tuple[str, Hashable], _Pair] = {}
+    times = {}
     before = by_env.get(first, {})
     for env in others:
         after = by_env.get(env, {})
@@ -131,32 +90,37 @@ def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvCompari
             times[env, case] = [*before[case].values()], [*after[case].values()]
     if not counts:
         return None
-    comparisons = _comparisons(controls) | _comparisons(values)
+    comparisons = _comparisons(controls)
+    control = next(iter(comparisons.values()), None)
+    comparisons |= _comparisons(values)
     verdicts = Counter((env, each.verdict) for (env, _), each in _comparisons(times).items())
-    ratios = [
-        EnvRatio(
+    numbers: dict[str, Value] = {}
+    code, is_sound = "env_few_launches", False
+    if control is not None and control.interval is not None:
+        # launches differ by no more than intervals show
+        is_sound = control.interval.low <= 1 <= control.interval.high
+        numbers["control"] = control.estimate
+        code = "env_none" if is_sound else "env_unsound"
+    ratios = []
+    for env, count in counts.items():
+        comparison = comparisons[env]
+        if not is_sound:
+            comparison = replace(comparison, verdict=Verdict.INCONCLUSIVE, further=None)
+        ratio = EnvRatio(
             env=env,
             cases=count,
             faster=verdicts[env, Verdict.FASTER],
             slower=verdicts[env, Verdict.SLOWER],
-            comparison=comparisons[env],
+            comparison=comparison,
         )
-        for env, count in counts.items()
-    ]
-    comparison = EnvComparison(first=first, ratios=ratios)
-    if not comparison.is_sound:
-        return _without_verdicts(comparison)
-    return comparison
-
-
-def _without_verdicts(comparison: EnvComparison) -> EnvComparison:
-    ratios = [
-        replace(
-            ratio, comparison=replace(ratio.comparison, verdict=Verdict.INCONCLUSIVE, further=None)
-        )
-        for ratio in comparison.ratios
-    ]
-    return replace(comparison, ratios=ratios)
+        ratios.append(ratio)
+    faster = [ratio for ratio in ratios if ratio.comparison.verdict is Verdict.FASTER]
+    best = min(faster, key=attrgetter("comparison.ratio"), default=None)
+    if best is not None:
+        code = "env_fastest"
+        numbers |= {"env": best.env, "best": best.comparison.estimate}
+    finding = Finding(code, first, numbers)
+    return EnvComparison(first=first, ratios=ratios, best=best, finding=finding)
 
 
 def _comparisons(pairs: Mapping[KeyT, _Pair]) -> dict[KeyT, Comparison]:
@@ -181,7 +145,12 @@ def collective_envs(run: Run) -> EnvComparison | None:
 
     None if it varied none.
     """
-    return compare_env(_collective_times(run.records), run.info.get("env") or [""])
+    by_env: dict[str, _Times] = {}
+    for (_, group), of_row in keyed_records(run.records).items():
+        case, times = of_row[-1].case, launch_values(of_row)
+        if times:
+            by_env.setdefault(case.env, {})[replace(case, env=""), group] = times
+    return compare_env(by_env, run.info.get("env") or [""])
 
 
 @once_per_run
@@ -210,15 +179,6 @@ def compare_training_envs(records: Iterable[TrainingRecord], info: RunInfo) -> E
     return comparison and replace(comparison, is_fresh=bool(confirmed))
 
 
-def _collective_times(records: Iterable[Record]) -> dict[str, _Times]:
-    by_env: dict[str, _Times] = {}
-    for (_, group), of_row in keyed_records(records).items():
-        case, times = of_row[-1].case, launch_values(of_row)
-        if times:
-            by_env.setdefault(case.env, {})[replace(case, env=""), group] = times
-    return by_env
-
-
 # ------------------------------------------------------------------------------------ the variables
 
 
@@ -231,26 +191,25 @@ def variable_findings(info: RunInfo) -> list[Finding]:
     if not launches:
         return []
     unlike: list[Finding] = []
-    right, names, logged = 0, dict[str, None](), set[str]()
+    right = 0
+    is_logged: dict[str, bool] = {}
     for launch in launches:
         differences = _unlike(launch)
         right += not differences
         unlike += [each for each in differences if each not in unlike]
         for name, values in launch["variables"].items():
-            names[name] = None
-            if values["nccl"]:
-                logged.add(name)
+            is_logged[name] = is_logged.get(name, False) or bool(values["nccl"])
     findings = [
         Finding(
             "variables_set",
-            numbers={"right": right, "starts": len(launches), "names": tuple(names)},
+            numbers={"right": right, "starts": len(launches), "names": tuple(is_logged)},
         ),
         *unlike,
     ]
-    read = tuple(name for name in names if name in logged)
+    read = tuple(name for name in is_logged if is_logged[name])
     if read:
         findings.append(Finding("variables_logged", numbers={"names": read}))
-    unread = tuple(name for name in names if name.startswith("NCCL_") and name not in logged)
+    unread = tuple(name for name in is_logged if name.startswith("NCCL_") and not is_logged[name])
     if unread:
         findings.append(Finding("variables_unlogged", numbers={"names": unread}))
     return findings

@@ -274,11 +274,10 @@ def _parse_sizes(text: str | None) -> Sequence[tuple[int, int]]:
     sizes = []
     if text is not None:
         for item in text.strip().split(","):
-            first, *last = [parse_size(end) for end in item.split(":")]
-            end = last[0] if last else first
-            if len(last) > 1 or first > end:
+            ends = [parse_size(end) for end in item.split(":")]
+            if len(ends) > 2 or ends != sorted(ends):  # noqa: PLR2004 - both ends
                 raise InputError(f"{item} is no range of sizes FIRST:LAST, such as 8:64M.")
-            sizes.append((first, end))
+            sizes.append((ends[0], ends[-1]))
     return sizes
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from commbench.analysis.stragglers.judging import ALPHA, RELEVANT, judge, rank_sum_p
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.results.info import RunInfo, host_by_rank
 from commbench.stats import median
 
@@ -48,7 +48,7 @@ class RankTime(NamedTuple):
 def parts_of(record: TrainingRecord) -> list[Part]:
     """Return the parts of the mean step; they add up to it, because the last one is the rest."""
     step_ms, exposed_ms = fmean(record.step_ms), record.exposed_comm_ms or 0.0
-    parts_ms: dict[str, float] = {}
+    parts_ms = {}
     if record.broadcast_ms:
         parts_ms["broadcast of buffers, as of BatchNorm"] = record.broadcast_ms
     parts_ms |= {
@@ -96,21 +96,25 @@ def watched_findings(record: TrainingRecord, info: RunInfo) -> list[Finding]:
             name = f"{name} on {ranks[straggler].host}"
         late_ms = ranks[straggler].computing_ms - median(others_ms)
         of_straggler = Finding("watched_straggler", name, {"late_ms": late_ms})
-    of_steps: dict[str, Value] = {
-        "mean_ms": step_ms,
-        "median_ms": median(record.step_ms),
-        "steps": len(record.step_ms),
-    }
-    of_ranks: dict[str, Value] = {
-        "fastest": fastest.rank,
-        "fastest_ms": fastest.computing_ms,
-        "slowest": slowest.rank,
-        "slowest_ms": slowest.computing_ms,
-    }
     gain = step_ms / (step_ms - (record.exposed_comm_ms or 0.0))
     return [
-        Finding("watched_step", numbers=of_steps),
-        Finding("watched_ranks", numbers=of_ranks),
+        Finding(
+            "watched_step",
+            numbers={
+                "mean_ms": step_ms,
+                "median_ms": median(record.step_ms),
+                "steps": len(record.step_ms),
+            },
+        ),
+        Finding(
+            "watched_ranks",
+            numbers={
+                "fastest": fastest.rank,
+                "fastest_ms": fastest.computing_ms,
+                "slowest": slowest.rank,
+                "slowest_ms": slowest.computing_ms,
+            },
+        ),
         of_straggler,
         Finding("watched_bound", numbers={"gain": gain, "command": command}),
     ]

@@ -82,9 +82,8 @@ class CupyMemory(Communicator):
 
     def use_assigned_gpu(self, control: Control) -> None:
         """Use this rank's GPU from now on, with a stream of its own; collective."""
-        assigned = assign_gpu(control, find_gpus(self.backend))
-        cupy.cuda.Device(assigned.device).use()
-        self.ranks_per_gpu = assigned.ranks_per_gpu
+        number, self.ranks_per_gpu = assign_gpu(control, find_gpus(self.backend))
+        cupy.cuda.Device(number).use()
         self._stream = cupy.cuda.Stream(non_blocking=True)
 
     def read_gpu_properties(self) -> None:

@@ -8,7 +8,6 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from commbench.backends.nccl_library import LOG, set_defaults
 from commbench.engine.control import Control, gather_everywhere
@@ -20,17 +19,7 @@ from commbench.units import format_size
 _SHARING = {"NCCL_NET": "Socket", "NCCL_NVLS_ENABLE": "0"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class AssignedGpu:
-    """The GPU of a rank."""
-
-    device: int
-    """The GPU's number among those that this rank sees."""
-    ranks_per_gpu: int
-    """The largest number of ranks of the launch on one physical GPU."""
-
-
-def assign_gpu(control: Control, visible: Sequence[str]) -> AssignedGpu:
+def assign_gpu(control: Control, visible: Sequence[str]) -> tuple[int, int]:
     """Assign a GPU to each rank before NCCL reads its settings; collective.
 
     If all ranks of a host see all GPUs, its k-th rank gets the k-th GPU, round robin. A launcher
@@ -44,6 +33,10 @@ def assign_gpu(control: Control, visible: Sequence[str]) -> AssignedGpu:
         control: among all ranks of the launch.
         visible: the PCI address, or else another identifier, of each GPU that this rank can use, in
             CUDA's order.
+
+    Returns:
+        The number of this rank's GPU among those that it sees, and the largest number of ranks of
+        the launch on one physical GPU.
     """
     gathered = gather_everywhere(control, (machine_id(), socket.gethostname(), tuple(visible)))
     devices, ranks_per_gpu = distribute([(machine, gpus) for machine, _, gpus in gathered])
@@ -54,7 +47,7 @@ def assign_gpu(control: Control, visible: Sequence[str]) -> AssignedGpu:
         if len(set(hosts)) == 1:
             set_defaults({"NCCL_SOCKET_IFNAME": "lo"})
     LOG.enable()
-    return AssignedGpu(device=devices[control.rank], ranks_per_gpu=ranks_per_gpu)
+    return devices[control.rank], ranks_per_gpu
 
 
 def distribute(visible_by_rank: Sequence[tuple[str, Sequence[str]]]) -> tuple[list[int], int]:

@@ -14,16 +14,16 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from commbench.backends.mpi_control import COMPONENT_QUERY, MpiControl
-from commbench.backends.mpi_report import algorithm_of, takes_gpu_memory
+from commbench.backends.mpi_report import takes_gpu_memory
 from commbench.collectives.datatypes import DataType
 from commbench.collectives.layouts import Shape
-from commbench.collectives.operations import Operation
+from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Request
 from commbench.engine.communicator import HostCommunicator
 from commbench.engine.control import gather_everywhere
 from commbench.engine.timing.loops import Call, Progress, Timer, address_of
-from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls
+from commbench.engine.timing.native import NativeTimer
 from commbench.engine.timing.sync import Synchroniser
 from commbench.findings import UnsupportedError
 
@@ -90,14 +90,6 @@ class MpiCommunicator(HostCommunicator):
         self._library = ctypes.CDLL(MPI.__file__)
         self._handle = _c_handle(self._comm)
         self._status = _statuses(1)
-        on_host, off_host = control.connections
-        different = len(set(self._hosts))
-        connections = []
-        if different < len(self._hosts):
-            connections.append(on_host)
-        if different > 1:
-            connections.append(off_host)
-        self._transport = "+".join(filter(None, connections))
 
     def library(self) -> str:
         """Return e.g. ``Open MPI 5.0.11``."""
@@ -117,44 +109,47 @@ class MpiCommunicator(HostCommunicator):
 
         ``sm``; empty without a report.
         """
-        return self._transport if self.size > 1 else "self"
+        if self.size == 1:
+            return "self"
+        on_host, off_host = self._control.connections
+        hosts = len(set(self._hosts))
+        connections = []
+        if hosts < self.size:
+            connections.append(on_host)
+        if hosts > 1:
+            connections.append(off_host)
+        return "+".join(filter(None, connections))
 
     def algorithm(self, operation: str) -> str:
-        """Return the component of Open MPI that carries a collective, e.g. ``coll/tuned``."""
-        return algorithm_of(self._component, operation)
+        """Return the component of Open MPI that carries a collective, e.g. ``coll/tuned``; empty
+        if the preferred one may lack the collective.
+        """
+        if self._component not in OPERATIONS[operation].open_mpi_components:
+            return ""
+        return f"coll/{self._component}"
 
     def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
         """Return the native loop unless the Python loop is requested."""
         if loop == "python":
             return super().timer(loop, sync, progress)
-        return NativeTimer(sync, self._sync_calls(sync.method), progress)
-
-    def _sync_calls(self, method: str) -> SyncCalls:
-        handle, instant = _c_handle(self._control.comm), self._control.instant
-        broadcast = self._c_call(
-            "MPI_Bcast", instant.ctypes.data, 1, _c_handle(MPI.INT64_T), 0, handle
-        )
-        barrier = [self._c_call("MPI_Barrier", handle)]
-        if method == "barrier":
+        control = self._control
+        comm, address = _c_handle(control.comm), control.instant.ctypes.data
+        barrier = []
+        if sync.method == "round-time":
+            barrier.append(self._c_call("MPI_Barrier", comm))
+        if sync.method == "barrier":
             # of the operation's communicator, as in OSU and IMB: its memory is in the cache
-            barrier = [self._c_call("MPI_Barrier", self._handle)]
-        if method == "dissemination":
-            barrier = [
-                self._c_exchange(distance, handle)
-                for distance in (1 << i for i in range((self._control.size - 1).bit_length()))
-            ]
-        assert method in METHODS  # noqa: S101 - choose_method yields nothing else
-        return SyncCalls(barrier=barrier, broadcast=[broadcast], instant=instant)
-
-    def _c_exchange(self, distance: int, comm: int) -> tuple[int, ...]:
-        """Return one round of a dissemination barrier: empty messages to rank + distance and from
-        rank - distance.
-        """
-        address, byte = self._control.instant.ctypes.data, _c_handle(MPI.BYTE)
-        rank, size = self._control.rank, self._control.size
-        target, source = (rank + distance) % size, (rank - distance) % size
-        ends = (address, 0, byte, target, TAG, address, 0, byte, source, TAG)
-        return self._c_call("MPI_Sendrecv", *ends, comm, int(self._status.ctypes.data))
+            barrier.append(self._c_call("MPI_Barrier", self._handle))
+        if sync.method == "dissemination":
+            none = (address, 0, _c_handle(MPI.BYTE))  # empty messages
+            status = int(self._status.ctypes.data)
+            for target, source in sync.rounds():
+                ends = (*none, target, TAG, *none, source, TAG, comm, status)
+                barrier.append(self._c_call("MPI_Sendrecv", *ends))
+        broadcast = self._c_call("MPI_Bcast", address, 1, _c_handle(MPI.INT64_T), 0, comm)
+        return NativeTimer(
+            sync, progress, barrier=barrier, broadcast=[broadcast], instant=control.instant
+        )
 
     def _c_call(self, name: str, *arguments: int) -> tuple[int, ...]:
         return (address_of(getattr(self._library, name)), *arguments)

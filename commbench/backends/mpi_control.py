@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 import time
-from dataclasses import dataclass
 from typing import TypeVar
 
 import mpi4py
@@ -46,33 +45,23 @@ COMPONENT_QUERY = ComponentQuery(ctypes.CDLL(MPI.__file__))
 _INT_TAG = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """The start of MPI: seconds in MPI_Init, and the components of connections on and between
-    hosts.
-    """
-
-    init_s: float
-    on_host: str = ""
-    off_host: str = ""
-
-
-def start_mpi() -> Start:
+def start_mpi() -> tuple[float, tuple[str, str]]:
     """Initialise MPI; later calls do nothing.
+
+    Return the seconds in MPI_Init, and the components of connections on and between hosts.
 
     Only stdout is captured: if MPI_Init ends the process, its reason on stderr must reach the
     terminal.
     """
     if MPI.Is_initialized():
-        return Start(init_s=0.0)
+        return 0.0, ("", "")
     for name, value in REPORT.items():
         os.environ.setdefault(name, value)
     start = time.perf_counter()
     with captured(1) as output, COMPONENT_QUERY.starting():
         MPI.Init_thread(MPI.THREAD_FUNNELED)
     seconds = time.perf_counter() - start
-    on_host, off_host = parse_connections(output.text)
-    return Start(init_s=seconds, on_host=on_host, off_host=off_host)
+    return seconds, parse_connections(output.text)
 
 
 def parse_connections(report: str) -> tuple[str, str]:
@@ -108,15 +97,13 @@ class MpiControl:
     """The control plane over a duplicate of MPI_COMM_WORLD."""
 
     def __init__(self) -> None:
-        self.start = start_mpi()
+        self.init_s, connections = start_mpi()
         _allow_short_naps()
         self.comm, _ = COMPONENT_QUERY.with_component(MPI.COMM_WORLD.Dup)
         self.rank = self.comm.Get_rank()
         self.size = self.comm.Get_size()
         self.instant = np.zeros(1, dtype=np.int64)
-        self.connections: tuple[str, str] = self.comm.bcast(
-            (self.start.on_host, self.start.off_host)
-        )
+        self.connections: tuple[str, str] = self.comm.bcast(connections)
         self._spec = [self.instant, 1, MPI.INT64_T]
         self._empty = [np.zeros(0, dtype=np.int8), 0, MPI.BYTE]
 

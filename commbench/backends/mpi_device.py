@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,17 +54,6 @@ class DeviceMpiCommunicator(CupyMemory):
         """Open the backend among all ranks of ``control``; collective."""
         return cls(control, MpiCommunicator(control))
 
-    @abstractmethod
-    def mpi_side(self, buffer: Any) -> Any:  # noqa: ANN401 - as the carrier takes it
-        """Return the buffer that the carrier gets in place of a device buffer."""
-
-    @abstractmethod
-    def with_copies(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:
-        """Return the carrier's call with the copies that it needs.
-
-        On this rank, it reads ``out``, writes ``into``.
-        """
-
     @property
     def takes_gpu_memory(self) -> bool:
         """Whether the carrier's library accepts GPU memory."""
@@ -107,43 +95,32 @@ class DeviceMpiCommunicator(CupyMemory):
         super().poison(buffer)
         self.complete()
 
-    def call(self, request: Request) -> Call:
-        """Prepare the carrier's call, with the copies that it needs."""
-        call = self._carrier.call(request.mapped(self.mpi_side))
-        return self.with_copies(call, request.read(self.rank), request.written(self.rank))
-
 
 class CudaMpiCommunicator(DeviceMpiCommunicator):
-    """CUDA-aware MPI, called with addresses in GPU memory; another MPI would crash on them.
-
-    Raises:
-        InputError: the library does not report that it accepts GPU memory.
-    """
+    """CUDA-aware MPI, called with addresses in GPU memory; another MPI would crash on them."""
 
     backend = "mpi-cuda"
     loops = ("native", "python")
 
-    def __init__(
-        self,
-        control: Control,
-        carrier: MpiCommunicator,
-        parent: DeviceMpiCommunicator | None = None,
-    ) -> None:
+    @classmethod
+    def connect(cls, control: MpiControl) -> CudaMpiCommunicator:
+        """See `DeviceMpiCommunicator.connect`.
+
+        Raises:
+            InputError: the library does not report that it accepts GPU memory.
+        """
+        carrier = MpiCommunicator(control)
         if not carrier.takes_gpu_memory:
             raise InputError(
                 f"Backend mpi-cuda passes GPU memory to MPI, and {carrier.library()} does not"
                 " report support for it (MPIX_Query_cuda_support); use an MPI that is built for"
                 " CUDA, or --backend mpi-staged."
             )
-        super().__init__(control, carrier, parent)
+        return cls(control, carrier)
 
-    def mpi_side(self, buffer: Any) -> Any:  # noqa: ANN401 - see the base
-        """Return the buffer itself."""
-        return buffer
-
-    def with_copies(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:  # noqa: ARG002 - MPI copies
-        """Return the call itself."""
-        return call
+    def call(self, request: Request) -> Call:
+        """Prepare the carrier's call on the same buffers."""
+        return self._carrier.call(request)
 
 
 @dataclass(frozen=True)
@@ -179,14 +156,11 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
         super().poison(buffer)
         buffer.host.memory.view(np.uint8)[:] = STALE
 
-    def mpi_side(self, buffer: Any) -> Any:  # noqa: ANN401 - see the base
-        """Return the buffer's host memory."""
-        return buffer.host
-
-    def with_copies(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:
-        """Return a call that copies from the GPU, runs the operation, and copies to the GPU."""
-        before = [self._copy(buffer, to_host=True) for buffer in out if buffer.count]
-        after = [self._copy(buffer, to_host=False) for buffer in into if buffer.count]
+    def call(self, request: Request) -> Call:
+        """Prepare copies from the GPU, the carrier's call on host memory, and copies to the GPU."""
+        call = self._carrier.call(request.mapped(lambda buffer: buffer.host))
+        before = self._copies(request.read(self.rank), to_host=True)
+        after = self._copies(request.written(self.rank), to_host=False)
         operation, wait = call.run, self._stream.synchronize
 
         def run() -> None:
@@ -200,12 +174,17 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
             if after:
                 wait()
 
-        return Call(run=run, keep=(call, *out, *into))
+        return Call(run=run, keep=(call, request))
 
-    def _copy(self, buffer: StagedBuffer, *, to_host: bool) -> Callable[[], object]:
+    def _copies(self, buffers: Sequence[Any], *, to_host: bool) -> list[Callable[[], object]]:
         runtime = cupy.cuda.runtime
-        ends, kind = [buffer.address, buffer.host.address], runtime.memcpyHostToDevice
-        if to_host:
-            ends.reverse()
-            kind = runtime.memcpyDeviceToHost
-        return partial(runtime.memcpyAsync, *ends, buffer.nbytes, kind, self._stream.ptr)
+        copies: list[Callable[[], object]] = []
+        for buffer in buffers:
+            ends, kind = [buffer.address, buffer.host.address], runtime.memcpyHostToDevice
+            if to_host:
+                ends.reverse()
+                kind = runtime.memcpyDeviceToHost
+            copy = partial(runtime.memcpyAsync, *ends, buffer.nbytes, kind, self._stream.ptr)
+            if buffer.count:
+                copies.append(copy)
+        return copies

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from commbench.collectives.operations import find_operation
-
 T = TypeVar("T")
 
 #: The variable with the verbosity of Open MPI's collective components; if it is set already, we
@@ -93,7 +91,8 @@ class ComponentQuery:
         other than 0, whose components nobody records, start without.
         """
         is_first = os.environ.get(_RANK, "0") == "0"
-        if VERBOSE in os.environ or not is_first or not self._can_be_quiet:
+        can_be_quiet = hasattr(self._library, "opal_output_set_verbosity")
+        if VERBOSE in os.environ or not is_first or not can_be_quiet:
             yield
             return
         with subprocess.Popen(
@@ -107,11 +106,8 @@ class ComponentQuery:
             finally:
                 os.dup2(2, self._channel, inheritable=False)
                 del os.environ[VERBOSE], os.environ[_CHANNEL]
-        self._streams = [
-            stream
-            for stream in _STREAMS
-            if self._library.opal_output_get_verbosity(stream) == _OPENING_LEVEL
-        ]
+        level_of = self._library.opal_output_get_verbosity
+        self._streams = [stream for stream in _STREAMS if level_of(stream) == _OPENING_LEVEL]
         self._set_verbosity(0)
 
     def with_component(self, make: Callable[[], T]) -> tuple[T, str]:
@@ -130,12 +126,6 @@ class ComponentQuery:
             self._set_verbosity(0)
             pass_on(report.text)
         return communicator, parse_component(report.text)
-
-    @property
-    def _can_be_quiet(self) -> bool:
-        return all(
-            hasattr(self._library, f"opal_output_{verb}_verbosity") for verb in ("get", "set")
-        )
 
     def _set_verbosity(self, level: int) -> None:
         for stream in self._streams:
@@ -158,14 +148,6 @@ def parse_component(report: str) -> str:
     """
     enabled = re.findall(r"selecting\s+(\w+), priority\s+(\d+), Enabled", report)
     return max(enabled, key=lambda entry: int(entry[1]))[0] if enabled else ""
-
-
-def algorithm_of(component: str, operation: str) -> str:
-    """Return the component of a collective, e.g.
-
-    ``coll/han``; empty if the preferred one may lack the collective.
-    """
-    return f"coll/{component}" if component in find_operation(operation).open_mpi_components else ""
 
 
 def takes_gpu_memory(

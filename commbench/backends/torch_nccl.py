@@ -106,10 +106,9 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
 
     def take_device(self) -> torch.device:
         """Select and return the GPU of this rank; collective."""
-        assigned = assign_gpu(self._control, find_gpus(self.backend))
-        self.ranks_per_gpu = assigned.ranks_per_gpu
-        torch.cuda.set_device(assigned.device)
-        return torch.device("cuda", assigned.device)
+        number, self.ranks_per_gpu = assign_gpu(self._control, find_gpus(self.backend))
+        torch.cuda.set_device(number)
+        return torch.device("cuda", number)
 
     def describe_device(self) -> tuple[str, str, int]:
         """Return the GPU's name, its PCI address if torch reports it, and the size of its L2 cache

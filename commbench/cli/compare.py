@@ -14,6 +14,7 @@ import typer
 
 from commbench.analysis.comparison import ComparisonTable
 from commbench.analysis.comparison import compare as compare_runs
+from commbench.analysis.comparison.findings import regressions
 from commbench.cli.command_line import Given, check_needed, takes_options
 from commbench.cli.interleave import SIDES, measure_until_decided, parse_side
 from commbench.cli.options import opt
@@ -143,7 +144,7 @@ def compare(
         sys.stdout.write(_text_of(table, style, limit))
     else:
         make_console().print(render_comparison(table, limit))
-    if table.regressions_beyond(limit):
+    if any(regressions(table, limit)):
         return 5
     return 0
 

@@ -40,7 +40,6 @@ from commbench.interop.conventions import CONVENTIONS
 from commbench.report.text_formats import STYLES
 from commbench.results.plan import single_stage
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
-from commbench.tuner.learning import Permission
 
 #: Share of a time limit for the collectives if `bench` also trains.
 COLLECTIVES_SHARE = 0.4
@@ -131,7 +130,7 @@ def bench(
         planned = replace(
             planned,
             begins_s=limited.time_limit or 0.0,
-            permission=Permission(named_hooks=(), accepts_loss=False),
+            permission={"named_hooks": (), "accepts_loss": False},
         )
         return join_training(
             replace(task, left_out=[*task.left_out, *left_out, *planned.left_out]), planned

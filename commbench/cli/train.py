@@ -31,9 +31,9 @@ from commbench.fields import check_choices, join_names, option
 from commbench.hooks.registry import canonical_hook, find_file_hooks
 from commbench.launch.probe import probe_workload
 from commbench.results import Store
+from commbench.results.info import RunInfo
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
 from commbench.tuner.conclusion import recommend
-from commbench.tuner.learning import Permission
 from commbench.tuner.plans import TrainingPlan
 
 
@@ -95,10 +95,10 @@ class Trained:
                 " as 0.01."
             )
 
-    def permission(self, hooks: Sequence[str]) -> Permission:
+    def permission(self, hooks: Sequence[str]) -> RunInfo:
         """Return that these hooks may be recommended, as ``--hook`` takes them."""
         names = [canonical_hook(hook) for hook in hooks]
-        return Permission(named_hooks=names, accepts_loss=self.accept_loss)
+        return {"named_hooks": names, "accepts_loss": self.accept_loss}
 
 
 @takes_options
@@ -262,12 +262,12 @@ def plan_training(
     )
 
 
-def write_recommendation(store: Store, permission: Permission) -> None:
+def write_recommendation(store: Store, permission: RunInfo) -> None:
     """Write the recommendation that follows from the records in the store.
 
     A resumed run may permit other hooks.
     """
-    store.update(**permission.info)
+    store.update(**permission)
     trainings = store.training_records
     recommendation = recommend(trainings, store.info)
     if recommendation is not None:

@@ -62,7 +62,6 @@ def _by_levels(backend: Backend, buffers: Buffers, shape: Shape, redop: str) -> 
 #: A few MiB suffice for a pair's bandwidth, and there are many pairs.
 _SHORT_WINDOW: Mapping[str, Any] = {"window_bytes": MATRIX_WINDOW_BYTES}
 _FAN_BOTH_WAYS: Mapping[str, Any] = {
-    "summary": "every other rank exchanges a window of messages with the root",
     "send": "message of self",
     "receive": "root: message of others; others: message of root",
     "to": "root: others; others: root",
@@ -71,21 +70,9 @@ _FAN_BOTH_WAYS: Mapping[str, Any] = {
 #: Patterns that are not listed have all operations, unchanged.
 COMPOSED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "ring": {
-        "latency": {
-            "summary": (
-                "a token that is passed on from rank to rank, once round; the time of one hop"
-            ),
-            **_TO_THE_NEXT,
-        },
-        "bandwidth": {
-            "summary": (
-                "every rank sends a window of messages to the next and receives one from the rank"
-                " before"
-            ),
-            **_TO_THE_NEXT,
-        },
+        "latency": _TO_THE_NEXT,  # a token that is passed on once round; the time of one hop
+        "bandwidth": _TO_THE_NEXT,
         "bibandwidth": {
-            "summary": "every rank exchanges windows of messages with both neighbours",
             **_TO_THE_NEXT,
             "receive": "message of left+right",
             "to": "right+left",
@@ -95,7 +82,6 @@ COMPOSED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "fan-in": {
         "bandwidth": {
-            "summary": "every other rank sends a window of messages to the root",
             "send": "others: message of self",
             "receive": "root: message of others",
             "to": "others: root",
@@ -104,7 +90,6 @@ COMPOSED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "fan-out": {
         "bandwidth": {
-            "summary": "the root sends a window of messages to every other rank",
             "send": "root: message of self",
             "receive": "others: message of root",
             "to": "root: others",
@@ -113,10 +98,6 @@ COMPOSED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "hierarchical": {
         "all_reduce": {
-            "summary": (
-                "reduce_scatter in each host, all_reduce of the pieces across hosts, all_gather in"
-                " each host"
-            ),
             "compose": _by_levels,
             "divisions": _hierarchy,
             "divided": True,  # into a block per rank, which a host's ranks can divide

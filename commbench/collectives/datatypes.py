@@ -167,16 +167,25 @@ class KnownData:
         if self.redop == "avg" and not self.dtype.epsilon:
             raise UnsupportedError("average_inexact", dtype=self.dtype.name)
 
-    def inputs(self, spans: Sequence[Span]) -> Content:
-        """Return the content of a send buffer before the operation."""
-        return self._content(spans)
+    def content(self, spans: Sequence[Span], *, cancelling: bool = False) -> Content:
+        """Return the content of a send buffer before the operation, or of a receive buffer after
+        it.
 
-    def answer(self, spans: Sequence[Span]) -> Content:
-        """Return the content of a receive buffer after the operation."""
+        ``cancelling``: inputs whose sum, product or average over ranks is neutral, for repeated
+        in-place reductions. For each element one rank holds a value, the next rank its inverse,
+        and all others the neutral element. A span's ``target`` reduces its own buffer again in
+        each repetition and therefore holds the neutral element. With fewer than two other ranks
+        all elements are neutral.
+        """
         tolerance = 0.0
         if self.redop == "avg" and self.size & (self.size - 1):  # no power of two
             tolerance = 2 * self.dtype.epsilon
-        return self._content(spans, tolerance)
+        runs = []
+        for span in spans:
+            values = self._cancelling_tile(span) if cancelling else self._tile(span)
+            tile = np.roll(self.dtype.encode(values), -span.start)
+            runs.append((span.offset, span.count, tile))
+        return Content(runs=runs, dtype=self.dtype, tolerance=tolerance)
 
     def neutral(self, count: int) -> Content:
         """Return ``count`` elements that any number of in-place reductions leave unchanged, for
@@ -184,20 +193,6 @@ class KnownData:
         """
         tile = self.dtype.encode(np.full(TILE, float(NEUTRAL[self.redop or "sum"])))
         return Content(runs=[(0, count, tile)], dtype=self.dtype)
-
-    def cancelling(self, spans: Sequence[Span]) -> Content:
-        """Return inputs whose sum, product or average over ranks is neutral, for repeated in-place
-        reductions.
-
-        For each element one rank holds a value, the next rank its inverse, and all others the
-        neutral element. A span's ``target`` reduces its own buffer again in each repetition and
-        therefore holds the neutral element. With fewer than two other ranks all elements are
-        neutral.
-        """
-        runs = []
-        for span in spans:
-            runs.append((span.offset, span.count, self.dtype.encode(self._cancelling_tile(span))))
-        return Content(runs=runs, dtype=self.dtype)
 
     def _cancelling_tile(self, span: Span) -> Values:
         neutral = np.full(TILE, float(NEUTRAL[self.redop or "sum"]))
@@ -210,13 +205,6 @@ class KnownData:
         if self.redop == "prod":
             values = inverse = np.full(TILE, -1.0)
         return np.where(distance == 0, values, np.where(distance == 1, inverse, neutral))
-
-    def _content(self, spans: Sequence[Span], tolerance: float = 0.0) -> Content:
-        runs = []
-        for span in spans:
-            tile = np.roll(self.dtype.encode(self._tile(span)), -span.start)
-            runs.append((span.offset, span.count, tile))
-        return Content(runs=runs, dtype=self.dtype, tolerance=tolerance)
 
     def _tile(self, span: Span) -> Values:
         if self.redop is None:

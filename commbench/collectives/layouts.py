@@ -32,6 +32,8 @@ class Shape:
     """Elements of the message: the larger of the send and the receive buffer of any rank."""
     root: int = 0
     window: int = 1
+    members: Sequence[int] = ()
+    """The numbers by which the backend knows the ranks; empty: as they count here."""
     parts: Sequence[Any] = ()
     """For each of the operation's `divisions`, the communicator of this rank's group."""
 
@@ -44,6 +46,12 @@ class Shape:
     def last(self) -> int:
         """The highest rank, the far end of a point-to-point pair."""
         return self.size - 1
+
+    def number(self, rank: int) -> int:
+        """Return the number by which the backend knows a rank."""
+        if not self.members:
+            return rank
+        return self.members[rank]
 
     def ranks(self, names: str) -> list[int]:
         """Return the ranks that ``names`` stands for, one or several names with ``+`` between."""

@@ -178,11 +178,11 @@ class Operation:
         return calls
 
     def _messages(self, backend: Backend, buffers: Buffers, shape: Shape) -> list[Any]:
-        sends = [(buffers.send, peer) for peer in peers_of(self.to, shape)]
+        sends = [(buffers.send, shape.number(peer)) for peer in peers_of(self.to, shape)]
         receives = []
         for span in self.answer(shape):
             slot = buffers.receive.part(span.offset, span.count)
-            receives.append((slot, span.source or 0))
+            receives.append((slot, shape.number(span.source or 0)))
         if not sends and not receives:
             return []
         if self.exchange == "turns":  # the first rank begins

@@ -103,12 +103,6 @@ class Request:
         receives = [(function(buffer), peer) for buffer, peer in self.receives]
         return replace(self, send=send, receive=receive, sends=sends, receives=receives)
 
-    def among(self, ranks: Sequence[int]) -> Request:
-        """Return the request with the rank of ``ranks`` at each peer's number in its place."""
-        sends = [(buffer, ranks[peer]) for buffer, peer in self.sends]
-        receives = [(buffer, ranks[peer]) for buffer, peer in self.receives]
-        return replace(self, sends=sends, receives=receives)
-
     def read(self, rank: int) -> list[Buffer]:
         """Return the buffers that ``rank`` reads, as often as it sends them."""
         buffer = self.send

@@ -215,8 +215,8 @@ def open_device(backend: str, control: Control, cuda: Any = torch.cuda) -> Devic
     """
     if not TRAINING_BACKENDS[backend].uses_gpu:
         return Device()
-    assigned = assign_gpu(control, gpus_to_train_on(cuda))
-    gpu = Gpu(assigned.device, ranks_per_gpu=assigned.ranks_per_gpu, cuda=cuda)
+    number, ranks_per_gpu = assign_gpu(control, gpus_to_train_on(cuda))
+    gpu = Gpu(number, ranks_per_gpu=ranks_per_gpu, cuda=cuda)
     gpu.name = " | ".join(dict.fromkeys(gather_everywhere(control, gpu.name)))
     return gpu
 

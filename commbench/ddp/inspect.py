@@ -1,13 +1,12 @@
 """Inspection of a workload: its parameters, and the order of their gradients in a few steps.
 
-``python -m commbench.ddp.inspect [SPEC] [--batch N] [--gpu K] [--hook HOOK]...`` is the command by
-which a conductor inspects a workload without importing torch itself. It prints one line of JSON:
-``{"ok": {...}}`` with the `WorkloadFacts`, or ``{"error": "a sentence"}``.
+``python -m commbench.ddp.inspect JSON`` is the command by which a conductor inspects a workload
+without importing torch itself; the JSON holds the arguments of `inspect_spec`. It prints one line
+of JSON: ``{"ok": {...}}`` with the `WorkloadFacts`, or ``{"error": "a sentence"}``.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
@@ -95,32 +94,13 @@ def _gradients(workload: Workload, device: Device) -> tuple[list[str], tuple[str
     return ready, tuple(name for name in names if name not in in_all)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: str) -> int:
     """Print one line of JSON about a workload; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m commbench.ddp.inspect", description="Inspect a workload."
-    )
-    parser.add_argument(
-        "spec",
-        nargs="?",
-        help="a workload's name, trace:NAME, or file.py:callable (default: try only the hooks)",
-    )
-    parser.add_argument(
-        "--batch", type=int, help="samples per rank and step (default: the workload's own)"
-    )
-    parser.add_argument(
-        "--hook", action="append", default=[], help="a hook to make, as NAME:DENSITY:KEY=VALUE"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of initial weights and data")
-    parser.add_argument(
-        "--gpu", type=int, help="number of this host's GPU, modulo their number (default: none)"
-    )
-    options = parser.parse_args(arguments)
     answer: dict[str, object] = {"ok": {}}
     exit_code = 0
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a user's own file may print
-            facts = _inspect_spec(options)
+            facts = inspect_spec(**json.loads(arguments))
         if facts is not None:
             answer = {"ok": facts.to_json()}
     except InputError as error:
@@ -130,21 +110,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code
 
 
-def _inspect_spec(options: argparse.Namespace) -> WorkloadFacts | None:
-    """Return the facts of a workload, after trying the hooks; None without a workload."""
+def inspect_spec(
+    spec: str = "", batch: int | None = None, hooks: Sequence[str] = (), gpu: int | None = None
+) -> WorkloadFacts | None:
+    """Return the facts of a workload, after trying the hooks; None without a workload.
+
+    Args:
+        spec: the workload, as ``--workload`` names it; empty: only the hooks are tried.
+        batch: samples per rank and step; None: the workload's own.
+        hooks: as ``--hook`` names them.
+        gpu: number of this host's GPU, modulo their number; None: on CPUs.
+    """
     device = Device()
-    if options.gpu is not None:
-        device = Gpu(options.gpu % len(gpus_to_train_on()))
-    made_hooks = _try_hooks(options.hook, device)
-    if options.spec is None:
+    if gpu is not None:
+        device = Gpu(gpu % len(gpus_to_train_on()))
+    made_hooks = _try_hooks(hooks, device)
+    if not spec:
         return None
-    workload = load_workload(
-        options.spec, seed=options.seed, rank=0, world_size=1, batch_size=options.batch
-    )
+    workload = load_workload(spec, seed=0, rank=0, world_size=1, batch_size=batch)
     try:
         facts = inspect_workload(workload, device)
     except InputError as error:
-        if options.gpu is None:
+        if gpu is None:
             raise
         raise InputError(
             f"{error} Its model and batches were on a GPU, where all it makes must be; --backend"
@@ -179,4 +166,4 @@ def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

@@ -68,16 +68,18 @@ def gather_everywhere(control: Assembly, value: T) -> list[T]:
     return gathered
 
 
-def agree_on(control: Control, work: Callable[[], T]) -> T | Finding:
+def agree_on(control: Control, work: Callable[[], T]) -> T:
     """Run ``work``, which a backend may refuse, on all ranks; collective.
 
-    Returns:
-        The result of this rank's work; if any rank refused, the first refusal.
+    Raises:
+        UnsupportedError: a rank refused; on all ranks, with the reason of the first that did.
     """
-    refusal: Finding | None = None
+    refusal: Finding | None = None  # an error with keywords cannot be pickled
     try:
         result = work()
     except UnsupportedError as error:
         refusal = error.reason
-    first = next((reason for reason in gather_everywhere(control, refusal) if reason), None)
-    return first or result
+    for reason in gather_everywhere(control, refusal):
+        if reason:
+            raise UnsupportedError(reason.code, reason.subject, **reason.numbers)
+    return result

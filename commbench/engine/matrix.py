@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from commbench.collectives.cases import Case, shuffled
 from commbench.collectives.composed import MATRIX, operation_in_pattern
@@ -15,14 +14,14 @@ from commbench.collectives.datatypes import DTYPES, KnownData
 from commbench.collectives.layouts import Shape
 from commbench.collectives.operations import check_ranks, window_of
 from commbench.collectives.patterns import Pair, rounds_of
-from commbench.collectives.primitives import Buffers, Request
+from commbench.collectives.primitives import Buffers
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import gather_everywhere
-from commbench.engine.records import FixedSettings, Pairs
+from commbench.engine.records import FixedSettings
 from commbench.engine.samples import PairSamples
 from commbench.engine.sampling import Sampler, VisitPlan, batch_of
 from commbench.engine.setup import Prepared, check_count
-from commbench.engine.timing.loops import Call, median_us
+from commbench.engine.timing.loops import median_us
 from commbench.findings import UnsupportedError
 
 #: Repetitions of a pair in a launch: the fewest for a median, and the most.
@@ -35,22 +34,6 @@ SLICES, LEAST_SHARE, MOST_SHARE = 10, 0.1, 0.5
 
 Turn = Sequence[Pair]
 """Disjoint pairs that communicate at the same time, each (source, target)."""
-
-
-class _PairView:
-    """A backend restricted to the two ranks of a pair, numbered 0 and 1, for point-to-point
-    operations.
-    """
-
-    def __init__(self, communicator: Communicator, pair: Pair) -> None:
-        self._communicator = communicator
-        self._pair = pair
-
-    def call(self, request: Request) -> Call:
-        return self._communicator.call(request.among(self._pair))
-
-    def empty(self) -> Any:  # noqa: ANN401 - a backend's own buffer type
-        return self._communicator.empty()
 
 
 def in_turn(matrix: Prepared, turn: Turn) -> Prepared:
@@ -66,9 +49,9 @@ def in_turn(matrix: Prepared, turn: Turn) -> Prepared:
                 size=2,
                 elements=matrix.buffers.send.count,
                 window=matrix.window,
+                members=pair,
             )
-            view = _PairView(communicator, pair)
-            calls = matrix.operation.call(view, matrix.buffers, shape, "")
+            calls = matrix.operation.call(communicator, matrix.buffers, shape, "")
             data = replace(matrix.data, members=pair)
             return replace(matrix, shape=shape, calls=calls, data=data)
     return matrix
@@ -120,23 +103,9 @@ def prepare_matrix(case: Case, communicator: Communicator) -> Prepared:
     )
 
 
-@dataclass(kw_only=True)
-class Sampled:
-    """The samples of a matrix, on rank 0."""
-
-    pairs: Pairs = field(default_factory=Pairs)
-    """Sorted by source and target."""
-    wrong: int = 0
-    """Wrong elements over all pairs."""
-    late: int = 0
-    """Late repetitions; one that two directions share counts once."""
-    counted: int = 0
-    """Valid repetitions."""
-
-
 def sample_matrix(
     matrix: Prepared, sampler: Sampler, *, launch: int, fixed: FixedSettings | None
-) -> tuple[FixedSettings, Sampled]:
+) -> tuple[FixedSettings, PairSamples]:
     """Measure every pair, turn by turn, each in its share of the time slice; collective.
 
     Args:
@@ -146,7 +115,10 @@ def sample_matrix(
         fixed: settings of the first launch; None in the first launch.
 
     Returns:
-        The settings of the launch, and what was sampled.
+        The settings of the launch, and what was sampled, on rank 0.
+
+    Raises:
+        RuntimeError: the library refuses a pair.
     """
     session, timer, is_one_way = sampler.session, sampler.timer, matrix.operation.is_one_way
     turns: list[Turn] = []  # in the launch's own order; both directions follow each other
@@ -159,35 +131,28 @@ def sample_matrix(
         sampler.calls = in_turn(matrix, turns[0]).calls
         settings = FixedSettings(warmups=WARMUPS, batch=_batch_of_fastest(sampler))
     sampler.batch = settings.batch
-    rule = replace(
-        session.rule, relative_half_width=None, minimum=FEWEST, floor=FEWEST, maximum=MOST
+    share_s = session.budget.slice_s * turn_share(len(turns))
+    plan = VisitPlan(share_s=share_s, minimum=FEWEST, floor=FEWEST, maximum=MOST, fills_share=True)
+    samples = PairSamples(
+        spanning=timer.sync.spans_ranks,
+        one_way=is_one_way,
+        per=matrix.operations(settings.batch),
     )
-    share_s = session.slice_s * turn_share(len(turns))
-    plan = VisitPlan(rule=rule, share_s=share_s, fills_share=True)
-    per = matrix.operations(settings.batch)
-    sampled = Sampled()
-    rows: list[tuple[Any, ...]] = []
     for turn in turns:
         session.refresh_clock()
         timer.sync.reset()
         prepared = in_turn(matrix, turn)
-        checked = prepared.verify(session.control, shared_clock=True, timer=timer)
-        if checked.refusal:
-            raise RuntimeError(str(checked.refusal))
-        by_rank = checked.by_rank or ()
+        try:
+            wrong = prepared.verify(session.control, timer)
+        except UnsupportedError as error:
+            raise RuntimeError(str(error)) from error
         sampler.calls = prepared.calls
         timer.run(sampler.calls, settings.warmups, settings.batch)
         sampler.begin(plan)
-        samples = PairSamples(turn, spanning=timer.sync.spans_ranks)
+        samples.begin(turn)
         if sampler.collect(samples):
-            rows += samples.pairs(per, by_rank, one_way=is_one_way)
-            sampled.wrong += sum(by_rank)
-            sampled.late += samples.late
-            sampled.counted += samples.counted
-    rows.sort()
-    columns = dict(zip(vars(Pairs()), zip(*rows, strict=True), strict=False))
-    sampled.pairs = Pairs(**columns)
-    return settings, sampled
+            samples.end(wrong)
+    return settings, samples
 
 
 def _batch_of_fastest(sampler: Sampler) -> int:
@@ -196,6 +161,5 @@ def _batch_of_fastest(sampler: Sampler) -> int:
     typical_us = median_us(sampler.timer, sampler.calls, 1 + WARMUPS, 1)
     if not sampler.calls:  # idle in this turn
         typical_us = math.inf
-    session = sampler.session
-    fastest_us = min(gather_everywhere(session.control, typical_us))
-    return batch_of(1e3 * fastest_us, session.reading_ns(sampler.timer))
+    fastest_us = min(gather_everywhere(sampler.session.control, typical_us))
+    return batch_of(1e3 * fastest_us, sampler.timer.reading_ns())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -32,11 +32,11 @@ from commbench.engine.records import Clocks, FixedSettings, Pairs, Record, Stall
 from commbench.engine.samples import Samples, groups_of, join_transports, timed_groups
 from commbench.engine.sampling import USUAL_OPERATIONS, Sampler, repeatable
 from commbench.engine.session import Session
-from commbench.engine.setup import Checked, Prepared, prepare, sets_needed
+from commbench.engine.setup import Prepared, prepare, sets_needed
 from commbench.engine.soak import SoakSamples
 from commbench.engine.timing.clocks import is_close
 from commbench.engine.timing.loops import Timer
-from commbench.engine.visits import are_many_late, extended
+from commbench.engine.visits import are_many_late
 from commbench.findings import Finding, UnsupportedError
 
 #: Pairs that the reason of a wrong matrix names.
@@ -55,81 +55,45 @@ WINDOW_SHARE = 1 / (1.5 * USUAL_OPERATIONS)
 KEPT_BYTES = 2**28
 
 
-def measure(
-    case: Case,
-    communicator: Communicator,
-    session: Session,
-    *,
-    launch: int,
-    fixed: FixedSettings | None = None,
-) -> Record | None:
-    """Measure one case in visits that follow each other at once.
-
-    Returns the record on rank 0, None on the other ranks.
-
-    ``fixed`` holds the settings of the first launch; None in the first launch. An unsupported case
-    becomes a record with status ``unsupported``. Wrong data becomes a record with status ``wrong``
-    and no times.
-    """
-    run = CaseRun(case, communicator, session, launch=launch, fixed=fixed)
-    record = run.visit()
-    while not run.is_finished:
-        more = run.visit()
-        if record and more:
-            record = extended(record, more)
-    return record and replace(record, visit=0)
-
-
+@dataclass
 class CaseRun:
     """One case in one launch, measured in one visit or several.
 
-    Args:
-        case: the case.
-        communicator: its backend.
-        session: of the launch.
-        launch: number of the launch.
-        fixed: as in `measure`.
+    An unsupported case becomes a record with status ``unsupported``. Wrong data becomes a record
+    with status ``wrong`` and no times.
     """
 
-    def __init__(
-        self,
-        case: Case,
-        communicator: Communicator,
-        session: Session,
-        *,
-        launch: int,
-        fixed: FixedSettings | None,
-    ) -> None:
-        self.case = case
-        self.communicator = communicator
-        self.session = session
-        self.launch = launch
-        self.fixed = fixed
-        self.settings = fixed or FixedSettings(warmups=0, batch=1, visits=1)
+    case: Case
+    communicator: Communicator
+    """Of its backend."""
+    session: Session
+    launch: int
+    """Number of the launch."""
+    fixed: FixedSettings | None
+    """Settings of the first launch; None in the first launch."""
+
+    def __post_init__(self) -> None:
+        self.settings = self.fixed or FixedSettings(warmups=0, batch=1, visits=1)
         """As determined in the first visit."""
         self.visits_made = 0
         self._conditions: Fields = {
-            "device": communicator.device,
-            "library": communicator.library(),
+            "device": self.communicator.device,
+            "library": self.communicator.library(),
         }
         """Fields of each visit's record, as the first visit found them."""
         self._gpu_clocks: GpuClocks | None = None
-        if communicator.gpu:
-            self._gpu_clocks = GpuClocks(communicator.gpu)
+        if self.communicator.gpu:
+            self._gpu_clocks = GpuClocks(self.communicator.gpu)
         self._kept: Prepared | None = None
         """The case with its buffers; None if they were freed after the last visit."""
-        self._checked: Checked
+        self._wrong: Sequence[int] | None = None
+        """Wrong elements on each rank; None if nothing could be verified."""
         self._timer: Timer
         self._sampler: Sampler
         self._operations = 1
         """Operations of a repetition."""
         self._repeatable = 0
         """Visits that may yet be repeated if disturbed."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether no visit is left, the same on all ranks."""
-        return self.visits_made >= self.settings.visits
 
     def visit(self) -> Record | None:
         """Measure the case once more; collective.
@@ -147,18 +111,10 @@ class CaseRun:
             probes_us.append(round(probe(), 4))
         begun = time.perf_counter()
         session.refresh_clock()
-        ready: Prepared | Fields
-        if number > 1:
-            ready = self._kept or self._prepare_again()
-        elif is_matrix:
-            ready = self._measure_matrix(begun)
+        if number == 1:
+            fields = self._first_visit(begun)
         else:
-            ready = self._prepare()
-        if isinstance(ready, Prepared):
-            fields = self._measure(ready, begun)
-        else:
-            fields = ready
-            self.settings = replace(self.settings, visits=1)
+            fields = self._measure(self._kept or self._prepare_again(), begun)
         if probe:
             probes_us.append(round(probe(), 4))
         if session.control.rank:
@@ -168,34 +124,54 @@ class CaseRun:
             case=self.case, launch=self.launch, visit=number, probes_us=tuple(probes_us), **fields
         )
 
+    def _first_visit(self, begun: float) -> Fields:
+        """Prepare, verify and measure the case; return the fields of its record."""
+        self.settings = replace(self.settings, visits=1)  # unless `_settle` finds more
+        try:
+            prepared = self._prepare()
+        except UnsupportedError as error:  # the same on all ranks
+            return no_result("unsupported", error.reason)
+        if self.case.pattern == MATRIX:
+            return self._measure_matrix(prepared, begun)
+        wrong = self._conditions["wrong"]
+        if not wrong:
+            return self._measure(prepared, begun)
+        groups = groups_of(prepared, self._wrong)
+        wrong_groups = ", ".join(group.group for group in groups if group.wrong)
+        where = ""
+        if wrong_groups:
+            where = f" in group {wrong_groups}"
+        return {"groups": groups, **_wrong(wrong, where)}
+
     # ---------------------------------------------------------------------------------- preparation
 
-    def _prepare(self) -> Prepared | Fields:
-        """Prepare and verify the case before its first visit.
+    def _prepare(self) -> Prepared:
+        """Return the case as it will be timed, verified; collective.
 
-        Return the fields of its record if it cannot be timed.
+        Raises:
+            UnsupportedError: it cannot be timed as requested; on all ranks.
         """
         session = self.session
         prepared = agree_on(session.control, self._allocate)
-        if isinstance(prepared, Finding):
-            return no_result("unsupported", prepared)
+        if self.case.pattern == MATRIX:  # verified turn by turn
+            return prepared
         self._timer = session.timer(self.case, self.communicator)  # all groups start together
         prepared = _with_affordable_window(prepared, session, self.fixed)
-        prepared, checked = _verify_case(prepared, self._timer, session)
-        self._checked = checked
-        self._note_conditions(prepared, self._timer)  # the first operation tells the algorithm
-        if checked.refusal:
-            return no_result("unsupported", checked.refusal)
-        self._conditions["wrong"] = checked.wrong
-        if checked.wrong:
-            groups = groups_of(prepared, checked)
-            wrong = ", ".join(group.group for group in groups if group.wrong)
-            where = ""
-            if wrong:
-                where = f" in group {wrong}"
-            return {"groups": groups, **_wrong(checked.wrong, where)}
+        try:
+            self._verify(prepared)
+            if self.case.graph and not any(self._wrong or ()):  # plain calls were right
+                prepared = agree_on(session.control, prepared.capture)
+                self._verify(prepared)
+        finally:
+            self._note_conditions(prepared, self._timer)  # the first operation tells the algorithm
+        self._conditions["wrong"] = self._wrong and sum(self._wrong)
         prepared.refill()
         return prepared
+
+    def _verify(self, prepared: Prepared) -> None:
+        session = self.session
+        if prepared.operation.moves_data or session.clock.is_shared:
+            self._wrong = prepared.verify(session.control, self._timer)
 
     def _allocate(self) -> Prepared:
         """Return buffers and calls, in several sets for rotated buffers; collective.
@@ -338,15 +314,11 @@ class CaseRun:
             return self._timer
         if self.fixed and self.fixed.sync:
             return session.timer(replace(self.case, sync=self.fixed.sync), self.communicator)
-        lasting_us = 0.0
-        for share in (0.0, PROBING_SHARE):  # the first is a warm-up
-            affordable = share * 1e6 * session.slice_s / max(lasting_us, 1.0)
-            if lasting_us and affordable < 1:
-                break
-            probes = max(1, min(PROBES, int(affordable)))
-            times_us = slowest_us(
-                control, self._timer, prepared.calls, prepared.participants, probes
-            )
+        slowest = partial(slowest_us, control, self._timer, prepared.calls, prepared.participants)
+        lasting_us = control.broadcast(min(slowest(1), default=0.0))  # a warm-up
+        affordable = int(PROBING_SHARE * 1e6 * session.budget.slice_s / max(lasting_us, 1.0))
+        if affordable or not lasting_us:
+            times_us = slowest(max(1, min(PROBES, affordable)))
             lasting_us = control.broadcast(min(times_us, default=0.0))
         return session.timer(self.case, self.communicator, lasting_ns=1e3 * lasting_us)
 
@@ -354,12 +326,12 @@ class CaseRun:
         """Return what is observed in this visit, the outermost first; the same on all ranks."""
         session, communicator, is_first = self.session, self.communicator, self.visits_made == 1
         observers: list[Observer] = []
-        repeat = None
-        if session.budget.energy_s:
-            repeat = self._repeat_for_energy
-        energy = EnergyObserver(session.meter, session.progress, self._operations, repeat)
+        energy = EnergyObserver(session.meter, session.progress, self._operations)
         has_energy = is_first and session.meter.covers(self.case.backend)
-        if has_energy and repeat:
+        if has_energy and session.budget.energy_s:
+            seconds = max(session.budget.energy_s, session.meter.least_s)
+            timer = session.timer(replace(self.case, sync="none"), communicator)
+            energy.repeat = partial(replace(self._sampler, timer=timer).repeat_for, seconds)
             observers.append(energy)
         if is_first and prepared.operation.overlaps:
             sync = self._sampler.timer.sync.method  # it starts as in its row
@@ -367,30 +339,16 @@ class CaseRun:
             fewest = FEWEST_OVERLAPS
             if self.settings.is_brief:
                 fewest = 1
-            overlap = OverlapObserver(
-                calls=prepared.calls,
-                make_timer=partial(session.timer, case, communicator),
-                control=session.control,
-                participants=prepared.participants,
-                slice_s=session.slice_s,
-                fewest=fewest,
-            )
-            observers.append(overlap)
+            make_timer = partial(session.timer, case, communicator)
+            observers.append(OverlapObserver(prepared, session, make_timer, fewest))
         if self._gpu_clocks:
             observers.append(self._gpu_clocks)
-        if has_energy and not repeat:
+        if has_energy and not energy.repeat:
             observers.append(energy)
         if self._repeatable and not is_first:
             has_own_cpu = not (communicator.own_threads or session.oversubscribed)
             observers.append(Disturbance(counts_delay=has_own_cpu))
         return observers
-
-    def _repeat_for_energy(self) -> Callable[[], None]:
-        """Return what repeats the case, without a common start, for its energy alone."""
-        session = self.session
-        seconds = max(session.budget.energy_s, session.meter.least_s)
-        timer = session.timer(replace(self.case, sync="none"), self.communicator)
-        return partial(replace(self._sampler, timer=timer).repeat_for, seconds)
 
     def _keep_or_free(self, prepared: Prepared) -> None:
         """Keep the buffers for the next visit, if there is one and room for them on all ranks."""
@@ -398,7 +356,7 @@ class CaseRun:
         if not self._kept and session.kept_bytes + needed_bytes <= KEPT_BYTES:
             session.kept_bytes += needed_bytes
             self._kept = prepared
-        if self._kept and self.is_finished:
+        if self._kept and self.visits_made >= self.settings.visits:
             session.kept_bytes -= needed_bytes
             self._kept = None
 
@@ -431,7 +389,7 @@ class CaseRun:
         times_us = samples.slowest_us(per)
         warnings = self._warnings(times_us, samples.late, samples.valid, clocks)
         flags = (*self._conditions["flags"], *warnings, *samples.flags(per))
-        groups = timed_groups(prepared, self._checked, samples, transports, per)
+        groups = timed_groups(prepared, self._wrong, samples, transports, per)
         lengths = (len(summary["times_us"]),)
         return {**fields, **summary, "visit_lengths": lengths, "flags": flags, "groups": groups}
 
@@ -460,19 +418,16 @@ class CaseRun:
 
     # ------------------------------------------------------------------------------------- matrix
 
-    def _measure_matrix(self, begun: float) -> Fields:
+    def _measure_matrix(self, matrix: Prepared, begun: float) -> Fields:
         """Measure every pair of ranks in one visit; collective.
 
         With wrong data the record has no times and its pairs show which are wrong.
         """
         session = self.session
-        matrix = agree_on(session.control, self._allocate)
-        if isinstance(matrix, Finding):
-            return no_result("unsupported", matrix)
         timer = session.timer(self.case, self.communicator)
         sampler = Sampler(session=session, timer=timer, calls=())
         started = time.perf_counter()
-        settings, sampled = sample_matrix(matrix, sampler, launch=self.launch, fixed=self.fixed)
+        settings, samples = sample_matrix(matrix, sampler, launch=self.launch, fixed=self.fixed)
         measuring_s = time.perf_counter() - started
         self._note_conditions(matrix, timer)
         ranks = range(matrix.world_size)
@@ -482,22 +437,22 @@ class CaseRun:
             "group_size": len(ranks),
             "warmups": settings.warmups,
             "batch": settings.batch,
-            "wrong": sampled.wrong,
+            "wrong": samples.wrong,
         }
+        pairs = samples.pairs()
         fields: Fields = {
-            "pairs": sampled.pairs,
-            "late_discarded": sampled.late,
+            "pairs": pairs,
+            "late_discarded": samples.late,
             **session.overhead(self.case, self.communicator, settings.batch),
             "transport": self.communicator.transport(),
             **_wall_times(begun, measuring_s),
         }
-        if sampled.wrong:
-            return {**fields, **_wrong(sampled.wrong, _name_wrong_pairs(sampled.pairs))}
-        if not sampled.pairs:
+        if samples.wrong:
+            return {**fields, **_wrong(samples.wrong, _name_wrong_pairs(pairs))}
+        if not pairs:
             return {**fields, **self._no_times()}
-        times_us = sampled.pairs.time_us
-        flags = self._warnings(times_us, sampled.late, sampled.counted)
-        return {**fields, "times_us": times_us, "flags": flags}
+        flags = self._warnings(pairs.time_us, samples.late, samples.counted)
+        return {**fields, "times_us": pairs.time_us, "flags": flags}
 
 
 def _wall_times(begun: float, measuring_s: float) -> Fields:
@@ -521,33 +476,18 @@ def _with_affordable_window(
         return prepared
     control = session.control
     fitting_s = WINDOW_SHARE * session.budget.longest_s
-    window = 1
-    if prepared.with_window(window).run_once(control):  # connects the ranks
+    window, lasted_s = 1, 0.0
+    try:
+        prepared.with_window(window).run_once(control)  # connects the ranks
+        while lasted_s < fitting_s / 2 and window < prepared.usual_window:
+            begun = time.perf_counter()
+            prepared.with_window(window).run_once(control)
+            lasted_s = max(gather_everywhere(control, time.perf_counter() - begun))
+            affordable = int(window * fitting_s / lasted_s)
+            window *= 2
+    except UnsupportedError:
         return prepared
-    lasted_s = 0.0
-    while lasted_s < fitting_s / 2 and window < prepared.usual_window:
-        begun = time.perf_counter()
-        prepared.with_window(window).run_once(control)
-        lasted_s = max(gather_everywhere(control, time.perf_counter() - begun))
-        affordable = int(window * fitting_s / lasted_s)
-        window *= 2
     return prepared.with_window(max(1, min(prepared.usual_window, affordable)))
-
-
-def _verify_case(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepared, Checked]:
-    """Return the case as it will be timed, and its verification.
-
-    Graphs are captured after plain calls were right.
-    """
-    checked = prepared.verify(session.control, shared_clock=session.clock.is_shared, timer=timer)
-    if checked.refusal or checked.wrong or not prepared.case.graph:
-        return prepared, checked
-    captured = agree_on(session.control, prepared.capture)
-    if isinstance(captured, Finding):
-        return prepared, Checked(refusal=captured)
-    return captured, captured.verify(
-        session.control, shared_clock=session.clock.is_shared, timer=timer
-    )
 
 
 def _wrong(elements: int, where: str) -> Fields:

@@ -19,7 +19,7 @@ from commbench.engine.energy import EnergyMeter
 from commbench.engine.records import Overlap
 from commbench.engine.samples import Samples
 from commbench.engine.session import Session
-from commbench.engine.setup import prepare
+from commbench.engine.setup import Prepared, prepare
 from commbench.engine.timing.loops import Call, Progress, Timer, median_us
 from commbench.system import process
 
@@ -86,9 +86,9 @@ class EnergyObserver:
     """Counts the repetitions."""
     operations: int
     """Of one repetition."""
-    prepare: Callable[[], Callable[[], None]] | None = None
-    """Returns what repeats the operation for the energy alone, after the times are known; None:
-    the timed repetitions give the energy."""
+    repeat: Callable[[], None] | None = None
+    """Repeats the operation for the energy alone, after the times are known; None: the timed
+    repetitions give the energy."""
 
     def before(self) -> None:
         """Read the counters."""
@@ -98,10 +98,9 @@ class EnergyObserver:
 
     def after(self) -> float | None:
         """Return the joules of this rank's counters; None if one cannot be read."""
-        if self.prepare:
-            repeat = self.prepare()
+        if self.repeat:
             self.before()
-            repeat()
+            self.repeat()
         self._lasted_s = time.perf_counter() - self._begun
         self._repetitions = int(self.progress.counters[1]) - self._repeated_before
         return self.meter.joules_since(self._readings)
@@ -177,22 +176,18 @@ SHARE = 0.3
 ORDER = 32
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class OverlapObserver:
     """The overlap of a non-blocking collective with computing, as OSU's non-blocking benchmarks
     define it: a start and a completion are timed with and without computing between them.
     """
 
-    calls: Sequence[Call]
-    """The start and the completion; none on a rank that does not take part."""
+    prepared: Prepared
+    """Its calls are the start and the completion; none on a rank that does not take part."""
+    session: Session
     make_timer: Callable[[], Timer]
     """Returns a Python loop: computing is not native code, and all three times must be
     comparable; collective."""
-    control: Control
-    participants: Sequence[int]
-    """The ranks whose slowest counts."""
-    slice_s: float
-    """Time for all of it, in seconds."""
     fewest: int = FEWEST_OVERLAPS
     """Repetitions, however long they take."""
 
@@ -205,18 +200,17 @@ class OverlapObserver:
         None on the other ranks, and on rank 0 if no repetition started on time, as on very busy
         hosts.
         """
-        timer = self.make_timer()
-        first_ns = self._median_ns(timer, self.calls, min(self.fewest, 3))
-        affordable = int(SHARE * self.slice_s * 1e9 / (first_ns or 1))
+        timer, calls = self.make_timer(), self.prepared.calls
+        first_ns = self._median_ns(timer, calls, min(self.fewest, 3))
+        affordable = int(SHARE * self.session.budget.slice_s * 1e9 / (first_ns or 1))
         repetitions = max(self.fewest, min(OVERLAPS, affordable))
-        pure_ns = self._median_ns(timer, self.calls, repetitions)
+        pure_ns = self._median_ns(timer, calls, repetitions)
         compute = []
-        if self.calls:
+        if calls:
             compute = [Call(run=Computing(pure_ns or 0).run)]
         compute_ns = self._median_ns(timer, compute, repetitions)
-        calls = [*self.calls[:1], *compute, *self.calls[1:]]
-        overall_ns = self._median_ns(timer, calls, repetitions)
-        if self.control.rank or pure_ns is None or compute_ns is None or overall_ns is None:
+        overall_ns = self._median_ns(timer, [*calls[:1], *compute, *calls[1:]], repetitions)
+        if self.session.control.rank or pure_ns is None or compute_ns is None or overall_ns is None:
             return None
         return Overlap(
             pure_us=pure_ns / 1e3, compute_us=compute_ns / 1e3, overall_us=overall_ns / 1e3
@@ -231,12 +225,13 @@ class OverlapObserver:
 
         None if all starts were late.
         """
+        control, participants = self.session.control, self.prepared.participants
         for _ in range(ATTEMPTS):
-            times_us = slowest_us(self.control, timer, calls, self.participants, repetitions)
+            times_us = slowest_us(control, timer, calls, participants, repetitions)
             median_ns = _ALL_LATE
             if times_us:
                 median_ns = round(1e3 * float(np.median(times_us)))
-            median_ns = self.control.broadcast_int(median_ns)
+            median_ns = control.broadcast_int(median_ns)
             if median_ns != _ALL_LATE:
                 return median_ns
             timer.sync.handle_late_starts()

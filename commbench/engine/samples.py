@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from commbench.collectives.patterns import Pair, rank_list
 from commbench.engine.flags import raised_flags
-from commbench.engine.records import GroupTimes
-from commbench.engine.setup import Checked, Prepared
+from commbench.engine.records import GroupTimes, Pairs
+from commbench.engine.setup import Prepared
 from commbench.engine.timing.clocks import is_close
 from commbench.engine.timing.loops import Repetitions
 from commbench.stats import is_bimodal, is_steady
@@ -125,38 +125,43 @@ class Samples:
 
 
 class PairSamples:
-    """Times of the pairs of a turn, shape (pairs, repetitions), in nanoseconds.
+    """Times of the pairs of a matrix, turn by turn, in nanoseconds.
 
-    NaN if one of the two was late: it drops the repetition of this pair alone.
+    If one of the two ranks was late, it drops the repetition of this pair alone.
 
-    ``spanning`` as in `commbench.engine.samples.Samples`.
+    Args:
+        spanning: as of `Samples`.
+        one_way: whether a pair stands for one direction only.
+        per: operations in one repetition.
     """
 
-    def __init__(self, turn: Sequence[Pair], *, spanning: bool) -> None:
-        self._turn = turn
+    def __init__(self, *, spanning: bool, one_way: bool, per: int) -> None:
         self._spanning = spanning
+        self._one_way = one_way
+        self._per = per
+        self._rows: list[tuple[Any, ...]] = []
+        self.wrong = 0
+        """Wrong elements over all pairs."""
+        self.late = 0
+        """Late repetitions; one that two directions share counts once."""
+        self.counted = 0
+        """Valid repetitions."""
+
+    def begin(self, turn: Sequence[Pair]) -> None:
+        """Begin a turn of pairs that communicate at the same time."""
+        self._turn = turn
         self._ends = np.array(turn, dtype=np.intp).T
-        self._times = np.zeros((len(turn), 0))
+        self._times = np.zeros((len(turn), 0))  # NaN if late
 
     @property
     def tried(self) -> int:
-        """Return the number of repetitions, including late ones."""
+        """Return the number of repetitions of this turn, including late ones."""
         return int(self._times.shape[1])
 
     @property
     def valid(self) -> int:
-        """Return the valid repetitions of the pair with the fewest."""
+        """Return the valid repetitions of the pair of this turn with the fewest."""
         return int((~np.isnan(self._times)).sum(axis=1).min())
-
-    @property
-    def late(self) -> int:
-        """Return the late repetitions over all pairs."""
-        return int(np.isnan(self._times).sum())
-
-    @property
-    def counted(self) -> int:
-        """Return the valid repetitions over all pairs."""
-        return int(self._times.size) - self.late
 
     def add(self, ranks: Sequence[Repetitions]) -> float:
         """Add a chunk of every rank; return the share of late repetitions in it."""
@@ -169,27 +174,30 @@ class PairSamples:
         self._times = np.hstack([self._times, times])
         return float(np.isnan(times).mean())
 
-    def pairs(self, per: int, wrong: Sequence[int], *, one_way: bool) -> list[tuple[Any, ...]]:
-        """Return each pair's fields of `Pairs`, with times in microseconds of one of ``per``
-        operations, in both orders unless ``one_way``.
-
-        ``wrong``: the wrong elements that each rank received in this turn.
-        """
+    def end(self, wrong: Sequence[int]) -> None:
+        """End the turn; ``wrong``: the wrong elements that each rank received in it."""
         counts = (~np.isnan(self._times)).sum(axis=1)
+        late = self._times.size - int(counts.sum())
+        self.wrong += sum(wrong)
+        self.late += late
+        self.counted += int(counts.sum())
         places = np.flatnonzero(counts)
         if not places.size:
-            return []
-        percentile = np.nanpercentile if self.late else np.percentile
-        quantiles = percentile(self._times[places], (50, 95), axis=1) / (1e3 * per)
+            return
+        percentile = np.nanpercentile if late else np.percentile
+        quantiles = percentile(self._times[places], (50, 95), axis=1) / (1e3 * self._per)
         medians, highs = np.round(quantiles, DECIMALS).tolist()
-        pairs = []
         for place, median, high in zip(places.tolist(), medians, highs, strict=True):
             source, target = self._turn[place]
             times = (median, high, int(counts[place]))
-            pairs.append((source, target, *times, wrong[target]))
-            if not one_way:
-                pairs.append((target, source, *times, wrong[source]))
-        return pairs
+            self._rows.append((source, target, *times, wrong[target]))
+            if not self._one_way:
+                self._rows.append((target, source, *times, wrong[source]))
+
+    def pairs(self) -> Pairs:
+        """Return all pairs, sorted by source and target."""
+        columns = zip(*sorted(self._rows), strict=True)
+        return Pairs(**dict(zip(vars(Pairs()), columns, strict=False)))
 
 
 def stamps_of(ranks: Sequence[Repetitions]) -> Matrix:
@@ -208,35 +216,47 @@ def join_transports(transports: Sequence[str], ranks: Sequence[int]) -> str:
 
 
 def timed_groups(
-    prepared: Prepared, checked: Checked, samples: Samples, transports: Sequence[str], per: int
+    prepared: Prepared,
+    wrong: Sequence[int] | None,
+    samples: Samples,
+    transports: Sequence[str],
+    per: int,
 ) -> tuple[GroupTimes, ...]:
     """Return each group's times of the same valid repetitions; nothing if groups are not reported.
 
     Args:
         prepared: the case.
-        checked: the result of its verification.
+        wrong: as of `groups_of`.
         samples: of all participating ranks.
         transports: of each rank of the launch.
         per: operations in one repetition.
     """
     timed = []
-    for group, ranks in zip(groups_of(prepared, checked), prepared.active, strict=False):
+    for group, ranks in zip(groups_of(prepared, wrong), prepared.active, strict=False):
         own = samples.within(ranks)
         transport = join_transports(transports, ranks)
         timed.append(replace(group, **own.summary(per), transport=transport, flags=own.flags(per)))
     return tuple(timed)
 
 
-def groups_of(prepared: Prepared, checked: Checked) -> tuple[GroupTimes, ...]:
-    """Return the groups of a case without times; nothing if groups are not reported."""
+def groups_of(prepared: Prepared, wrong: Sequence[int] | None) -> tuple[GroupTimes, ...]:
+    """Return the groups of a case without times; nothing if groups are not reported.
+
+    ``wrong``: the wrong elements on each rank of the launch; None if nothing could be verified.
+    """
+    groups: list[GroupTimes] = []
     if not prepared.reports_groups:
         return ()
-    return tuple(
-        GroupTimes(
-            group=rank_list(ranks),
-            group_size=len(ranks),
-            message_bytes=prepared.message_bytes(len(group)),
-            wrong=checked.within(group),
+    for group, ranks in zip(prepared.groups, prepared.active, strict=True):
+        wrong_here = None
+        if wrong is not None:
+            wrong_here = sum(wrong[rank] for rank in group)
+        groups.append(
+            GroupTimes(
+                group=rank_list(ranks),
+                group_size=len(ranks),
+                message_bytes=prepared.message_bytes(len(group)),
+                wrong=wrong_here,
+            )
         )
-        for group, ranks in zip(prepared.groups, prepared.active, strict=True)
-    )
+    return tuple(groups)

@@ -24,14 +24,16 @@ from commbench.engine.session import Session
 from commbench.engine.timing.loops import Call, Repetitions, Timer
 from commbench.engine.timing.sync import TOLERATED_LATE
 from commbench.engine.visits import visit_times
-from commbench.stats import StoppingRule, warmup_count
+from commbench.stats import warmup_count
 from commbench.stats.budgets import Budget
 from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS, components_of, plan_visits
 
 #: The most visits while components of variance are unknown.
 PILOT_VISITS = 8
-#: Duration of the repetitions of such a visit.
-PILOT_S = 0.002
+#: Duration of the repetitions of such a visit, and the repetitions of all of them.
+PILOT_S, PILOT_REPETITIONS = 0.002, 30
+#: Repetitions of a single visit without which there is no 95 % interval, and the most of a launch.
+FEWEST_OF_INTERVAL, MOST_REPETITIONS = 6, 5000
 #: Discarded repetitions before a later visit: at least one, at most this number, at most for this
 #: time in seconds.
 MOST_WARMUPS, WARMUP_S = 20, 0.001
@@ -43,9 +45,6 @@ WARMUP_CAP = 300
 #: Share of a case's time slice that warm-up may take with one visit a launch, and before the first
 #: of several: the median over visits depends little on the first.
 WARMUP_SHARE, FIRST_WARMUP_SHARE = 0.3, 0.1
-#: Shortest total time of the repetitions, in seconds. Consecutive repetitions are correlated: 30
-#: within 0.3 ms may agree to 5 % while the launch is half as fast a millisecond later.
-SPAN_S = 0.005
 #: Duration of the repetitions between two checks if no times are kept, and their largest number:
 #: loops allocate all times beforehand.
 CHUNK_S, MOST_TOGETHER = 0.05, 1024
@@ -120,53 +119,54 @@ def settings_after(record: Record, budget: Budget) -> FixedSettings | None:
         return settings
     if len(visits) == 1:
         return replace(settings, visits=1)
-    plan = plan_visits(
+    planned, repetitions = plan_visits(
         components_of([visits]),
         budget,
         visit_s=record.revisiting_s / (len(visits) - 1),
         repetition_s=record.repeating_s / max(1, repetitions),
         most_repetitions=2 * max(record.visit_lengths),
     )
-    return replace(settings, visits=plan.visits, repetitions=plan.repetitions)
+    return replace(settings, visits=planned, repetitions=repetitions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisitPlan:
-    """How long a visit goes on: until its rule is satisfied or its share of the time is over."""
+    """How often a visit repeats: until it has enough, or its share of the time is over."""
 
-    rule: StoppingRule
     share_s: float
     """Time for the repetitions, in seconds."""
+    minimum: int
+    """Repetitions that are enough."""
+    floor: int
+    """Repetitions below which it never stops, even out of time."""
+    maximum: int
+    """Repetitions beyond which it never goes on."""
     span_s: float = 0.0
     """Shortest total time of the repetitions, in seconds."""
     fills_share: bool = False
-    """Whether only time and the rule's maximum end it."""
+    """Whether only time and the maximum end it."""
 
 
 def plan_visit(
-    rule: StoppingRule,
-    settings: FixedSettings,
-    *,
-    share_s: float,
-    operation_s: float,
-    is_soak: bool = False,
+    settings: FixedSettings, *, share_s: float, operation_s: float, is_soak: bool = False
 ) -> VisitPlan:
     """Return the plan of each visit of a launch.
 
-    A single visit of no fixed length has to be precise by itself.
+    A single visit of no fixed length fills its time.
 
     Args:
-        rule: of a launch that measures the case in one visit.
         settings: of the launch.
         share_s: time of a visit, in seconds.
         operation_s: typical time of one repetition.
-        is_soak: whether each visit fills its time.
+        is_soak: whether each visit fills its time, however many repetitions that takes.
     """
     if is_soak:
-        rule = replace(rule, relative_half_width=None, minimum=1, floor=1, maximum=sys.maxsize)
-        return VisitPlan(rule=rule, share_s=share_s, fills_share=True)
+        return VisitPlan(share_s=share_s, minimum=1, floor=1, maximum=sys.maxsize, fills_share=True)
     if settings.visits == 1 and not settings.repetitions:
-        return VisitPlan(rule=rule, share_s=share_s, span_s=SPAN_S)
+        floor = FEWEST_OF_INTERVAL
+        return VisitPlan(
+            share_s=share_s, minimum=floor, floor=floor, maximum=MOST_REPETITIONS, fills_share=True
+        )
     floor = FEWEST_REPETITIONS
     if settings.is_brief:
         floor = 1
@@ -174,16 +174,15 @@ def plan_visit(
     if not repetitions:
         span_s = PILOT_S
         affordable = int(share_s / max(operation_s, 1e-9))
-        repetitions = min(affordable, math.ceil(rule.minimum / settings.visits))
+        repetitions = min(affordable, math.ceil(PILOT_REPETITIONS / settings.visits))
     repetitions = max(floor, repetitions)
-    rule = replace(
-        rule,
-        relative_half_width=None,
+    return VisitPlan(
+        share_s=share_s,
         minimum=repetitions,
         floor=floor,
-        maximum=max(repetitions, rule.maximum // settings.visits),
+        maximum=max(repetitions, MOST_REPETITIONS // settings.visits),
+        span_s=span_s,
     )
-    return VisitPlan(rule=rule, share_s=share_s, span_s=span_s)
 
 
 # ------------------------------------------------------------------------- warm-up and repetitions
@@ -251,11 +250,11 @@ class Sampler:
         if not settings.visits:
             visits = budget.visits
             if not budget.is_soak:
-                left_s = session.slice_s - self._elapsed()
+                left_s = session.budget.slice_s - self._elapsed()
                 visits = pilot_visits(visits, left_s=left_s, operation_s=operation_s)
             settings = replace(settings, visits=visits)
         if not fixed:
-            batch = batch_of(1e9 * operation_s, session.reading_ns(self.timer))
+            batch = batch_of(1e9 * operation_s, self.timer.reading_ns())
             settings = replace(settings, batch=batch)
             operations = (self.longest_s - self._elapsed()) / max(operation_s, 1e-9)
             if operations < USUAL_OPERATIONS - 1 and not budget.is_soak:
@@ -265,15 +264,9 @@ class Sampler:
         if settings.is_brief:  # a late start of a long operation costs much and says little
             sync.slack_ns = max(sync.slack_ns, int(BRIEF_SLACK * 1e9 * operation_s))
         self.batch = settings.batch
-        share_s = (session.slice_s - self._elapsed()) / settings.visits
+        share_s = (session.budget.slice_s - self._elapsed()) / settings.visits
         self.begin(
-            plan_visit(
-                session.rule,
-                settings,
-                share_s=share_s,
-                operation_s=operation_s,
-                is_soak=budget.is_soak,
-            )
+            plan_visit(settings, share_s=share_s, operation_s=operation_s, is_soak=budget.is_soak)
         )
         return settings
 
@@ -296,7 +289,7 @@ class Sampler:
         share = WARMUP_SHARE
         if session.budget.visits > 1:
             share = FIRST_WARMUP_SHARE
-        warm_up_s = session.slice_s * share
+        warm_up_s = session.budget.slice_s * share
         if not times:
             guess_s = GUESS_OPERATIONS * first_ns / 1e9
             if guess_s < warm_up_s:
@@ -334,7 +327,9 @@ class Sampler:
         """
         begun = time.perf_counter()
         control, sync = self.session.control, self.timer.sync
-        step = control.broadcast(Step(repetitions=self._first_chunk()))
+        spanning = math.ceil(self._plan.span_s / self._pace_s)
+        first = max(self._plan.minimum, min(self._plan.maximum, spanning))
+        step = control.broadcast(Step(repetitions=first))
         while step.repetitions:
             chunk_begun = time.perf_counter()
             if step.widen:
@@ -362,45 +357,29 @@ class Sampler:
                 repetitions *= 2
             repetitions = self.session.control.broadcast_int(repetitions)
 
-    def _first_chunk(self) -> int:
-        """Return the repetitions of the first chunk: the rule's minimum, fewer of a single visit if
-        time is short.
-        """
-        rule = self._plan.rule
-        if rule.relative_half_width is None:
-            spanning = math.ceil(self._plan.span_s / self._pace_s)
-            return max(rule.minimum, min(rule.maximum, spanning))
-        typical_ns = _typical_ns(self._run(1, self.batch))
-        affordable = int((self._ends - time.perf_counter()) * 1e9 / max(typical_ns, 1.0))
-        return max(rule.floor, min(rule.minimum, affordable))
-
     def _next_step(
         self, samples: Samples | PairSamples, ranks: Sequence[Repetitions], chunk_begun: float
     ) -> Step:
         """Return rank 0's decision after a chunk of every rank's repetitions."""
-        plan, rule = self._plan, self._plan.rule
+        plan = self._plan
         late = samples.add(ranks)
         valid, tried = samples.valid, samples.tried
         start_ns, end_ns = ranks[0].start_ns, ranks[0].end_ns
         self._spanned_ns += int(end_ns[-1] - start_ns[0])
         missing_s = plan.span_s - self._spanned_ns / 1e9
         left_s = self._ends - time.perf_counter()
-        is_enough = valid >= rule.floor or tried >= 4 * rule.floor
-        is_over = tried >= rule.maximum or (left_s <= 0 and is_enough)
-        if not is_over and isinstance(samples, Samples) and not plan.fills_share and missing_s <= 0:
-            is_over = rule.satisfied([time_us / 1e6 for time_us in samples.slowest_us(self.batch)])
-        if is_over:
+        is_enough = valid >= plan.floor or tried >= 4 * plan.floor
+        is_over = tried >= plan.maximum or (left_s <= 0 and is_enough)
+        is_fulfilled = not plan.fills_share and valid >= plan.minimum and missing_s <= 0
+        if is_over or is_fulfilled:
             return Step(repetitions=0)
         self._pace_s = max((time.perf_counter() - chunk_begun) / len(start_ns), 1e-9)
+        repetitions = max(plan.minimum - valid, math.ceil(missing_s / self._pace_s))
         if plan.fills_share:
-            repetitions = min(MOST_TOGETHER, rule.maximum - tried)
-        elif rule.relative_half_width is None:
-            repetitions = max(rule.minimum - valid, math.ceil(missing_s / self._pace_s))
-        else:
-            repetitions = rule.next_checkpoint(tried) - tried
+            repetitions = min(MOST_TOGETHER, plan.maximum - tried)
         affordable = math.ceil(left_s / self._pace_s)
         return Step(
-            repetitions=max(1, rule.floor - valid, min(repetitions, affordable)),
+            repetitions=max(1, plan.floor - valid, min(repetitions, affordable)),
             widen=late > TOLERATED_LATE,
             refresh=self.timer.sync.clock.is_stale(),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from commbench.collectives.cases import Case
 from commbench.engine.communicator import Communicator
@@ -14,9 +13,7 @@ from commbench.engine.timing.clocks import GlobalClock, is_close
 from commbench.engine.timing.loops import Call, Progress, Timer, empty_call, median_us
 from commbench.engine.timing.sync import Synchroniser, choose_method
 from commbench.findings import UnsupportedError
-from commbench.stats import StoppingRule
 from commbench.stats.budgets import Budget
-from commbench.system.clock import timer_tick_s
 
 OVERHEAD_WARMUPS, OVERHEAD_REPETITIONS = 10, 100
 
@@ -36,8 +33,6 @@ class Session:
     oversubscribed: bool = False
     hosts: Sequence[str] = ()
     """The host of each rank; empty: all are on one."""
-    slice_s: float = 0.0
-    """Time slice of a case, in seconds; 0: the budget's."""
     meter: EnergyMeter = field(default_factory=EnergyMeter)
     """Energy counters that this rank reads."""
     kept_bytes: int = 0
@@ -46,24 +41,7 @@ class Session:
     """The probe of each backend that has measured, see `commbench.engine.observers.probe_of`."""
     _caches: dict[str, int] = field(default_factory=dict)
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
-    _readings: dict[str, float] = field(default_factory=dict)
     _overheads: dict[tuple[str, str, str, int], Overhead] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.slice_s = self.slice_s or self.budget.slice_s
-
-    @cached_property
-    def rule(self) -> StoppingRule:
-        """Return the stopping rule of a case."""
-        return StoppingRule(
-            relative_half_width=self.budget.relative_half_width, ticks_s=timer_tick_s()
-        )
-
-    def reading_ns(self, timer: Timer) -> float:
-        """Return the cost of one reading of a timed loop's clock, in nanoseconds."""
-        if timer.name not in self._readings:
-            self._readings[timer.name] = timer.reading_ns()
-        return self._readings[timer.name]
 
     def cache_bytes(self, communicator: Communicator) -> int:
         """Return the largest cache behind any rank's buffers; 0 if a rank's is unknown;

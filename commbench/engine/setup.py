@@ -17,7 +17,7 @@ from commbench.collectives.primitives import Buffers
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, agree_on, gather_everywhere
 from commbench.engine.timing.loops import Call, Timer, in_turns, order_of
-from commbench.findings import Finding, UnsupportedError
+from commbench.findings import UnsupportedError
 
 #: Delay of the last rank that enters a barrier under verification, in seconds.
 LATE_ENTRY_S = 0.002
@@ -30,30 +30,6 @@ LIBRARY_ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError)
 #: The most sets of buffers and the most bytes of messages in them, to limit the time of
 #: preparation.
 MOST_SETS, MOST_BYTES = 512, 2**29
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """The result of verification: the library's refusal, or the number of wrong elements on each
-    rank.
-    """
-
-    refusal: Finding | None = None
-    by_rank: Sequence[int] | None = None
-    """None: nothing to check."""
-
-    @property
-    def wrong(self) -> int | None:
-        """Wrong elements over all ranks."""
-        if self.by_rank is None:
-            return None
-        return sum(self.by_rank)
-
-    def within(self, group: Group) -> int | None:
-        """Wrong elements over the ranks of one group."""
-        if self.by_rank is None:
-            return None
-        return sum(self.by_rank[rank] for rank in group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,32 +112,34 @@ class Prepared:
             self.operation, self.case.message_bytes, self.data.dtype.itemsize, size
         )
 
-    def verify(
-        self, control: Control, *, shared_clock: bool, timer: Timer | None = None
-    ) -> Checked:
+    def verify(self, control: Control, timer: Timer | None = None) -> list[int]:
         """Run the operation once in all groups at the same time and check the result; collective.
 
         Rotating buffers are each used once, and each graph is replayed once. With a native
         ``timer``, the timer runs the operation again on fresh data, so that the calls that will be
-        timed are checked.
+        timed are checked. A barrier needs ranks that share a clock.
+
+        Returns:
+            The number of wrong elements on each rank.
+
+        Raises:
+            UnsupportedError: the library refuses the operation; on all ranks.
         """
         if not self.operation.moves_data:
-            if not shared_clock:
-                return Checked()
             return self._verify_barrier(control)
-        refusal = agree_on(control, self._fill) or self.run_once(control)
-        if refusal:
-            return Checked(refusal=refusal)
+        agree_on(control, self._fill)
+        self.run_once(control)
         if timer and timer.name == "native":  # other loops make the same calls as above
             self._fill()
             timer.run(self.calls, len(self.sets), 1)
-        wrong = agree_on(control, self._count_wrong)
-        if isinstance(wrong, Finding):
-            return Checked(refusal=wrong)
-        return Checked(by_rank=gather_everywhere(control, wrong))
+        return gather_everywhere(control, agree_on(control, self._count_wrong))
 
-    def run_once(self, control: Control) -> Finding | None:
-        """Run the calls; return the library's refusal if it refuses on all ranks with calls."""
+    def run_once(self, control: Control) -> None:
+        """Run the calls.
+
+        Raises:
+            UnsupportedError: the library refuses on all ranks with calls; on all ranks.
+        """
         refusal = ""
         try:
             with self.communicator.watched(replayed=self.captured > 1):
@@ -176,11 +154,10 @@ class Prepared:
         refusals = [gathered[rank] for rank in self.participants]
         if any(refusals) and not all(refusals):
             raise RuntimeError(next(text for text in refusals if text))
-        if not refusals[0]:
-            return None
-        return Finding(code="library_refused", numbers={"error": refusals[0]})
+        if refusals[0]:
+            raise UnsupportedError("library_refused", error=refusals[0])
 
-    def _verify_barrier(self, control: Control) -> Checked:
+    def _verify_barrier(self, control: Control) -> list[int]:
         """Check a barrier: the last rank enters late, and ranks that leave before it are counted as
         wrong.
         """
@@ -197,7 +174,7 @@ class Prepared:
             last_entry = max(stamps[rank][0] for rank in group)
             for rank in group:
                 by_rank[rank] = int(stamps[rank][1] < last_entry)
-        return Checked(by_rank=by_rank)
+        return by_rank
 
     @property
     def _accumulates(self) -> bool:
@@ -212,9 +189,9 @@ class Prepared:
         if self.shape is None:
             return
         spans = self.operation.inputs(self.shape)
-        content = self.data.inputs(spans)
+        content = self.data.content(spans)
         if self._accumulates:
-            content = self.data.cancelling(self._contributions(self.shape))
+            content = self.data.content(self._contributions(self.shape), cancelling=True)
         for buffers in self.sets:
             source = buffers.send
             if source is None:
@@ -245,7 +222,7 @@ class Prepared:
         spans = self.operation.answer(self.shape)
         if not spans:
             return 0
-        expected = self.data.answer(spans)
+        expected = self.data.content(spans)
         if self._accumulates:
             expected = self.data.neutral(self.buffers.receive.count)
         counts = [self.communicator.count_wrong(each.receive, expected) for each in self.sets]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 from commbench.errors import InputError
-from commbench.findings import UnpredictedError
 from commbench.hooks.message import (
     FLOAT32_BYTES,
     BucketShape,
@@ -354,6 +353,5 @@ class FileHook(HookSpec):
     source: str
     """``FILE.py:CALLABLE``."""
 
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002 - unknown
-        """Raise UnpredictedError: nobody has stated the messages."""
-        raise UnpredictedError("hook_bytes_unknown", hook=callable_name(self.source))
+    def __post_init__(self) -> None:
+        self.name = callable_name(self.source)  # type: ignore[misc] # a class attribute of others

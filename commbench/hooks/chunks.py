@@ -123,9 +123,8 @@ class NativeChunks(TorchChunks):
         if not self._kernels.choose_chunks(self.norms.numpy(), self._numbers):
             self.values.fill_(torch.nan)
             return
-        rest = array_of(memory.get("residual"))
         values = self.values.numpy()
-        self._kernels.take_chunks(*self._measured, rest, self._numbers, float(divisor), values)
+        self._kernels.take_chunks(*self._measured, self._numbers, float(divisor), values)
         if "momentum" in memory:
             momentum = memory["momentum"].numpy()
             self._kernels.clear_chunks(self._numbers, self._layout.chunk, momentum)

@@ -11,10 +11,11 @@ depends on it.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,49 +24,132 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
 from commbench.hooks.base import Hook, Launched, StateDict, Stopwatch
-from commbench.hooks.layout import Layout
 from commbench.hooks.options import Feedback
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Tensors = dict[str, Tensor]
 
 
-@dataclass(kw_only=True)
-class Slot:
-    """The memory of one bucket by kind (residual, momentum), each of shape (numel,): old and new
-    values.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """One tensor's part of a bucket: elements ``start`` to ``start + numel``, with the strides
+    ``stride``.
     """
 
+    name: str
+    start: int
+    numel: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def view(self, flat: Tensor) -> Tensor:
+        """Return the span of ``flat``, shape (bucket numel,), as a tensor of the parameter's
+        shape.
+        """
+        return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.start)
+
+    def flat(self, flat: Tensor) -> Tensor:
+        """Return the span of ``flat`` in memory order, shape (numel,)."""
+        return flat[self.start : self.start + self.numel]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layout:
+    """The tensors of one bucket in the order of its buffer.
+
+    One object as long as the tensors stay the same.
+
+    DDP uses one large bucket in the first step, then rebuilds its buckets in the order in which
+    gradients were ready.
+    """
+
+    parameters: tuple[torch.nn.Parameter, ...]
+    spans: tuple[Span, ...]
+    numel: int
+
+    @classmethod
+    def of(cls, bucket: GradBucket, names: Mapping[int, str]) -> Self:
+        """Return the layout of a bucket; ``names`` maps the parameters' ``id`` to names."""
+        spans, start = [], 0
+        parameters = tuple(bucket.parameters())
+        for parameter in parameters:
+            shape, numel = tuple(parameter.shape), parameter.numel()
+            name, stride = names[id(parameter)], _stride_in_bucket(shape, tuple(parameter.stride()))
+            spans.append(Span(name=name, start=start, numel=numel, shape=shape, stride=stride))
+            start += numel
+        return cls(parameters=parameters, spans=tuple(spans), numel=start)
+
+    def holds(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
+        """Return whether the bucket consists of these parameter objects, in this order."""
+        return list(map(id, self.parameters)) == list(map(id, parameters))
+
+
+def _stride_in_bucket(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a gradient in its bucket: the parameter's own if dense in memory, else
+    row-major.
+
+    ``GradBucket.gradients()`` does not show it: it returns every tensor as row-major.
+    """
+    expected = 1
+    for size, step in sorted(zip(shape, stride, strict=True), key=lambda pair: (pair[1], pair[0])):
+        if size != 1 and step != expected:
+            return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+        expected *= size
+    return stride
+
+
+@dataclass(kw_only=True)
+class Slot:
+    """What a hook keeps for one bucket."""
+
     layout: Layout
-    old: Tensors = field(default_factory=dict)
-    new: Tensors = field(default_factory=dict)
-    """The same tensors as ``old``, unless ``held_back`` is set."""
-    pending: bool = False
+    memory: Tensors
+    """By kind (residual, momentum), each of shape (numel,)."""
+    before: Tensors
+    """Copies of ``memory`` at the begin of the latest step; empty unless steps can be undone."""
+    channel: Any = None
+    """The buffers of its messages, see `FeedbackHook.make_channel`."""
+
+    @property
+    def residual(self) -> Tensor | None:
+        """The unsent part of the gradients, shape (numel,); None without feedback."""
+        return self.memory.get("residual")
+
+    def by_name(self, kind: str) -> Tensors:
+        """Return the memory by parameter name, as views of the parameters' shapes."""
+        return {span.name: span.view(self.memory[kind]) for span in self.layout.spans}
 
 
 class Memory:
     """Tensors that each parameter keeps from step to step, in the layout of the buckets: a step
-    copies nothing.
+    moves nothing.
 
-    When DDP rebuilds the buckets, the tensors are moved by parameter. With ``held_back``, updates
-    go to second tensors.
-    `settle` accepts these only if no bucket of the step was rejected: by swapping the two on the
-    host, by `put` on a device.
+    When DDP rebuilds the buckets, the tensors are moved by parameter. With ``can_undo``, every step
+    copies them first, and `settle` restores them if a bucket of the step was rejected.
     """
 
     def __init__(self, kinds: Collection[str]) -> None:
         self.kinds = tuple(kinds)
-        self.held_back = False
+        self.can_undo = False
         self._slots: dict[int, Slot] = {}
         self._waiting: dict[str, Tensors] = {kind: {} for kind in self.kinds}
         self._rejections: list[Tensor] = []
 
-    def open(self, index: int, layout: Layout, like: Tensor) -> Slot:
-        """Return the slot of a bucket for its next update."""
+    def open(self, bucket: GradBucket, names: Mapping[int, str]) -> Slot:
+        """Return the slot of a bucket for its next update.
+
+        ``names`` maps the parameters' ``id`` to names.
+        """
+        index = bucket.index()
         slot = self._slots.get(index)
-        if slot is None or slot.layout is not layout:
+        if slot is None or not slot.layout.holds(bucket.parameters()):
             self._dissolve(index)
-            slot = self._slots[index] = self._assemble(layout, like)
-        slot.pending = True
+            slot = self._assemble(Layout.of(bucket, names), bucket.buffer())
+            self._slots[index] = slot
+        for kind, copied in slot.before.items():
+            copied.copy_(slot.memory[kind])
         return slot
 
     def reject(self, where: Tensor) -> None:
@@ -76,70 +160,64 @@ class Memory:
         self._rejections.append(where)
 
     def settle(self) -> None:
-        """End a step: accept the updates that were held back, or drop them all."""
+        """End a step: keep its updates, or undo them all."""
         rejections, self._rejections = self._rejections, []
-        rejected = (
-            torch.stack(rejections).any() if rejections else torch.zeros((), dtype=torch.bool)
-        )
+        if not rejections:
+            return
+        is_rejected = torch.stack(rejections).any()
         for slot in self._slots.values():
-            if slot.pending and self.held_back:
-                self._accept(slot, rejected)
-            slot.pending = False
-
-    def _accept(self, slot: Slot, rejected: Tensor) -> None:
-        if not on_host(rejected):
-            for kind in self.kinds:
-                put(slot.old[kind], slot.new[kind], where=~rejected)
-        elif not rejected:
-            slot.old, slot.new = slot.new, slot.old
+            for kind, copied in slot.before.items():
+                put(slot.memory[kind], copied, where=is_rejected)
 
     def scale(self, kind: str, factors: Mapping[str, float]) -> None:
         """Multiply the memory of each named parameter by its factor."""
         for slot in self._slots.values():
             for span in slot.layout.spans:
                 if span.name in factors:
-                    span.flat(slot.old[kind]).mul_(factors[span.name])
+                    span.flat(slot.memory[kind]).mul_(factors[span.name])
         for name, tensor in self._waiting[kind].items():
             tensor.mul_(factors.get(name, 1.0))
+
+    def drop_channels(self) -> None:
+        """Drop the buffers of all messages; the next step makes new ones."""
+        for slot in self._slots.values():
+            slot.channel = None
 
     def state(self) -> dict[str, Tensors]:
         """Return copies by kind and parameter name, each of the parameter's shape."""
         self.settle()
-        copied = {kind: dict(waiting) for kind, waiting in self._waiting.items()}
-        for slot in self._slots.values():
-            for kind in self.kinds:
-                copied[kind] |= {span.name: span.view(slot.old[kind]) for span in slot.layout.spans}
-        return {
-            kind: {name: tensor.clone() for name, tensor in tensors.items()}
-            for kind, tensors in copied.items()
-        }
+        state = {}
+        for kind, waiting in self._waiting.items():
+            tensors = dict(waiting)
+            for slot in self._slots.values():
+                tensors |= slot.by_name(kind)
+            state[kind] = {name: tensor.clone() for name, tensor in tensors.items()}
+        return state
 
     def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Replace the memory; the tensors wait for the buckets of their parameters."""
         self._slots.clear()
         self._rejections = []
         for kind in self.kinds:
-            self._waiting[kind] = {
-                name: tensor.clone() for name, tensor in state.get(kind, {}).items()
-            }
+            tensors = state.get(kind, {})
+            self._waiting[kind] = {name: tensor.clone() for name, tensor in tensors.items()}
 
     def _dissolve(self, index: int) -> None:
         """Remove the tensors from this bucket and all later ones; they wait for the new buckets."""
         for removed in [self._slots.pop(other) for other in list(self._slots) if other >= index]:
             for kind in self.kinds:
-                self._waiting[kind] |= {
-                    span.name: span.view(removed.old[kind]) for span in removed.layout.spans
-                }
+                self._waiting[kind] |= removed.by_name(kind)
 
     def _assemble(self, layout: Layout, like: Tensor) -> Slot:
-        slot = Slot(layout=layout)
+        slot = Slot(layout=layout, memory={}, before={})
         for kind in self.kinds:
-            flat = slot.old[kind] = torch.zeros_like(like)
+            flat = slot.memory[kind] = torch.zeros_like(like)
             for span in layout.spans:
                 residual = self._waiting[kind].pop(span.name, None)
                 if residual is not None:
                     span.view(flat).copy_(residual)
-            slot.new[kind] = torch.zeros_like(like) if self.held_back else flat
+            if self.can_undo:
+                slot.before[kind] = torch.zeros_like(like)
         return slot
 
 
@@ -157,8 +235,6 @@ class FeedbackHook(Feedback, Hook):
         self._steps = 0
         self._names: dict[int, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._layouts: dict[int, Layout] = {}
-        self._channels: dict[Layout, Any] = {}
         self._scaler: torch.amp.GradScaler | None = None
         self._scale: float | Tensor = 1.0
         self._device = torch.device("cpu")
@@ -187,14 +263,12 @@ class FeedbackHook(Feedback, Hook):
         return isinstance(self._scale, Tensor) or self._scale != 1.0
 
     @abstractmethod
-    def exchange_bucket(
-        self, buffer: Tensor, layout: Layout, slot: Slot, watch: Stopwatch
-    ) -> Launched:
-        """Do as `launch`: send ``buffer`` plus ``slot.old``, write ``slot.new``, leave sum /
-        `divisor` in ``buffer``.
+    def exchange_bucket(self, buffer: Tensor, slot: Slot, watch: Stopwatch) -> Launched:
+        """Do as `launch`: send ``buffer`` plus the residual, keep the unsent part as the residual,
+        and leave sum / `divisor` in ``buffer``.
 
-        If the values to send are not finite, every rank must receive NaN, and ``slot.new`` is not
-        written; a hook that sends blocks may treat each block by itself.
+        If the values to send are not finite, every rank must receive NaN, and the memory is kept; a
+        hook that sends blocks may treat each block by itself.
         """
 
     def send_dense(self, buffer: Tensor, slot: Slot, watch: Stopwatch) -> Launched:
@@ -203,8 +277,8 @@ class FeedbackHook(Feedback, Hook):
         The residual becomes zero, which it was except after a resume.
         """
         accumulate(buffer, slot).div_(self.divisor)
-        if "residual" in slot.new:
-            slot.new["residual"].zero_()
+        if slot.residual is not None:
+            slot.residual.zero_()
         return self.reduce_whole(buffer, watch)
 
     def attach(
@@ -232,7 +306,7 @@ class FeedbackHook(Feedback, Hook):
         self.check_size(elements)
         self._check_loaded(self.memory.state())
         self._scaler = scaler
-        self.memory.held_back = scaler is not None
+        self.memory.can_undo = scaler is not None
         self.prepare(self._device)
 
     def begin_step(self) -> None:
@@ -272,11 +346,11 @@ class FeedbackHook(Feedback, Hook):
 
     def launch(self, bucket: GradBucket, watch: Stopwatch) -> Launched:
         """Find the bucket's memory, divide by the loss scale, exchange."""
-        buffer, layout = bucket.buffer(), self._layout_of(bucket)
-        slot = self.memory.open(bucket.index(), layout, buffer)
+        buffer = bucket.buffer()
+        slot = self.memory.open(bucket, self._names)
         if self.is_scaled:
             buffer.mul_(1.0 / self._scale)
-        future, finish = self.exchange_bucket(buffer, layout, slot, watch)
+        future, finish = self.exchange_bucket(buffer, slot, watch)
         return future, lambda value: self._inspected(finish(value))
 
     def _inspected(self, result: Tensor) -> Tensor:
@@ -288,27 +362,14 @@ class FeedbackHook(Feedback, Hook):
             self.memory.reject(~is_finite(result))
         return result
 
-    def _layout_of(self, bucket: GradBucket) -> Layout:
-        index = bucket.index()
-        layout = self._layouts.get(index)
-        if layout is None or not layout.holds(bucket.parameters()):
-            for other in [other for other in self._layouts if other >= index]:
-                self.forget(self._layouts.pop(other))
-            layout = self._layouts[index] = Layout.of(bucket, self._names)
-        return layout
-
-    def channel_of(self, layout: Layout, like: Tensor) -> Any:  # noqa: ANN401 - the subclass's own
+    def channel_of(self, slot: Slot, like: Tensor) -> Any:  # noqa: ANN401 - the subclass's own
         """Return what `make_channel` made for the bucket."""
-        if layout not in self._channels:
-            self._channels[layout] = self.make_channel(layout, like)
-        return self._channels[layout]
+        if slot.channel is None:
+            slot.channel = self.make_channel(slot.layout, like)
+        return slot.channel
 
     def make_channel(self, layout: Layout, like: Tensor) -> Any:  # noqa: ANN401 - as above
         """Return a subclass's buffers for a bucket, on the device of ``like``."""
-
-    def forget(self, layout: Layout) -> None:
-        """Drop the buffers of a bucket that no longer exists."""
-        self._channels.pop(layout, None)
 
     def state_dict(self) -> StateDict:
         """Return the step counter, and this rank's residuals by parameter name.
@@ -330,8 +391,7 @@ class FeedbackHook(Feedback, Hook):
         if self._names:
             self._check_loaded(state["memory"])
         self._steps, self._rates = int(state["step"]), dict(state["rates"])
-        self.memory.load(state["memory"])
-        self._channels.clear()  # they depend on the step
+        self.memory.load(state["memory"])  # without channels, which depend on the step
 
     def _check_loaded(self, memory: Mapping[str, Mapping[str, Tensor]]) -> None:
         for tensors in memory.values():
@@ -383,5 +443,6 @@ def accumulate(buffer: Tensor, slot: Slot) -> Tensor:
     """Add the residual to the gradients, in the bucket's buffer: a = g + e, or g without a
     residual.
     """
-    residual = slot.old.get("residual")
-    return buffer if residual is None else buffer.add_(residual)
+    if slot.residual is None:
+        return buffer
+    return buffer.add_(slot.residual)

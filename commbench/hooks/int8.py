@@ -13,11 +13,9 @@ from torch import Tensor
 
 from commbench.hooks import catalogue, quantisers
 from commbench.hooks.base import Launched, Stopwatch
-from commbench.hooks.feedback import Slot
-from commbench.hooks.layout import Layout
+from commbench.hooks.feedback import Layout, Slot
 from commbench.hooks.message import QuantisedLayout
-from commbench.hooks.ordered import OrderedHook
-from commbench.hooks.ordering import Ending, all_gather
+from commbench.hooks.ordering import Ending, OrderedHook, all_gather
 from commbench.hooks.quantisers import TorchQuantiser, make_quantiser
 
 
@@ -51,18 +49,15 @@ class Int8(catalogue.Int8, OrderedHook):
         """Compile the quantisation, see `quantisers.prepare`."""
         quantisers.prepare(device)
 
-    def exchange_bucket(
-        self, buffer: Tensor, layout: Layout, slot: Slot, watch: Stopwatch
-    ) -> Launched:
+    def exchange_bucket(self, buffer: Tensor, slot: Slot, watch: Stopwatch) -> Launched:
         """Quantise and begin to exchange shards on the autograd thread.
 
         Sum and exchange sums in an ordered job.
         """
         if self.is_dense:
             return self.send_dense(buffer, slot, watch)
-        channel = self.channel_of(layout, buffer)
-        old, new = slot.old.get("residual"), slot.new.get("residual")
-        channel.quantiser.encode(buffer, old, channel.sent, out_residual=new)
+        channel, residual = self.channel_of(slot, buffer), slot.residual
+        channel.quantiser.encode(buffer, residual, channel.sent)
         watch.started()
 
         def send_shards(group: dist.ProcessGroup) -> dist.Work:
@@ -70,7 +65,7 @@ class Int8(catalogue.Int8, OrderedHook):
             return dist.all_to_all_single(received, sent, group=group, async_op=True)
 
         future = self.submit_opened(
-            send_shards, lambda wait: self._reduce(channel, new, wait, watch)
+            send_shards, lambda wait: self._reduce(channel, residual, wait, watch)
         )
         return future, lambda _: self._decode(channel, buffer)
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from commbench.errors import InputError
+from commbench.findings import UnpredictedError
 from commbench.hooks.message import BucketShape, Message, Shapes, sent_bytes
 from commbench.units import TRUTH
 
@@ -116,12 +117,15 @@ class HookSpec(ABC):
                     f"Hook {self.name} was given {name}={value}: it takes {kind.words}."
                 )
 
-    @abstractmethod
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002 - of hooks that state them
         """Return the collectives that the hook issues for a bucket, in order, after any warm-up.
 
         Without shapes, a hook that depends on them treats the bucket as one matrix.
+
+        Raises:
+            UnpredictedError: the hook does not state them.
         """
+        raise UnpredictedError("hook_bytes_unknown", hook=self.name)
 
     def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
         """Return the bytes that one rank sends by theory for a float32 bucket of ``numel``

@@ -13,9 +13,7 @@ import torch
 import torch.distributed as dist
 
 from commbench.errors import InputError
-from commbench.findings import UnsupportedError
 from commbench.hooks.base import Hook, Launched, Stopwatch
-from commbench.hooks.message import BucketShape, Message
 from commbench.system.user_files import callable_name, failure, load_callable
 from commbench.units import counted
 
@@ -62,10 +60,6 @@ class Guard(Hook):
             f"Hook {self.name} returned a value of type {type(future).__name__} for bucket"
             f" {bucket.index()}: it must return a torch Future."
         )
-
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002 - the bucket does not determine the messages
-        """Raise UnsupportedError: the bytes of a user's own hook can only be measured."""
-        raise UnsupportedError("hook_bytes_unknown", hook=self.name)
 
 
 def check_file_hook(text: str) -> None:

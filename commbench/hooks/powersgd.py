@@ -17,9 +17,8 @@ from torch import Tensor
 
 from commbench.hooks import catalogue
 from commbench.hooks.base import Launched, StateDict, Stopwatch
-from commbench.hooks.feedback import Slot, accumulate, is_finite, on_host, poison, put
-from commbench.hooks.layout import Layout, Span
-from commbench.hooks.ordered import OrderedHook
+from commbench.hooks.feedback import Layout, Slot, Span, accumulate, is_finite, on_host, poison, put
+from commbench.hooks.ordering import OrderedHook
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +64,14 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         self._warm: dict[str, Tensor] = {}
         self._type: torch.dtype = getattr(torch, self.values)
 
-    def exchange_bucket(
-        self, buffer: Tensor, layout: Layout, slot: Slot, watch: Stopwatch
-    ) -> Launched:
+    def exchange_bucket(self, buffer: Tensor, slot: Slot, watch: Stopwatch) -> Launched:
         """Project on the autograd thread.
 
         All-reduce, orthogonalise and project back in an ordered job.
         """
         if self.is_dense:
             return self.send_dense(buffer, slot, watch)
-        plan = self.channel_of(layout, buffer)
+        plan = self.channel_of(slot, buffer)
         self._project(plan, accumulate(buffer, slot))
         future = self.submit(lambda: self._refine(plan, buffer, slot, watch))
         watch.encoded()
@@ -125,7 +122,7 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         start = watch.clock()
         finite = is_finite(plan.first)
         if not on_host(finite) or finite:
-            self._project_back(plan, total, slot.new.get("residual"), finite)
+            self._project_back(plan, total, slot.residual, finite)
             watch.worked(start)
             if plan.matrices:
                 self._sum(plan.second)
@@ -147,13 +144,13 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
             matrix.p.copy_(torch.linalg.qr(matrix.p).Q)
             torch.mm(matrix.of(total).T, matrix.p, out=matrix.next_q)
         self._round(plan.second.div_(self.world_size))
-        left = None if residual is None else residual if on_host(finite) else total
-        if left is not None:
-            self._subtract_sent(plan, total, left)
-        if left is total:
-            put(
-                residual, total, where=finite
-            )  # on a device, values that are not finite also reach this line
+        if residual is None:
+            return
+        if on_host(finite):
+            self._subtract_sent(plan, total, residual)
+        else:  # values that are not finite also reach this line
+            self._subtract_sent(plan, total, total)
+            put(residual, total, where=finite)
 
     def _subtract_sent(self, plan: _Plan, total: Tensor, left: Tensor) -> None:
         """Write to ``left``, which may be ``total``, what this rank's messages lack of it."""

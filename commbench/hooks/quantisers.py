@@ -39,29 +39,18 @@ class TorchQuantiser:
     def __init__(self, layout: QuantisedLayout) -> None:
         self._layout = layout
 
-    def encode(
-        self,
-        gradient: Tensor,
-        residual: Tensor | None,
-        payload: Tensor,
-        *,
-        out_residual: Tensor | None,
-    ) -> None:
-        """Write the payload of gradient + residual, and its rounding errors to ``out_residual``.
+    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor) -> None:
+        """Write the payload of gradient + residual; its rounding errors are the new residual.
 
-        Blocks that are not finite keep their ``out_residual``.
+        Blocks that are not finite keep their residual.
         """
         layout = self._layout
         whole = gradient.new_zeros((layout.shards, layout.shard))
         flat = whole.view(-1)[: layout.elements]
         torch.add(gradient, 0.0 if residual is None else residual, out=flat)
         errors, is_sent = self._pack(whole, payload)
-        if out_residual is not None:
-            _put(
-                out_residual,
-                errors.view(-1)[: layout.elements],
-                is_sent.reshape(-1)[: layout.elements],
-            )
+        if residual is not None:
+            _put(residual, errors, is_sent)
 
     def combine(
         self,
@@ -84,8 +73,7 @@ class TorchQuantiser:
         errors, is_sent = self._pack(total, own.unsqueeze(0))
         self._scales(own.unsqueeze(0)).div_(divisor)
         if residual is not None:
-            size = residual.numel()
-            _put(residual, residual + errors.view(-1)[:size], is_sent.reshape(-1)[:size])
+            _put(residual, residual + errors.view(-1)[: residual.numel()], is_sent)
 
     def decode(self, payload: Tensor, into: Tensor) -> None:
         """Write all elements of a payload to ``into``, shape (elements,)."""
@@ -140,17 +128,10 @@ class NativeQuantiser(TorchQuantiser):
         self._kernels = quantisation
         self._block, self._shard = layout.block, layout.shard
 
-    def encode(
-        self,
-        gradient: Tensor,
-        residual: Tensor | None,
-        payload: Tensor,
-        *,
-        out_residual: Tensor | None,
-    ) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor) -> None:
         """See `TorchQuantiser.encode`."""
-        sums = gradient.numpy(), array_of(residual), array_of(out_residual)
-        self._kernels.quantise(*sums, self._block, self._shard, _bytes(payload))
+        summands = gradient.numpy(), array_of(residual)
+        self._kernels.quantise(*summands, self._block, self._shard, _bytes(payload))
 
     def combine(
         self,
@@ -186,16 +167,9 @@ class CudaQuantiser(TorchQuantiser):
         self._shape = layout.elements, layout.shards, layout.shard, layout.block
         self._divisor = torch.ones((), device=device)
 
-    def encode(
-        self,
-        gradient: Tensor,
-        residual: Tensor | None,
-        payload: Tensor,
-        *,
-        out_residual: Tensor | None,
-    ) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor) -> None:
         """See `TorchQuantiser.encode`."""
-        self._kernels.launch("quantise", gradient, residual, out_residual, *self._shape, payload)
+        self._kernels.launch("quantise", gradient, residual, residual, *self._shape, payload)
 
     def combine(
         self,
@@ -240,7 +214,7 @@ def prepare(device: torch.device) -> None:
         elements, residual = torch.ones((2, 4), device=device)
         payload = torch.zeros((1, layout.row_bytes), dtype=torch.uint8, device=device)
         for rest in (None, residual):
-            quantiser.encode(elements, rest, payload, out_residual=rest)
+            quantiser.encode(elements, rest, payload)
             quantiser.combine(payload, payload[0].clone(), divisor=1.0, residual=rest)
         quantiser.decode(payload, elements)
 
@@ -254,5 +228,8 @@ def _bytes(payload: Tensor) -> Any:  # noqa: ANN401 - an array
 
 
 def _put(into: Tensor, values: Tensor, where: Tensor) -> None:
-    """Write the values of the elements for which ``where`` holds; all of shape (n,)."""
-    torch.where(where, values, into, out=into)
+    """Write the values of the elements for which ``where`` holds to ``into``, shape (n,); the
+    others may be longer.
+    """
+    n = into.numel()
+    torch.where(where.reshape(-1)[:n], values.reshape(-1)[:n], into, out=into)

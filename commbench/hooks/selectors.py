@@ -47,24 +47,19 @@ class TorchSelector:
         gradient: Tensor,
         residual: Tensor | None,
         payload: Tensor,
-        *,
-        out_residual: Tensor | None,
         step: int,  # noqa: ARG002 - torch.topk decides among equal elements
     ) -> None:
-        """Write the payload of a = gradient + residual, and the unsent part of a to
-        ``out_residual``.
+        """Write the payload of a = gradient + residual; the unsent part of a is the new residual.
 
-        If a is not finite, the payload's values are NaN and ``out_residual`` is kept. If fewer than
-        k elements are not zero, unused slots add 0. In compiled work strictly larger elements come
+        If a is not finite, the payload's values are NaN and the residual is kept. If fewer than k
+        elements are not zero, unused slots add 0. In compiled work strictly larger elements come
         before ties, and the choice among ties rotates with ``step``.
 
         Args:
             gradient: float32, shape (n,); may be overwritten.
-            residual: shape (n,), the unsent part of earlier steps.
+            residual: shape (n,), the unsent part of earlier steps; a sent element becomes zero or,
+                with float16 values, the exact rounding error. None: nothing is kept.
             payload: written.
-            out_residual: shape (n,), ``residual`` itself or disjoint from it and from the gradient;
-                a sent element becomes zero or, with float16 values, the exact rounding error. None
-                if ``residual`` is.
             step: the number of this step.
         """
         total = gradient if residual is None else gradient.add_(residual)
@@ -75,9 +70,9 @@ class TorchSelector:
         values.fill_(torch.nan)
         limit = torch.finfo(self._dtype).max  # the rest of larger values stays in the residual
         put(values, total[positions].clamp_(-limit, limit), where=finite)
-        if out_residual is not None:
+        if residual is not None:
             unsent = total.index_add_(0, positions, values.to(total.dtype), alpha=-1)
-            put(out_residual, unsent, where=finite)
+            put(residual, unsent, where=finite)
 
     def add(self, payload: Tensor, into: Tensor) -> None:
         """Add the values of a payload to ``into``, shape (n,), at its indices."""
@@ -88,7 +83,7 @@ class TorchSelector:
 class NativeSelector(TorchSelector):
     """The compiled selection of `commbench.hooks.compression` on host memory.
 
-    It releases the GIL while it works. The gradient is kept.
+    It releases the GIL while it works.
     """
 
     def __init__(self, k: int, values: ValueType) -> None:
@@ -97,21 +92,12 @@ class NativeSelector(TorchSelector):
         super().__init__(k, values)
         self._kernels = kernels
 
-    def encode(
-        self,
-        gradient: Tensor,
-        residual: Tensor | None,
-        payload: Tensor,
-        *,
-        out_residual: Tensor | None,
-        step: int,
-    ) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor, step: int) -> None:
         """See `TorchSelector.encode`."""
         kernels = self._kernels
-        old, rest = array_of(residual), array_of(out_residual)
-        source = gradient.numpy() if rest is None else rest
+        arrays = gradient.numpy(), array_of(residual)
         indices, values = (part.numpy() for part in split(payload, self._k, self._dtype))
-        count = kernels.select(gradient.numpy(), old, source, step, indices)
+        count = kernels.select(*arrays, step, indices)
         if count == kernels.NOT_FINITE:
             indices[:] = np.arange(self._k)
             values[:] = np.nan
@@ -121,11 +107,11 @@ class NativeSelector(TorchSelector):
         sent = values[:count]
         if self._dtype == torch.float16:
             sent = np.empty(count, dtype=np.float32)
-        kernels.take(source, rest, indices[:count], sent)
+        kernels.take(*arrays, indices[:count], sent)
         if self._dtype == torch.float16:
             values[:count] = _halved(sent)
-            if rest is not None:
-                rest[indices[:count]] = sent - values[:count]
+            if residual is not None:
+                arrays[1][indices[:count]] = sent - values[:count]
 
     def add(self, payload: Tensor, into: Tensor) -> None:
         """See `TorchSelector.add`.
@@ -169,17 +155,9 @@ class CudaSelector(TorchSelector):
         busy = -(-n // (CHUNK * THREADS // WARP))
         self._kernels = Kernels(SOURCE, KERNELS, threads=THREADS, busy_blocks=busy, device=device)
 
-    def encode(
-        self,
-        gradient: Tensor,
-        residual: Tensor | None,
-        payload: Tensor,
-        *,
-        out_residual: Tensor | None,
-        step: int,
-    ) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor, step: int) -> None:
         """See `TorchSelector.encode`."""
-        rest = torch.empty_like(gradient) if out_residual is None else out_residual
+        rest = torch.empty_like(gradient) if residual is None else residual
         launch, n, k, state, counts = (
             self._kernels.launch,
             self._n,
@@ -224,7 +202,7 @@ def prepare(device: torch.device) -> None:
             selector = make_selector(4, 2, values, fast=True, device=device)
             payload = torch.zeros(payload_bytes(2, values), dtype=torch.uint8, device=device)
             for rest in (None, residual):
-                selector.encode(elements, rest, payload, out_residual=rest, step=0)
+                selector.encode(elements, rest, payload, 0)
             selector.add(payload, elements)
 
     compilers.prepare(

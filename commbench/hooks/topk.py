@@ -16,11 +16,9 @@ from commbench.errors import InputError
 from commbench.hooks import catalogue, chunks, selectors
 from commbench.hooks.base import Launched, Stopwatch
 from commbench.hooks.chunks import TorchChunks
-from commbench.hooks.feedback import Memory, Slot, is_finite, on_host, put
-from commbench.hooks.layout import Layout
+from commbench.hooks.feedback import Layout, Memory, Slot, is_finite, on_host, put
 from commbench.hooks.message import ChunkLayout, PayloadLayout, PayloadPart
-from commbench.hooks.ordered import OrderedHook
-from commbench.hooks.ordering import Ending, all_gather
+from commbench.hooks.ordering import Ending, OrderedHook, all_gather
 from commbench.hooks.selectors import DTYPES, TorchSelector, make_selector, split
 
 
@@ -66,19 +64,17 @@ class TopK(catalogue.TopK, OrderedHook):
         else:
             selectors.prepare(device)
 
-    def exchange_bucket(
-        self, buffer: Tensor, layout: Layout, slot: Slot, watch: Stopwatch
-    ) -> Launched:
+    def exchange_bucket(self, buffer: Tensor, slot: Slot, watch: Stopwatch) -> Launched:
         """Gather every rank's message and sum the messages in rank order, or exchange chunks."""
         if self.clip:
-            self._clip(buffer, layout)
+            self._clip(buffer, slot.layout)
         if self.momentum:
-            self._correct(buffer, slot)
+            self._correct(buffer, slot.memory["momentum"])
         if self.is_dense:
             return self.send_dense(buffer, slot, watch)
         if self.runs_in_order:
-            return self._exchange_chunks(buffer, layout, slot, watch)
-        channel = self.channel_of(layout, buffer)
+            return self._exchange_chunks(buffer, slot, watch)
+        channel = self.channel_of(slot, buffer)
         self._encode(channel, buffer, slot)
         if not channel.payload.sparse:
             return self.reduce_whole(buffer, watch)
@@ -87,15 +83,13 @@ class TopK(catalogue.TopK, OrderedHook):
         work = all_gather(gathered, channel.sent, group=self._group, async_op=True)
         return work.get_future(), lambda _: self._decode(channel, buffer)
 
-    def _exchange_chunks(
-        self, buffer: Tensor, layout: Layout, slot: Slot, watch: Stopwatch
-    ) -> Launched:
+    def _exchange_chunks(self, buffer: Tensor, slot: Slot, watch: Stopwatch) -> Launched:
         """Compute norms and begin to sum them on the autograd thread.
 
         Choose chunks and sum them in an ordered job.
         """
-        channel, residual = self.channel_of(layout, buffer), slot.old.get("residual")
-        channel.measure(buffer, residual)
+        channel = self.channel_of(slot, buffer)
+        channel.measure(buffer, slot.residual)
         watch.started()
 
         def sum_norms(group: ProcessGroup) -> Work:
@@ -104,7 +98,7 @@ class TopK(catalogue.TopK, OrderedHook):
         def sum_values(wait: Callable[[], object]) -> Ending:
             wait()
             start = watch.clock()
-            channel.take(divisor=self.divisor, memory=slot.new)
+            channel.take(divisor=self.divisor, memory=slot.memory)
             watch.worked(start)
             work = dist.all_reduce(channel.values, group=self._private, async_op=True)
             return Ending(work, channel.values)
@@ -116,26 +110,17 @@ class TopK(catalogue.TopK, OrderedHook):
     def _encode(self, channel: _Channel, buffer: Tensor, slot: Slot) -> None:
         """Write the message; this overwrites ``buffer`` unless no element of it is selected."""
         self._take_whole(channel, buffer, slot)
-        old, new, momentum = (
-            slot.old.get("residual"),
-            slot.new.get("residual"),
-            slot.new.get("momentum"),
-        )
+        residual, momentum = slot.residual, slot.memory.get("momentum")
         for part, selector in zip(channel.payload.sparse, channel.selectors, strict=True):
             payload = _bytes(part, channel.sent)
-            selector.encode(
-                _elements(part, buffer),
-                None if old is None else _elements(part, old),
-                payload,
-                out_residual=None if new is None else _elements(part, new),
-                step=self.step,
-            )
+            unsent = None
+            if residual is not None:
+                unsent = _elements(part, residual)
+            selector.encode(_elements(part, buffer), unsent, payload, step=self.step)
             indices, values = split(payload, part.k, DTYPES[self.values])
             if momentum is not None:
                 _forget(_elements(part, momentum), indices, values)
-            if (
-                values.dtype == torch.float32
-            ):  # float16 values would be rounded again: their sums are divided instead
+            if self.values == "float32":  # float16 would be rounded again: its sums are divided
                 values.div_(self.divisor)
 
     def _take_whole(self, channel: _Channel, buffer: Tensor, slot: Slot) -> None:
@@ -143,15 +128,14 @@ class TopK(catalogue.TopK, OrderedHook):
 
         If the bucket has no others, divide them in place.
         """
-        residual = slot.old.get("residual")
+        residual = slot.residual
         selected_over = self.scope == "bucket" and channel.payload.sparse
         for part in channel.payload.dense:
             values = _elements(part, buffer)
-            if (
-                residual is not None and not selected_over
-            ):  # zero, except after a resume with other options
-                values.add_(_elements(part, residual))
-                _elements(part, slot.new["residual"]).zero_()
+            if residual is not None and not selected_over:
+                unsent = _elements(part, residual)  # zero, but after a resume with other options
+                values.add_(unsent)
+                unsent.zero_()
             values.div_(self.divisor)
             if channel.payload.sparse:
                 _bytes(part, channel.sent).view(torch.float32).copy_(values)
@@ -188,14 +172,13 @@ class TopK(catalogue.TopK, OrderedHook):
             elif norm > limit:
                 flat.mul_(limit / float(norm))
 
-    def _correct(self, buffer: Tensor, slot: Slot) -> None:
+    def _correct(self, buffer: Tensor, momentum: Tensor) -> None:
         """Accumulate u = m u + g in place of g; a gradient that is not finite is not added."""
-        old, new, finite = slot.old["momentum"], slot.new["momentum"], is_finite(buffer)
+        finite = is_finite(buffer)
         if not on_host(finite):
-            put(new, buffer.add_(old * self.momentum), where=finite)
+            put(momentum, buffer.add_(momentum * self.momentum), where=finite)
         elif finite:
-            torch.mul(old, self.momentum, out=new)
-            buffer.copy_(new.add_(buffer))
+            buffer.copy_(momentum.mul_(self.momentum).add_(buffer))
 
     @property
     def current_density(self) -> float:
@@ -232,7 +215,7 @@ class TopK(catalogue.TopK, OrderedHook):
         before = self.current_density
         super().begin_step()
         if self.current_density != before:
-            self._channels.clear()
+            self.memory.drop_channels()
 
 
 def _elements(part: PayloadPart, flat: Tensor) -> Tensor:

@@ -68,29 +68,28 @@ class Convention:
         Raises:
             InputError: the tool has no such test, or an axis does not have the value.
         """
-        operations = axes.get("operations", (USUAL_OPERATION,))
-        sweeps = [self._sweep(find_operation(name), axes, ranks) for name in operations]
+        sweeps = []
+        for name in axes.get("operations", (USUAL_OPERATION,)):
+            operation = find_operation(name)
+            if not self.has(operation):
+                tests = ", ".join(entry.name for entry in OPERATIONS.values() if self.has(entry))
+                raise InputError(f"{self.tool} has no test of {name}; choose from {tests}.")
+            dtype, text, sync = self.dtype, self.sizes, self.sync
+            if operation.reduces:
+                dtype, text = self.reduced_dtype, self.reduced_sizes
+            elif operation.kind != "collective":
+                text, sync = self.pair_sizes, "none"
+            sizes = axes.get("sizes") or parse_sizes(text)
+            if self.counts_shares:
+                sizes = tuple(operation.message_bytes(size, ranks) for size in sizes)
+            by_tool = {
+                "backends": (self.backend,),
+                "dtypes": (dtype,),
+                "in_place": self.in_place,
+                "sync": sync,
+            }
+            sweeps.append(Sweep(**{**by_tool, **axes, "operations": (name,), "sizes": sizes}))
         return Suite(name=f"as-{self.tool.lower()}", sweeps=sweeps)
-
-    def _sweep(self, operation: Operation, axes: Axes, ranks: int) -> Sweep:
-        if not self.has(operation):
-            tests = ", ".join(entry.name for entry in OPERATIONS.values() if self.has(entry))
-            raise InputError(f"{self.tool} has no test of {operation.name}; choose from {tests}.")
-        dtype, text, sync = self.dtype, self.sizes, self.sync
-        if operation.reduces:
-            dtype, text = self.reduced_dtype, self.reduced_sizes
-        elif operation.kind != "collective":
-            text, sync = self.pair_sizes, "none"
-        sizes = axes.get("sizes") or parse_sizes(text)
-        if self.counts_shares:
-            sizes = tuple(operation.message_bytes(size, ranks) for size in sizes)
-        by_tool = {
-            "backends": (self.backend,),
-            "dtypes": (dtype,),
-            "in_place": self.in_place,
-            "sync": sync,
-        }
-        return Sweep(**{**by_tool, **axes, "operations": (operation.name,), "sizes": sizes})
 
     def fixed(self, cases: Iterable[Case], ranks: int) -> dict[str, FixedSettings]:
         """Return by case key the warm-up and the repetitions that the tool makes."""

@@ -15,12 +15,12 @@ from commbench.findings import Finding, Value, as_text
 from commbench.launch.events import MAIN, RankError, Stack
 from commbench.launch.heartbeat import stack_in
 from commbench.launch.messages import (
+    CONNECTION_LOST,
+    LOST_DAEMON,
     RankExit,
     find_exit,
-    find_lost_daemon,
     find_lost_peer,
     find_remedy,
-    is_connection_lost,
     last_line,
     one_line,
 )
@@ -74,7 +74,7 @@ class Clue:
     @property
     def state(self) -> str:
         """What is wrong with the rank: ``is stopped``; empty if the clue names none."""
-        if self.rank is None and self.kind in _WITHOUT_RANK:
+        if self.kind in _WITHOUT_RANK:
             return ""
         code = self.code
         if self.is_host_lost:
@@ -216,11 +216,10 @@ def exit_clues(
     rank_exit = find_exit(text, processes)
     if rank_exit:
         clues.append(_exit_clue(rank_exit, kills_before, find_remedy(lines)))
-    host = find_lost_daemon(text)
-    if host:
-        clues.append(
-            Clue(kind="daemon lost", code="daemon_lost", host=host, numbers={"host": host})
-        )
+    lost = LOST_DAEMON.search(text)
+    if lost:
+        numbers: dict[str, Value] = {"host": lost[1]}
+        clues.append(Clue(kind="daemon lost", code="daemon_lost", host=lost[1], numbers=numbers))
     peer = find_lost_peer(text, processes)
     if peer:
         clues.append(Clue(kind="died", code="rank_died", rank=peer[0], host=peer[1]))
@@ -229,7 +228,7 @@ def exit_clues(
     code = "launcher_ended"
     if last:
         code = "launcher_ended_saying"
-    numbers: dict[str, Value] = {"status": returncode, "last_line": last}
+    numbers = {"status": returncode, "last_line": last}
     clues.append(Clue(kind="launcher ended", code=code, numbers=numbers))
     return clues
 
@@ -271,7 +270,7 @@ def _exit_clue(rank_exit: RankExit, kills_before: int | None, remedy: Finding | 
 def error_clue(error: RankError) -> Clue:
     """Return the clue that a rank's own error is."""
     kind = "raised"
-    if is_connection_lost(error.message):
+    if CONNECTION_LOST.search(error.message):
         kind = "lost connection"
     numbers: dict[str, Value] = {"error": error.text}
     return Clue(kind=kind, code="rank_raised", rank=error.rank, host=error.host, numbers=numbers)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from commbench.errors import InputError
 from commbench.launch.clues import Ending
 from commbench.launch.events import Listener
 from commbench.launch.launchers import Launcher
-from commbench.launch.ledger import Ledger, make_launches
+from commbench.launch.ledger import Ledger
 from commbench.launch.schedule import Launch, Schedule
 from commbench.launch.signals import Interrupts
 from commbench.launch.supervisor import Supervisor
@@ -40,14 +41,15 @@ def conduct(
     """
     ledger = Ledger(store, display, launcher.name)
     interrupts = Interrupts()
-    schedule = Schedule(stages, store, display, interrupts, fail_fast=fail_fast)
 
     def supervise(launch: Launch) -> Ending:
         return Supervisor(launch, ledger, launcher, interrupts).run()
 
+    make = partial(ledger.carry_out, run=supervise)
+    schedule = Schedule(stages, store, display, interrupts, make, fail_fast=fail_fast)
     try:
-        with interrupts:  # to the end: a second Ctrl-C must not keep that from run.json
-            return make_launches(schedule, ledger, supervise)
+        with interrupts.noting():  # to the end: a second Ctrl-C must not keep that from run.json
+            return ledger.close(schedule.carry_out())
     except InputError as error:
         ledger.refuse(str(error))
         raise

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import socket
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -53,11 +53,6 @@ class Place:
     cpus: Sequence[int]
     clock: str
 
-    @property
-    def machine(self) -> str:
-        """The machine: its ranks share CPUs, also in containers with different host names."""
-        return self.clock.partition("/")[0]
-
 
 def own_place(rank: int) -> Place:
     """Return the place of this rank."""
@@ -83,16 +78,13 @@ def are_oversubscribed(places: Sequence[Place]) -> bool:
     """Return whether some ranks share a CPU: on any machine, more ranks than CPUs that they may use
     together.
     """
-    machines: dict[str, list[Place]] = defaultdict(list)
+    ranks: Counter[str] = Counter()
+    cpus: dict[str, set[int]] = defaultdict(set)
     for place in places:
-        machines[place.machine].append(place)
-    for group in machines.values():
-        cpus: set[int] = set()
-        for place in group:
-            cpus.update(place.cpus)
-        if len(group) > len(cpus):
-            return True
-    return False
+        machine = place.clock.partition("/")[0]  # also of containers with different host names
+        ranks[machine] += 1
+        cpus[machine].update(place.cpus)
+    return any(number > len(cpus[machine]) for machine, number in ranks.items())
 
 
 def gather_places(control: Assembly) -> list[Place]:
@@ -121,10 +113,7 @@ def collect_session(
         Entries of run.json, where ``nccl_settings`` are the variables that were set for NCCL on
         rank 0 beyond ``variables``; and the values of the variables in ``varied``.
     """
-    init_s = None
-    start = getattr(control, "start", None)  # of MPI
-    if start:
-        init_s = start.init_s
+    init_s = getattr(control, "init_s", None)  # of MPI
     of_nccl = {}
     if any(name in NCCL_BACKENDS for name in communicators):
         of_nccl = LOG.settings()
@@ -330,17 +319,19 @@ def describe_differences(ranks: Sequence[Software]) -> str:
         by_host.setdefault(host, versions)  # the lowest rank's
     lines = []
     for name in sorted(names - UNTIMED_PACKAGES):
-        hosts: dict[str, list[str]] = {}
+        hosts: dict[str, dict[str, None]] = {}
         for host, versions in ranks:
             version = versions.get(name, by_host[host].get(name, "none"))
-            hosts.setdefault(version, []).append(host)
-        if len(hosts) > 1:
-            lines.append(f"  {name}")
-            for version, where in hosts.items():
-                listed = list(dict.fromkeys(where))
-                if len(listed) > _LISTED:
-                    listed[_LISTED:] = [f"and {len(listed) - _LISTED} more"]
-                lines[-1] += f"  {version} ({', '.join(listed)})"
+            hosts.setdefault(version, {})[host] = None
+        if len(hosts) == 1:
+            continue
+        line = f"  {name}"
+        for version, where in hosts.items():
+            listed = list(where)
+            if len(listed) > _LISTED:
+                listed[_LISTED:] = [f"and {len(listed) - _LISTED} more"]
+            line += f"  {version} ({', '.join(listed)})"
+        lines.append(line)
     if not lines:
         return ""
     return str(Finding("software_unlike", numbers={"table": "\n".join(lines)}))

@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
+import psutil
+
 from commbench.engine.timing.loops import Progress
 from commbench.launch.events import Heartbeat, Stack
 from commbench.launch.signals import DEADLY, SignalFeed, die_of
@@ -118,7 +120,6 @@ LAST_RESORT_S = 5.0
 #: Launchers' daemons that serve one launch only; on a host that is cut off only its ranks can end
 #: them.
 _DAEMONS = frozenset({"prted", "orted", "hydra_pmi_proxy", "hydra_bstrap_proxy"})
-_NAME_LENGTH = 15
 #: Threads that serve the launch; their stacks do not show where it hangs.
 HELPERS = frozenset({"heartbeat", "conductor"})
 
@@ -133,7 +134,6 @@ class Heart:
 
     Args:
         rank: this rank's number.
-        progress: written by the timed loops.
         startup_s: the least time without progress that is too long before the first repetition, in
             seconds.
         leave_with_parent: end the rank when the process that has started it is gone.
@@ -143,7 +143,6 @@ class Heart:
     def __init__(
         self,
         rank: int,
-        progress: Progress,
         *,
         startup_s: float = STARTUP_TIMEOUT_S,
         leave_with_parent: bool = False,
@@ -151,7 +150,8 @@ class Heart:
     ) -> None:
         self.rank = rank
         self.host = socket.gethostname()
-        self.progress = progress
+        self.progress = Progress()
+        """Written by the timed loops."""
         self.case = -1
         self._timeout_s = self._startup_s = startup_s
         self._signals = signals
@@ -285,9 +285,8 @@ class Heart:
 
 def _leave_abandoned() -> None:
     """End this rank of a launch that nobody has ended, and the launcher's daemon on this host."""
-    with contextlib.suppress(OSError):
-        parent = os.getppid()
-        name = Path(f"/proc/{parent}/comm").read_text(encoding="utf-8").strip()
-        if name in {daemon[:_NAME_LENGTH] for daemon in _DAEMONS}:
-            os.kill(parent, signal.SIGTERM)
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(os.getppid())
+        if parent.name() in _DAEMONS:
+            parent.terminate()
     os._exit(1)

@@ -36,7 +36,7 @@ from commbench.launch.facts import (
     refuse_other_conditions,
     remark,
 )
-from commbench.launch.schedule import Launch, Schedule, Stop
+from commbench.launch.schedule import Launch, Stop
 from commbench.launch.tables import write_tables
 from commbench.results import Store
 from commbench.results.info import Launch as Entry
@@ -84,8 +84,8 @@ class Ledger:
         self._has_all_rows = False
         """Whether the tables hold all records."""
 
-    def begin(self, launch: Launch) -> None:
-        """Enter that a launch begins."""
+    def carry_out(self, launch: Launch, run: Callable[[Launch], Ending]) -> Ending:
+        """Make a launch by ``run``, whose ranks' events come to `on`; return how it ended."""
         number, reason = launch.plan.launch, ""
         if self._status != "running":
             reason = str(Finding("launch_begun", numbers={"launch": number + 1}))
@@ -101,6 +101,9 @@ class Ledger:
         started = LaunchStarted(launch=number, launches=launch.launches, stage=stage)
         self.display.on(started)
         self.launch = launch
+        ending = self.end(run(launch))
+        self.write_tables()
+        return ending
 
     def end(self, ending: Ending) -> Ending:
         """Enter how the launch ended; return that with the case in which it failed or hung.
@@ -110,7 +113,7 @@ class Ledger:
         """
         with self.lock:
             launch = self.launch
-            assert launch is not None  # noqa: S101 - `begin` comes before
+            assert launch is not None  # noqa: S101 - `carry_out` has begun it
             if ending.status == "refused":
                 if not (self.store.records and launch.is_trial):
                     raise InputError(ending.reason)
@@ -202,16 +205,16 @@ class Ledger:
         changes = changed_conditions(facts, self.store.info, trains=trains)
         if changes:
             numbers: dict[str, Value] = {"changes": tuple(changes[:3])}
-            self._warn_once("change", str(Finding("conditions_changed", numbers=numbers)))
+            self._warn_once(str(Finding("conditions_changed", numbers=numbers)))
         text = remark(facts)
         if text:
-            self._warn_once("remark", text)
+            self._warn_once(text)
         self.store.update(**header_fields(facts, self.store.info))
         launch.startup_s, launch.variables = startup_s, session.variables
 
-    def _warn_once(self, topic: str, text: str) -> None:
-        if topic not in self._warned:
-            self._warned.add(topic)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             self.display.on(Notice(text=text))
 
     def _begin_case(self, launch: Launch, case: AnyCase) -> None:
@@ -276,18 +279,3 @@ class Ledger:
         if ending.status == "ok":
             launch.times.learn(entry, launch.request.slices(launch.plan.cases))
         self.display.on(LaunchFinished(seconds=seconds))
-
-
-def make_launches(schedule: Schedule, ledger: Ledger, run: Callable[[Launch], Ending]) -> int:
-    """Make launches until the schedule stops; return the exit code.
-
-    Args:
-        schedule: plans them.
-        ledger: keeps them.
-        run: makes a launch whose ranks' events the ledger hears; returns how it ended.
-    """
-    while isinstance(step := schedule.next(), Launch):
-        ledger.begin(step)
-        schedule.ended(step, ledger.end(run(step)))
-        ledger.write_tables()
-    return ledger.close(step)

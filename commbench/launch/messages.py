@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commbench.findings import Finding
 
 #: Message of a rank's communication library that lost its connection to another rank: this rank is
 #: a victim.
-_CONNECTION_LOST = re.compile(
+CONNECTION_LOST = re.compile(
     r"connection (was )?(reset|closed|refused|aborted)|broken ?pipe|timed out|closed by peer|socket"
     r" closed",
     re.IGNORECASE,
@@ -42,7 +42,8 @@ _OPENMPI_PEER = re.compile(r"peer process has unexpectedly disconnected\..*?Peer
 _OPENMPI_VICTIM = re.compile(
     r"An error occurred in Socket closed.*?reported by process \[\d+,(\d+)\]"
 )
-_OPENMPI_LOST = re.compile(
+#: The host whose daemon Open MPI has lost.
+LOST_DAEMON = re.compile(
     r"lost communication with a remote daemon\..*?Remote daemon: \S+ on node (\S+)", re.DOTALL
 )
 #: Errors with a remedy, by the code of the clause about them; the first that is found counts.
@@ -105,11 +106,6 @@ def one_line(lines: Sequence[str]) -> str:
     return " ".join(" ".join(lines).split())
 
 
-def is_connection_lost(message: str) -> bool:
-    """Return whether a library's message says that the connection to another rank is lost."""
-    return bool(_CONNECTION_LOST.search(message))
-
-
 def find_exit(text: str, processes: Mapping[int, tuple[str, int]]) -> RankExit | None:
     """Return the exit that ended the launch; None if the launcher reports none.
 
@@ -126,7 +122,7 @@ def find_exit(text: str, processes: Mapping[int, tuple[str, int]]) -> RankExit |
         for index, each in enumerate(exits):
             if each.is_killed:
                 is_late = pattern is _TORCHRUN and index > 0  # it may notice a victim first
-                return RankExit(**{**vars(each), "is_late": is_late})
+                return replace(each, is_late=is_late)
         for each in exits:
             if each.status or "srun" not in pattern:
                 return each
@@ -170,14 +166,6 @@ def _rank_of(pid: int, host: str, processes: Mapping[int, tuple[str, int]]) -> i
 
 def _without_domain(host: str) -> str:
     return host.partition(".")[0]
-
-
-def find_lost_daemon(text: str) -> str:
-    """Return the host whose daemon mpirun has lost; empty if none."""
-    match = _OPENMPI_LOST.search(text)
-    if match:
-        return match[1]
-    return ""
 
 
 def find_lost_peer(

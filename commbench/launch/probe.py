@@ -14,7 +14,7 @@ from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
 from commbench.hooks.registry import find_file_hooks
 from commbench.launch.identity import identify
-from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
+from commbench.launch.launchers import Placement, choose_launcher
 from commbench.launch.messages import last_line
 from commbench.schema import JsonObject
 
@@ -49,10 +49,7 @@ def probe_mpi() -> JsonObject:
     report = _answer(done)
     if report is None:
         return {"problem": f"MPI does not start: {_last_words(done)}"}
-    name = launcher.name
-    if isinstance(launcher, MpirunLauncher):
-        name = launcher.mpirun
-    return {"launcher": name, **report}
+    return {"launcher": launcher.path, **report}
 
 
 def _answer(done: subprocess.CompletedProcess[str]) -> JsonObject | None:
@@ -87,16 +84,14 @@ def probe_workload(
         InputError: it cannot be made, or not be trained with DDP, or a hook cannot be made, or
             there is no GPU.
     """
-    options = [f"--hook={hook}" for hook in hooks]
-    if batch:
-        options.append(f"--batch={batch}")
+    arguments: JsonObject = {"spec": workload, "batch": batch, "hooks": hooks}
     if TRAINING_BACKENDS[backend].uses_gpu:
-        options.append(f"--gpu={identify(os.environ).local_rank}")
+        arguments["gpu"] = identify(os.environ).local_rank
     # The probe may take a minute. Only a terminal shows it: a log of bad input holds nothing but
     # its sentence.
     if sys.stderr.isatty() and identify(os.environ).rank == 0:
         sys.stderr.write(f"Trying out workload {workload} ...\n")
-    return WorkloadFacts.from_json(_inspected([workload, *options], f"Workload {workload}"))
+    return WorkloadFacts.from_json(_inspected(arguments, f"Workload {workload}"))
 
 
 def probe_hooks(hooks: Sequence[str]) -> None:
@@ -107,11 +102,11 @@ def probe_hooks(hooks: Sequence[str]) -> None:
     """
     file_hooks = find_file_hooks(hooks)
     if file_hooks:
-        _inspected([f"--hook={path}" for path in file_hooks], f"Hook {', '.join(file_hooks)}")
+        _inspected({"hooks": file_hooks}, f"Hook {', '.join(file_hooks)}")
 
 
-def _inspected(words: Sequence[str], subject: str) -> JsonObject:
-    """Return the answer of `commbench.ddp.inspect` to these words."""
+def _inspected(arguments: JsonObject, subject: str) -> JsonObject:
+    """Return the answer of `commbench.ddp.inspect` to these arguments."""
     if importlib.util.find_spec("torch") is None:
         raise InputError(
             "Training needs PyTorch, which is not installed: pip install 'commbench[torch]'."
@@ -119,7 +114,7 @@ def _inspected(words: Sequence[str], subject: str) -> JsonObject:
     one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "commbench.ddp.inspect", *words],
+            [sys.executable, "-m", "commbench.ddp.inspect", json.dumps(arguments)],
             env={**os.environ, **one_thread},
             capture_output=True,
             text=True,
@@ -147,7 +142,7 @@ def main() -> None:
     if control.rank == 0:
         report = {
             "library": control.library(),
-            "init_s": round(control.start.init_s, 3),
+            "init_s": round(control.init_s, 3),
             "on_host": control.connections[0] or None,
         }
         sys.stdout.write(json.dumps(report) + "\n")

@@ -29,10 +29,10 @@ STACKS_S = 2.0
 
 
 class Output(NamedTuple):
-    """A line that a launch has written, without its end, the end of a stream, or a wake-up."""
+    """A line that a launch has written, without its end."""
 
-    source: Literal["stdout", "stderr", "end", "wake"]
-    line: str = ""
+    source: Literal["stdout", "stderr"]
+    line: str
 
 
 class Launched:
@@ -47,8 +47,8 @@ class Launched:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], text: str) -> None:
         self._token = uuid.uuid4().hex
-        self._outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        self._input: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._outputs: queue.SimpleQueue[Output | None] = queue.SimpleQueue()
+        """None: a stream has ended."""
         self._process = subprocess.Popen(
             command,
             env={**environment, TOKEN: self._token},
@@ -60,46 +60,40 @@ class Launched:
             errors="replace",
             start_new_session=True,
         )
-        self._open = {"stdout", "stderr"}
-        self.tell(text)
-        threading.Thread(target=self._feed, daemon=True).start()
+        self._open = 2
+        """Streams whose end has not been read."""
+        threading.Thread(target=self.tell, args=(text,), daemon=True).start()
         for stream, source in (
             (self._process.stdout, "stdout"),
             (self._process.stderr, "stderr"),
         ):
             threading.Thread(target=self._read, args=(stream, source), daemon=True).start()
 
-    def _feed(self) -> None:
-        stdin = self._process.stdin
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # the launcher has ended first: see its exit status
-            while stdin is not None and (line := self._input.get()) is not None:
-                stdin.write(line + "\n")
-                stdin.flush()
-
     def _read(self, stream: IO[str], source: Literal["stdout", "stderr"]) -> None:
         with stream:
             for line in stream:
                 self._outputs.put(Output(source, line.rstrip("\r\n")))
-        self._outputs.put(Output("end", source))
+        self._outputs.put(None)
 
     def tell(self, line: str) -> None:
-        """Write a line to rank 0's stdin; do not wait until it is read."""
-        self._input.put(line)
+        """Write a line to rank 0's stdin; return when the pipe has taken it."""
+        stdin = self._process.stdin
+        # The launcher may have ended first: see its exit status.
+        with contextlib.suppress(OSError, ValueError):
+            if stdin is not None:
+                stdin.write(f"{line}\n")
+                stdin.flush()
 
-    def wake(self) -> None:
-        """Let `next_output` return; may be called from a signal handler."""
-        self._outputs.put(Output("wake"))
-
-    def next_output(self, timeout_s: float) -> Output:
-        """Return the next line, in order per stream; ``wake`` if none comes for ``timeout_s``."""
+    def next_output(self, timeout_s: float) -> Output | None:
+        """Return the next line, in order per stream; None if none comes for ``timeout_s``, or a
+        stream ends.
+        """
         try:
             output = self._outputs.get(timeout=timeout_s)
         except queue.Empty:
-            return Output("wake")
-        if output.source == "end":
-            self._open.discard(output.line)
+            return None
+        if output is None:
+            self._open -= 1
         return output
 
     @property
@@ -107,20 +101,19 @@ class Launched:
         """Exit status of the launcher; None while it runs."""
         return self._process.poll()
 
-    @property
-    def over(self) -> bool:
-        """Whether the launcher has ended and everything it wrote has been read."""
-        return self.returncode is not None and not self._open
-
     def drain(
         self,
         seconds: float,
-        handle: Callable[[Output], None],
+        handle: Callable[[Output | None], None],
         until: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Handle output for ``seconds``, or until the launch is over or ``until`` returns True."""
+        """Handle output for ``seconds``, or until the launcher has ended and all that was written
+        has been read, or ``until`` returns True.
+        """
         end = time.monotonic() + seconds
-        while (remaining_s := end - time.monotonic()) > 0 and not self.over and not until():
+        while (remaining_s := end - time.monotonic()) > 0 and not until():
+            if self.returncode is not None and self._open == 0:
+                return
             handle(self.next_output(min(remaining_s, 0.05)))
 
     def ask_for_stacks(self, pids: Collection[int], *, by_launcher: bool) -> None:
@@ -140,7 +133,7 @@ class Launched:
         if pid in self._members(set()):
             _signal(pid, signal.SIGUSR2)
 
-    def stop(self, handle: Callable[[Output], None]) -> bool:
+    def stop(self, handle: Callable[[Output | None], None]) -> bool:
         """End the launch: by SIGTERM to the launcher, which reaches other hosts, then by SIGKILL on
         this host.
 
@@ -154,7 +147,7 @@ class Launched:
         self.drain(REST_S, handle)
         return in_time
 
-    def finish(self, handle: Callable[[Output], None]) -> int:
+    def finish(self, handle: Callable[[Output | None], None]) -> int:
         """Handle the remaining output once the launcher has ended; return its exit status."""
         self.drain(REST_S, handle)  # a rank that outlives its launcher holds the streams open
         self.kill()
@@ -165,7 +158,6 @@ class Launched:
         """End the launch if it still runs, and leave nothing behind."""
         if self.returncode is None:
             self.stop(lambda _: None)
-        self._input.put(None)
         with contextlib.suppress(OSError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.close()

@@ -51,14 +51,6 @@ _TYPES: Mapping[str, type[RankEvent]] = {
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
-def format_event(event: RankEvent) -> str:
-    """Return the line, with its end, that carries an event."""
-    fields = dict(vars(event))
-    if isinstance(event, CaseFinished):
-        fields["record"] = event.record.to_json()
-    return _line(event, fields, is_ascii=True)
-
-
 def format_short(event: RankEvent) -> str:
     """Return the line for an event, with its message or stack cut to the size that a pipe takes in
     one piece.
@@ -121,6 +113,10 @@ class EventWriter:
 
     def on(self, event: Event) -> None:
         """Write an event that a rank reports."""
-        if isinstance(event, RankEvent):
-            self._stream.write(format_event(event))
-            self._stream.flush()
+        if not isinstance(event, RankEvent):
+            return
+        fields = dict(vars(event))
+        if isinstance(event, CaseFinished):
+            fields["record"] = event.record.to_json()
+        self._stream.write(_line(event, fields, is_ascii=True))
+        self._stream.flush()

@@ -18,7 +18,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from commbench.backends import connect_control, open_backend
@@ -33,7 +33,6 @@ from commbench.engine.measure import CaseRun
 from commbench.engine.sampling import is_due, repeatable, rounds_of_launch
 from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock, open_clock
-from commbench.engine.timing.loops import Progress
 from commbench.errors import CommbenchError, InputError
 from commbench.launch.events import (
     CaseFinished,
@@ -133,7 +132,7 @@ class RankWork:
                 if selection:
                     session.facts["fast_selection"] = selection
             else:
-                session.facts["clock"] = clock.facts()
+                session.facts["clock"] = clock.facts
             listener.on(session)
         if plan.training and device:
             is_complete = self._train(plan.training, device, meter)
@@ -192,8 +191,8 @@ class RankWork:
                         case,
                         self.opened[case.backend],
                         session,
-                        launch=self.plan.launch,
-                        fixed=settings[index],
+                        self.plan.launch,
+                        settings[index],
                     )
                 self._begin(index, case)
                 record = run.visit()
@@ -281,7 +280,6 @@ class RankProcess(Heart, ABC):
         self.variables = relevant_variables(os.environ)
         super().__init__(
             identity.rank,
-            Progress(),
             startup_s=startup_s,
             leave_with_parent=bool(identity.launcher),
             signals=SignalFeed(self.caught),
@@ -357,17 +355,19 @@ class RankProcess(Heart, ABC):
 
     def error_of(self, error: BaseException) -> RankError:
         """Return the event that states an error of this rank."""
-        rank_error = RankError(
+        kind = ""
+        stack: list[str] = []
+        if not isinstance(error, CommbenchError):
+            kind, stack = type(error).__name__, stack_of_error(error.__traceback__)
+        return RankError(
             rank=self.rank,
             host=self.host,
             case=self.case,
             message=str(error),
+            error=kind,
             is_bad_input=isinstance(error, InputError),
+            stack=stack,
         )
-        if isinstance(error, CommbenchError):
-            return rank_error
-        stack = stack_of_error(error.__traceback__)
-        return replace(rank_error, error=type(error).__name__, stack=stack)
 
 
 class PipedRank(RankProcess):

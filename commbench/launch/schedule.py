@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 
@@ -276,6 +276,14 @@ class Stop:
     """Number of the signal that interrupted the run."""
 
 
+class _EndedError(Exception):
+    """Nothing more is to be measured."""
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__(stop)
+        self.stop = stop
+
+
 class Schedule:
     """The launches of a run.
 
@@ -291,6 +299,7 @@ class Schedule:
         store: grows while launches are made.
         display: receives sentences for the user.
         interrupts: signals that have come.
+        make: makes a launch; returns how it ended.
         once: the ranks have been started by the user: make one launch of each stage, and none if a
             stage has a fixed number of launches or depends on launches that are still to be made.
         fail_fast: whether the first failure ends the run; always if ``once``.
@@ -304,6 +313,7 @@ class Schedule:
         store: Store,
         display: Listener,
         interrupts: Interrupts,
+        make: Callable[[Launch], Ending],
         *,
         once: bool = False,
         fail_fast: bool = False,
@@ -314,6 +324,7 @@ class Schedule:
         self._store = store
         self._display = display
         self._interrupts = interrupts
+        self._make = make
         self._once = once
         self._fail_fast = fail_fast
         self._clock = clock
@@ -322,71 +333,47 @@ class Schedule:
         """Failed cases by key with the reason; this invocation does not measure them again."""
         self._failures = 0
         """Failed launches since the last result."""
-        self._goes_on = False
-        """Whether new ranks are to measure what the last launch lacks."""
-        self._is_cut = False
-        """Whether the time limit of the present stage is reached."""
-        self._cuts: list[Stop] = []
-        """How stages ended that a time limit has cut."""
+        self._cut_reason = ""
+        """Why a time limit has cut a stage, of several the first."""
+        self._lacks_cases = False
+        """Whether a time limit has left cases without any launch."""
         self._later = ""
         """What is left to further invocations."""
         self._has_trained = False
         """Whether this invocation has made a launch on which further stages depend."""
-        self._stop: Stop | None = None
-        """How the run ends, once nothing more is to be measured."""
-        self._launches = self._make_launches()
 
-    def next(self) -> Launch | Stop:
-        """Return the next launch, after `ended` of the one before; the end if there is none.
+    def carry_out(self) -> Stop:
+        """Make all launches; return how the run ends.
 
         Raises:
             InputError: a stage cannot be planned.
         """
-        return next(self._launches, None) or self._stop or self._end()
-
-    def ended(self, launch: Launch, ending: Ending) -> Stop | None:
-        """Judge how a launch ended; return how the run ends if it ends by that."""
-        self._goes_on = False
-        if launch.has_result:
-            self._failures = 0
-        self._left_out.update(launch.lost)
-        if ending.status == "interrupted":
-            number = self._interrupts.number
-            self._stop = Stop(kind="interrupted", reason=ending.reason, signal=number)
-        elif ending.is_broken and launch.request.soak_s:
-            self._judge_soak(launch, ending)
-        elif ending.is_broken:
-            self._judge_failure(launch, ending)
-        elif ending.status == "cut" and not launch.request.soak_s:
-            self._cut(launch.plan.launch + 1)
-        elif self._fail_fast and self._left_out:
-            self._stop = Stop(kind="failed", reason=next(iter(self._left_out.values())))
-        elif ending.status == "ok" and ending.reason:
-            self._warn("launch_warning", launch, ending)
-        return self._stop
+        startup_s = 0.0 if self._once else STARTUP_S
+        try:
+            for stage in self._stages:
+                request = stage(tuple(self._store.records))
+                if request is None:
+                    continue
+                self._stage = request
+                self._times = TimePlan(request=request, begun=self._begun, startup_s=startup_s)
+                if request.soak_s:
+                    self._soak(request, request.soak_s)
+                else:
+                    self._make_stage(request)
+                if not self._once:
+                    startup_s = self._times.startup_s
+        except _EndedError as ended:
+            return ended.stop
+        return self._end()
 
     # ------------------------------------------------------------------------------------ planning
 
-    def _make_launches(self) -> Iterator[Launch]:
-        startup_s = 0.0 if self._once else STARTUP_S
-        for stage in self._stages:
-            request = stage(tuple(self._store.records))
-            if request is None:
-                continue
-            self._stage, self._is_cut = request, False
-            self._times = TimePlan(request=request, begun=self._begun, startup_s=startup_s)
-            if request.soak_s:
-                yield from self._soak(request, request.soak_s)
-                return
-            for number in self._numbers(request):
-                if self._stop or self._is_cut:
-                    break
-                for part in request.by_env(number):
-                    yield from self._starts(part, number)
-            if self._stop:
-                return
-            if not self._once:
-                startup_s = self._times.startup_s
+    def _make_stage(self, request: RunRequest) -> None:
+        """Make the launches of a stage until all are made or its time limit is reached."""
+        for number in self._numbers(request):
+            for part in request.by_env(number):
+                if not self._complete(part, number):
+                    return
 
     def _numbers(self, request: RunRequest) -> Iterator[int]:
         """Yield the launches of a stage in this invocation; note what is left to others."""
@@ -401,28 +388,27 @@ class Schedule:
             return
         if request.depends and (self._later or self._has_trained):
             self._later = self._later or _comes_next(request, launch)
-            self._stop = self._end()
-            return
+            raise _EndedError(self._end())
         if request.is_fixed_length and launch + 1 < launches:
             self._later = _comes_next(request, launch + 1)
         self._has_trained = self._has_trained or request.training is not None
         yield launch
 
-    def _starts(self, request: RunRequest, number: int) -> Iterator[Launch]:
-        """Yield starts until a launch has measured what it lacks of ``request``, which is the part
+    def _complete(self, request: RunRequest, number: int) -> bool:
+        """Start ranks until a launch has measured what it lacks of ``request``, which is the part
         of the stage under one environment.
+
+        Return False if the time limit ends the stage.
         """
-        times, self._goes_on = self._times, True
-        while self._goes_on and not self._stop and not self._is_cut:
-            missing = missing_cases(request, self._store.records, number, self._left_out)
-            if not missing or self._is_interrupted():
-                return
-            records, now = self._store.records, self._clock()
-            whole = number < request.fewest_launches
+        times, records = self._times, self._store.records
+        whole = number < request.fewest_launches
+        while missing := missing_cases(request, records, number, self._left_out):
+            self._heed_signals()
+            now = self._clock()
             slices, slice_s = request.slices(missing), slice_seconds(request, records)
             if records and not times.fits(now, slices=slices, whole=whole, slice_s=slice_s):
                 self._cut(number)
-                return
+                return False
             remaining = self._remaining(number)
             plan = plan_launch(
                 request,
@@ -432,7 +418,13 @@ class Schedule:
                 deadline_s=times.deadline_s(now, whole=whole),
                 left_out=self._left_out,
             )
-            yield self._launch(request, plan, remaining, now)
+            ending = self._start(request, plan, remaining, now)
+            if ending.status == "cut":
+                self._cut(number + 1)
+                return False
+            if not ending.is_broken:
+                break
+        return True
 
     def _remaining(self, number: int) -> Remaining:
         """Return the work of the stage; of launch ``number`` if this invocation makes no other."""
@@ -449,9 +441,10 @@ class Schedule:
                 work.launches += len(missing) > 0
         return work
 
-    def _launch(
+    def _start(
         self, request: RunRequest, plan: LaunchPlan, remaining: Remaining, now: float
-    ) -> Launch:
+    ) -> Ending:
+        """Make a launch; return how it ended if the run goes on."""
         stage = ""
         if len(self._stages) > 1:
             stage = request.name
@@ -459,7 +452,7 @@ class Schedule:
         for record in self._store.records:
             if record.case.env == plan.env and record.status in DONE:
                 is_trial = False
-        return Launch(
+        launch = Launch(
             request=request,
             plan=plan,
             stage=stage,
@@ -469,20 +462,24 @@ class Schedule:
             begun=now,
             is_trial=is_trial,
         )
+        ending = self._make(launch)
+        self._judge(launch, ending)
+        return ending
 
-    def _soak(self, request: RunRequest, soak_s: float) -> Iterator[Launch]:
-        """Yield launches one after another until the time of a soak is up."""
+    def _soak(self, request: RunRequest, soak_s: float) -> None:
+        """Make launches one after another until the time of a soak is up."""
         ends = self._clock() + soak_s
         for entry in self._entries:
             ends -= entry.get("seconds", 0.0)
         slices = request.slices(request.cases)
         length_s = slices * request.budget.slice_s
-        while not self._stop and not self._is_interrupted():
+        while True:
+            self._heed_signals()
             now, startup_s = self._clock(), self._times.startup_s
             left_s = ends - now - startup_s
             if left_s <= LEAST_SOAK_S:
                 if any(entry.get("status") in {"failed", "hung"} for entry in self._entries):
-                    self._stop = Stop(kind="faulty")
+                    raise _EndedError(Stop(kind="faulty"))
                 return
             begun = {record.launch for record in self._store.records}
             begun.update(entry["launch"] for entry in self._entries)
@@ -498,7 +495,7 @@ class Schedule:
                 launches=launches,
                 total=(number + launches) * len(request.cases),
             )
-            yield self._launch(request, plan, remaining, now)
+            self._start(request, plan, remaining, now)
 
     @property
     def _entries(self) -> Sequence[Entry]:
@@ -507,28 +504,45 @@ class Schedule:
 
     # ------------------------------------------------------------------------------------- judging
 
-    def _is_interrupted(self) -> bool:
-        """Return whether a signal has come between launches, which ends the run."""
+    def _heed_signals(self) -> None:
+        """End the run if a signal has come between launches."""
         number = self._interrupts.number
         if number:
-            reason = Ending.interrupted(number).reason
-            self._stop = Stop(kind="interrupted", reason=reason, signal=number)
-        return number > 0
+            self._interrupt(Ending.interrupted(number))
+
+    def _interrupt(self, ending: Ending) -> NoReturn:
+        number = self._interrupts.number
+        raise _EndedError(Stop(kind="interrupted", reason=ending.reason, signal=number))
+
+    def _judge(self, launch: Launch, ending: Ending) -> None:
+        """End the run by how a launch ended, or let it go on."""
+        if launch.has_result:
+            self._failures = 0
+        self._left_out.update(launch.lost)
+        if ending.status == "interrupted":
+            self._interrupt(ending)
+        if ending.is_broken:
+            self._failures += 1
+            if self._fail_fast or self._once:
+                raise _EndedError(Stop(kind="failed", reason=ending.reason))
+            if launch.request.soak_s:
+                self._judge_soak(launch, ending)
+            else:
+                self._judge_failure(launch, ending)
+        if ending.status != "ok":
+            return
+        if self._fail_fast and self._left_out:
+            raise _EndedError(Stop(kind="failed", reason=next(iter(self._left_out.values()))))
+        if ending.reason:
+            self._warn("launch_warning", launch, ending)
 
     def _judge_failure(self, launch: Launch, ending: Ending) -> None:
         """End the run, or let the launch go on with new ranks."""
-        self._failures += 1
-        if self._fail_fast or self._once:
-            self._stop = Stop(kind="failed", reason=ending.reason)
-            return
         if ending.is_host_lost or not (launch.has_begun or launch.is_trial):
-            self._stop = self._failed(ending.reason)
-            return
+            raise _EndedError(self._failed(ending.reason))
         if self._failures >= MOST_FAILURES_IN_A_ROW:
             numbers: dict[str, Value] = {"failures": self._failures, "cause": ending.reason}
-            self._stop = self._failed(str(Finding("failures_in_a_row", numbers=numbers)))
-            return
-        self._goes_on = True
+            raise _EndedError(self._failed(str(Finding("failures_in_a_row", numbers=numbers))))
         code = "launch_goes_on"
         if not launch.has_begun:
             code = "launch_goes_on_without"
@@ -538,11 +552,9 @@ class Schedule:
         """End a soak if no launch works from the start; else let it go on, a moment later if the
         ranks did not start.
         """
-        self._failures += 1
         has_worked = any(record.status in DONE for record in self._store.records)
-        if self._fail_fast or (not has_worked and self._failures >= MOST_FAILURES_IN_A_ROW):
-            self._stop = Stop(kind="failed", reason=ending.reason)
-            return
+        if not has_worked and self._failures >= MOST_FAILURES_IN_A_ROW:
+            raise _EndedError(Stop(kind="failed", reason=ending.reason))
         at = utc_text(time.time())
         self._warn("soak_goes_on", launch, ending, status=ending.status, at=at)
         if not launch.has_begun:
@@ -555,8 +567,6 @@ class Schedule:
     def _cut(self, made: int) -> None:
         """End the present stage, whose time limit is reached after ``made`` launches."""
         stage = self._stage
-        kind: Literal["cut", "lacking"] = "cut"
-        self._is_cut = True
         numbers: dict[str, Value] = {
             "made": made,
             "launches": stage.budget.launches,
@@ -570,27 +580,25 @@ class Schedule:
             if record.status in DONE:
                 missing.discard(record.case.key)
         if missing:
-            kind = "lacking"
+            self._lacks_cases = True
             numbers = {"missing": len(missing), "cases": len(stage.cases)}
             findings.append(Finding("cases_unmeasured", numbers=numbers))
         reason = "; ".join(map(str, findings))
-        self._cuts.append(Stop(kind=kind, reason=reason))
+        self._cut_reason = self._cut_reason or reason
         text = str(Finding("stage_cut", numbers={"cause": reason}))
         self._display.on(Notice(text=text))
 
     def _end(self) -> Stop:
         """Return how the run ends after its last stage."""
-        reason = ""
-        if self._cuts:
-            reason = self._cuts[0].reason
+        reason = self._cut_reason or self._later
         if self._left_out:
-            return self._failed(reason)
-        if self._cuts and (self._later or any(cut.kind == "lacking" for cut in self._cuts)):
+            return self._failed(self._cut_reason)
+        if self._cut_reason and (self._later or self._lacks_cases):
             return Stop(kind="lacking", reason=reason)
-        if self._cuts:
+        if self._cut_reason:
             return Stop(kind="cut", reason=reason)
         if self._later:
-            return Stop(kind="later", reason=self._later)
+            return Stop(kind="later", reason=reason)
         return Stop(kind="done")
 
     def _failed(self, reason: str) -> Stop:

@@ -13,9 +13,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from types import FrameType, TracebackType
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType
 
 import psutil
 
@@ -23,11 +23,15 @@ import psutil
 LOOK_S = 0.25
 #: Signals that end a process at once.
 DEADLY = (signal.SIGTERM, signal.SIGHUP)
+#: Signals that a terminal's keys send to the whole group in its foreground.
+FROM_KEYS = (signal.SIGINT, signal.SIGQUIT)
+#: Signals that are passed on to a command.
+PASSED_ON = (*FROM_KEYS, *DEADLY, signal.SIGUSR1, signal.SIGUSR2)
 _CATCHABLE = (signal.SIGINT, *DEADLY)
 
 
 class Interrupts:
-    """A context in which SIGINT, SIGTERM and SIGHUP are noted instead of ending the process.
+    """Notes SIGINT, SIGTERM and SIGHUP, which then do not end the process.
 
     The first SIGINT asks for an end after the case that has begun; another signal, or another
     SIGINT, for an end at once.
@@ -38,31 +42,15 @@ class Interrupts:
         """The first signal that has come; 0: none."""
         self.now = False
         """Whether to end at once."""
-        self.wake: Callable[[], None] = lambda: None
-        """Called at each signal, in its handler."""
-        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Interrupts:  # noqa: PYI034 - typing.Self needs Python 3.11
-        if threading.current_thread() is threading.main_thread():
-            self._before = {
-                number: signal.signal(number, self.note) for number in _heeded(_CATCHABLE)
-            }
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def noting(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which signals are noted."""
+        return _handling(_heeded(_CATCHABLE), self.note)
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
         """Note a signal."""
         self.now = bool(self.number) or number != signal.SIGINT
         self.number = self.number or number
-        self.wake()
 
     def must_end(self, *, has_case: bool) -> bool:
         """Return whether a signal ends the launch at once; ``has_case``: a case has begun."""
@@ -80,6 +68,42 @@ def _heeded(numbers: Iterable[signal.Signals]) -> set[signal.Signals]:
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         return {*numbers} - {signal.SIGHUP}
     return {*numbers}
+
+
+@contextlib.contextmanager
+def _handling(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Handle signals; none outside the main thread."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def passing_on(
+    handler: Callable[[int, FrameType | None], None],
+) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which the signals of `PASSED_ON` are handled.
+
+    One that this process ignores stays ignored, in the command too.
+    """
+    heeded = [number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+    return _handling(heeded, handler)
+
+
+def foreground_group() -> int | None:
+    """Return the process group to which the terminal sends its signals; None without a terminal."""
+    try:
+        with Path("/dev/tty").open("rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno())
+    except OSError:
+        return None
 
 
 def leave_by_exit() -> None:

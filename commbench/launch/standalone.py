@@ -9,6 +9,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
 
 from commbench.errors import InputError, LaunchError
 from commbench.findings import Finding
@@ -34,10 +36,9 @@ from commbench.launch.ledger import (
     PARTIAL_CODE,
     SIGNAL_CODE,
     Ledger,
-    make_launches,
 )
 from commbench.launch.rank import RankProcess, RankWork, leave
-from commbench.launch.schedule import Launch, Schedule
+from commbench.launch.schedule import Launch, Schedule, Stop
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
 from commbench.results.plan import LaunchPlan, Stage
@@ -75,7 +76,6 @@ class OwnRank(RankProcess):
         self._display = display
         self._finish = finish
         self._ledger: Ledger | None = None
-        self._schedule: Schedule | None = None
         self._stages = stages
         self._begun = time.monotonic()
         super().__init__(identity)
@@ -101,7 +101,7 @@ class OwnRank(RankProcess):
     def _lead(self, rank: RankWork) -> int:
         """Make all launches, on rank 0; return the exit code of the other ranks."""
 
-        def make(launch: Launch) -> Ending:
+        def run(launch: Launch) -> Ending:
             rank.control.broadcast((launch.plan.to_json(), DONE_CODE))
             rank.run(launch.plan, self._ledger)
             if launch.is_complete:
@@ -113,15 +113,16 @@ class OwnRank(RankProcess):
         try:
             store = self._open_store()
             self._ledger = Ledger(store, self._display, self.identity.launcher, status="partial")
-            self._schedule = Schedule(
+            schedule = Schedule(
                 self._stages,
                 store,
                 self._display,
                 self.interrupts,
+                partial(self._ledger.carry_out, run=run),
                 once=True,
                 begun=self._begun,
             )
-            self.code = make_launches(self._schedule, self._ledger, make)
+            self.code = self._ledger.close(schedule.carry_out())
         except InputError as error:
             if self._ledger and self._ledger.launch:
                 raise  # the other ranks take part in the launch
@@ -204,14 +205,15 @@ class OwnRank(RankProcess):
 
         Errors of writing are ignored: they must not keep this rank from ending all others.
         """
-        if not (self._ledger and self._schedule):
+        ledger = self._ledger
+        if ledger is None:
             return
-        with self._ledger.lock, contextlib.suppress(LaunchError):
-            launch = self._ledger.launch
-            if launch:
-                stop = self._schedule.ended(launch, self._ledger.end(ending))
-                if stop:
-                    self._ledger.close(stop)
+        with ledger.lock, contextlib.suppress(LaunchError):
+            if ledger.launch:
+                kind: Literal["failed", "interrupted"] = "failed"
+                if ending.status == "interrupted":
+                    kind = "interrupted"
+                ledger.close(Stop(kind=kind, reason=ledger.end(ending).reason))
 
     def _say(self, sentence: str) -> None:
         sys.stderr.write(f"commbench: {sentence}\n")

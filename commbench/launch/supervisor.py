@@ -101,7 +101,6 @@ class Supervisor:
             numbers = {"program": command[0], "error": str(error.strerror)}
             cause = Finding(code="launcher_not_started", numbers=numbers)
             return Ending(status="failed", cause=cause)
-        self._interrupts.wake = launched.wake
         try:
             return self._watch(launched)
         finally:
@@ -209,8 +208,8 @@ class Supervisor:
         output = [*lines, *self._evidence.lines()]
         return Ending(status="failed", cause=clue.reason, failed_rank=failed_rank, output=output)
 
-    def _handle(self, output: Output) -> None:
-        if output.source not in {"stdout", "stderr"}:
+    def _handle(self, output: Output | None) -> None:
+        if output is None:
             return
         foreign, event = split_line(output.line)
         if event is not None:
@@ -228,14 +227,12 @@ class Supervisor:
         match event:
             case Heartbeat():
                 self._watchdog.heartbeat(event, now)
+                return
             case RankError() | Stack():
                 self._evidence.add(event)
                 if isinstance(event, RankError):
                     self._doomed_at = self._doomed_at or now + DOOMED_S
-            case _:
-                self._watchdog.progress(now)
-                self._listener.on(event)
-        match event:
+                return
             case SessionStarted(facts=facts):
                 for rank in facts["ranks"]:
                     self._watchdog.introduce(rank["rank"], rank["host"], rank["pid"])
@@ -243,6 +240,8 @@ class Supervisor:
                 # Gloo's threads sleep while they wait: their CPU time does not show which rank is
                 # idle.
                 self._watchdog.case(now, polls=self._plan.cases[index].backend in MPI_BACKENDS)
+        self._watchdog.progress(now)
+        self._listener.on(event)
 
 
 def _complete(code: str, clue: Clue) -> Ending:

@@ -8,10 +8,11 @@ rank that times out first is a victim.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 from commbench.findings import Finding, Value
 from commbench.launch.clues import Clue, name_ranks, worst
@@ -28,28 +29,22 @@ GAP_S = 5.0
 BUSY, IDLE = 0.5, 0.2
 #: A rank that polls uses more than this of a CPU, however many ranks take turns on it.
 LEAST_POLLING = 0.05
-#: What state letters of processes that are no longer heard mean.
-_STATES = {"R": "runs", "S": "sleeps", "D": "waits for a device (state D)", "Z": "has ended"}
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+#: What a process that is no longer heard does, by its state.
+_STATES = {
+    psutil.STATUS_RUNNING: "runs",
+    psutil.STATUS_SLEEPING: "sleeps",
+    psutil.STATUS_DISK_SLEEP: "waits for a device (state D)",
+    psutil.STATUS_ZOMBIE: "has ended",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Heard:
-    beat: Heartbeat
-    at: float
-
-
-def process_state(host: str, pid: int) -> str | None:
-    """Return the state letter of a process (T: stopped).
-
-    None on another host, or if this is not Linux.
-    """
-    if host != socket.gethostname():
-        return None
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()[0]
+def process_state(host: str, pid: int) -> str:
+    """Return the state of a process, as psutil names it; empty on another host or if it ended."""
+    if host == socket.gethostname():
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(pid).status()
+    return ""
 
 
 class Watchdog:
@@ -61,7 +56,7 @@ class Watchdog:
         now: when the launch was started.
         startup_timeout: the same before the first repetition, which includes compiling, loading and
             connecting.
-        state_of: the state letter of a process on a host, see `process_state`.
+        state_of: the state of a process on a host, see `process_state`.
         here: the conductor's host; None: this one.
     """
 
@@ -72,7 +67,7 @@ class Watchdog:
         *,
         now: float,
         startup_timeout: float,
-        state_of: Callable[[str, int], str | None] = process_state,
+        state_of: Callable[[str, int], str] = process_state,
         here: str | None = None,
     ) -> None:
         self.timeout = startup_timeout
@@ -83,8 +78,11 @@ class Watchdog:
         self._case_timeout = case_timeout
         self._state_of = state_of
         self._here = here or socket.gethostname()
-        self._last: dict[int, _Heard] = {}
-        self._base: dict[int, _Heard] = {}
+        self._last: dict[int, Heartbeat] = {}
+        self._heard: dict[int, float] = {}
+        """The time of the last heartbeat of each rank."""
+        self._base: dict[int, tuple[int, float]] = {}
+        """CPU time of each rank in ms at its first heartbeat since the last progress, and when."""
         self._moved = self._looked = now
         self._polls = True
         self._cases = 0
@@ -101,24 +99,24 @@ class Watchdog:
     def heartbeat(self, beat: Heartbeat, now: float) -> None:
         """Note a heartbeat."""
         before = self._last.get(beat.rank)
-        self._last[beat.rank] = _Heard(beat=beat, at=now)
+        self._last[beat.rank], self._heard[beat.rank] = beat, now
         self.introduce(beat.rank, beat.host, beat.pid)
         if self._cases and beat.entered:
             self.timeout = self._case_timeout
-        if before is None or _position(before.beat) != _position(beat):
+        if before is None or _position(before) != _position(beat):
             self.progress(now)
-        self._base.setdefault(beat.rank, self._last[beat.rank])
+        self._base.setdefault(beat.rank, (beat.cpu_ms, now))
 
     def progress(self, now: float) -> None:
         """Note progress: CPU times are compared from here on."""
         self._moved = max(self._moved, now)
-        self._base = {rank: sign for rank, sign in self._last.items() if sign.at == now}
+        self._base.clear()
 
     def case(self, now: float, *, polls: bool = True) -> None:
         """Note that a case begins, in which waiting ranks use a CPU if ``polls``."""
         self._polls = polls
         self._cases += 1
-        if self._cases > 1 or any(sign.beat.entered for sign in self._last.values()):
+        if self._cases > 1 or any(beat.entered for beat in self._last.values()):
             self.timeout = self._case_timeout
         self.progress(now)
 
@@ -128,8 +126,8 @@ class Watchdog:
         self._looked = now
         if gap > GAP_S:
             self._moved += gap
-            for rank, sign in self._last.items():
-                self._last[rank] = _Heard(beat=sign.beat, at=sign.at + gap)
+            for rank in self._heard:
+                self._heard[rank] += gap
         if now - self._moved <= self.timeout:
             return None
         code = "no_rank_heard"
@@ -144,7 +142,7 @@ class Watchdog:
     def _stopped(self) -> Clue | None:
         stopped = []
         for rank, (host, pid) in sorted(self.processes.items()):
-            if self._state_of(host, pid) in {"T", "t"}:
+            if self._state_of(host, pid) in _STOPPED:
                 stopped.append(rank)
         return self._clue("stopped", "rank_stopped", stopped)
 
@@ -160,10 +158,9 @@ class Watchdog:
         """
         silent = []
         for rank in range(self._ranks):
-            if rank in self._last:
-                is_silent = now - self._last[rank].at > SILENCE_S
-            else:
-                is_silent = counts_unheard
+            is_silent = counts_unheard
+            if rank in self._heard:
+                is_silent = now - self._heard[rank] > SILENCE_S
             if is_silent:
                 silent.append(rank)
         if len(silent) == self._ranks:
@@ -176,26 +173,24 @@ class Watchdog:
         numbers: dict[str, Value] = {"since": self._since(silent[0], now)}
         code, process = "rank_silent", ""
         if silent[0] in self.processes:
-            process = _STATES.get(self._state_of(*self.processes[silent[0]]) or "", "")
+            process = _STATES.get(self._state_of(*self.processes[silent[0]]), "")
         if process:
             code, numbers["process"] = "rank_silent_process", process
         return self._clue("silent", code, silent, numbers)
 
     def _since(self, rank: int, now: float) -> str:
         """Return since when a rank has not been heard of."""
-        if rank not in self._last:
+        if rank not in self._heard:
             return str(Finding("heard_never"))
-        return str(Finding("heard_ago", numbers={"seconds": now - self._last[rank].at}))
+        return str(Finding("heard_ago", numbers={"seconds": now - self._heard[rank]}))
 
     def _lost_hosts(self, silent: Sequence[int]) -> dict[str, list[int]]:
         """Return the other hosts of which all ranks are silent, with these ranks."""
         hosts: dict[str, list[int]] = {}
         for rank, (host, _) in sorted(self.processes.items()):
-            hosts.setdefault(host, []).append(rank)
-        for host, ranks in list(hosts.items()):
-            if host == self._here or not set(ranks) <= set(silent):
-                del hosts[host]
-        return hosts
+            if host != self._here:
+                hosts.setdefault(host, []).append(rank)
+        return {host: ranks for host, ranks in hosts.items() if set(ranks) <= set(silent)}
 
     def _lost_clue(self, lost: dict[str, list[int]], now: float) -> Clue:
         """Name silent hosts; if several are silent and no other host answers, this host may be cut
@@ -220,7 +215,7 @@ class Watchdog:
         )
 
     def _behind(self) -> Clue | None:
-        positions = {rank: (sign.beat.case, sign.beat.entered) for rank, sign in self._last.items()}
+        positions = {rank: (beat.case, beat.entered) for rank, beat in self._last.items()}
         lowest = min(positions.values(), default=None)
         behind = [rank for rank, place in sorted(positions.items()) if place == lowest]
         if len(behind) == len(positions):
@@ -232,28 +227,19 @@ class Watchdog:
 
         Any other split of CPU times shows nothing.
         """
-        if not self._polls:
-            return None
         rates = {}
-        for rank in range(self._ranks):
-            rates[rank] = self._rate(rank)
+        for rank, (cpu_ms, since) in sorted(self._base.items()):
+            passed_s = self._heard[rank] - since
+            if passed_s > 0:
+                rates[rank] = (self._last[rank].cpu_ms - cpu_ms) / 1000 / passed_s
+        if not self._polls or len(rates) < self._ranks:
+            return None
         busiest = max(rates.values())
-        idle, busy = [], []
-        for rank, rate in rates.items():
-            if 0 <= rate < IDLE * busiest:
-                idle.append(rank)
-            elif rate > BUSY * busiest:
-                busy.append(rank)
-        if busiest <= LEAST_POLLING or len(busy) + len(idle) < len(rates):
+        idle = [rank for rank, rate in rates.items() if rate < IDLE * busiest]
+        busy = [rank for rank, rate in rates.items() if rate > BUSY * busiest]
+        if busiest <= LEAST_POLLING or len(busy) + len(idle) < self._ranks:
             return None
         return self._clue("idle", "rank_idle", idle)
-
-    def _rate(self, rank: int) -> float:
-        """Return the share of a CPU that a rank has used since the last progress; -1 if unknown."""
-        if rank not in self._base or self._last[rank].at <= self._base[rank].at:
-            return -1.0
-        last, base = self._last[rank], self._base[rank]
-        return (last.beat.cpu_ms - base.beat.cpu_ms) / 1000 / (last.at - base.at)
 
     def _clue(
         self, kind: str, code: str, ranks: Sequence[int], numbers: dict[str, Value] | None = None

@@ -8,7 +8,6 @@ processes, see ``site/sitecustomize.py``.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -17,13 +16,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from commbench.errors import InputError
 from commbench.launch.identity import identify
 from commbench.launch.launchers.mpirun import implementation
+from commbench.launch.signals import FROM_KEYS, foreground_group, passing_on
 from commbench.live.options import DONE, VARIABLE, LiveOptions, Mode, say
 from commbench.live.run import complete, mode_of
 from commbench.results.files import RUN
@@ -42,9 +42,6 @@ _SLURM_EXPORT = "SLURM_EXPORT_ENV"
 _MPIRUNS = ("mpirun", "mpiexec", "orterun")
 #: Modules that start another module or script: ``python -m torch.distributed.run train.py``.
 STARTERS = ("torch.distributed.", "accelerate.", "mpi4py", "deepspeed.")
-#: Signals of a terminal, which sends them to the command as well.
-_OF_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-_PASSED_ON = (*_OF_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 #: Of prctl(2): the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
 #: Bytes that a disk must take at least.
@@ -216,17 +213,17 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         InputError: it cannot be started.
     """
     set_up = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
-    is_apart = _foreground_group() is None
+    is_apart = foreground_group() is None
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         if child is None:
             early.append(number)
-        elif number not in _OF_TERMINAL or _foreground_group() != os.getpgrp():
+        elif number not in FROM_KEYS or foreground_group() != os.getpgrp():
             child.send_signal(number)
 
-    with _handling(pass_on):
+    with passing_on(pass_on):
         try:
             child = subprocess.Popen(
                 command,
@@ -244,32 +241,6 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     if code < 0:
         return 128 - code
     return code
-
-
-@contextlib.contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle the signals that concern a command.
-
-    One that this process ignores stays ignored, in the command too.
-    """
-    before = {}
-    for number in _PASSED_ON:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)
-
-
-def _foreground_group() -> int | None:
-    """Return the process group to which the terminal sends its signals; None without a terminal."""
-    try:
-        with Path("/dev/tty").open("rb", buffering=0) as terminal:
-            return os.tcgetpgrp(terminal.fileno())
-    except OSError:
-        return None
 
 
 def _conclude(options: LiveOptions) -> None:

@@ -49,6 +49,7 @@ from commbench.live.switching import (
     COMPILED,
     Switcher,
     is_compiled,
+    own_hooks,
     traits_of,
     why_untunable,
     why_unwatchable,
@@ -313,13 +314,16 @@ class Director:
         if self._may_begin is not None and not self._may_begin(self):
             return None
         try:
-            from commbench.live.programme import Facts
+            from commbench.live.run import Facts
             from commbench.live.tune import Tune
             from commbench.live.watch import Watch
 
+            parameters = self._model.module.parameters()
             facts = Facts(
                 original=original,
+                parameters=sum(p.numel() for p in parameters if p.requires_grad),
                 framework=self._framework,
+                has_own_hook=bool(own_hooks(self._model)),
                 traits=sorted(set().union(*traits)),
                 session=conditions_of(self._places, gpus, hosts),
             )

@@ -11,7 +11,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,24 +20,8 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.live.agreement import Instruction, Measured
 from commbench.live.options import DOING, LiveOptions, say
-from commbench.live.run import LiveRun
-from commbench.live.switching import own_hooks
-from commbench.results.info import RunInfo
+from commbench.live.run import Facts, LiveRun
 from commbench.tuner.experiment import UNTIMED, Block
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What rank 0 knows of a training."""
-
-    original: TrainingCase
-    """The script's own setting."""
-    framework: str
-    """The library that wrapped the model, such as ``transformers``; empty: the script itself."""
-    traits: Sequence[str]
-    """``sparse`` or ``complex`` gradients, which no hook understands."""
-    session: RunInfo
-    """The conditions of all ranks."""
 
 
 class Programme(ABC):
@@ -65,15 +48,8 @@ class Programme(ABC):
         """Settings by the number that a block names."""
         self._options = options
         self._model = weakref.proxy(ddp_model)
-        self._parameters = sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad)
-        self.run = LiveRun(
-            options,
-            settings,
-            parameters=self._parameters,
-            framework=facts.framework,
-            has_own_hook=bool(own_hooks(ddp_model)),
-            session=facts.session,
-        )
+        self._parameters = facts.parameters
+        self.run = LiveRun(options, settings, facts)
         self._began_s = time.monotonic()
         self._blocks: list[Block] = []
         """Blocks whose times are awaited, in their order."""
@@ -103,11 +79,9 @@ class Programme(ABC):
         """Conclude, say so, and return the setting with which the training goes on."""
 
     @property
-    def _remaining_s(self) -> float | None:
-        """Seconds of ``--time-limit`` that are left; None without a limit."""
-        if self._options.time_limit_s is None:
-            return None
-        return self._options.time_limit_s - (time.monotonic() - self._began_s)
+    def _passed_s(self) -> float:
+        """Seconds since the programme began."""
+        return time.monotonic() - self._began_s
 
     def instruct(self, step: int, *, is_ahead: bool) -> Instruction | None:
         """Return the next block or the end; None if that depends on the block under way."""

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,24 @@ REASONS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What rank 0 knows of a training."""
+
+    original: TrainingCase
+    """The script's own setting."""
+    parameters: int
+    """Trainable elements of the model."""
+    framework: str = ""
+    """The library that wrapped the model, such as ``transformers``; empty: the script itself."""
+    has_own_hook: bool = False
+    """Whether the script has registered a communication hook."""
+    traits: Sequence[str] = ()
+    """``sparse`` or ``complex`` gradients, which no hook understands."""
+    session: RunInfo | None = None
+    """The conditions of all ranks."""
+
+
 class LiveRun:
     """A run directory that grows by one launch while a person's training goes on.
 
@@ -73,38 +92,27 @@ class LiveRun:
         options: of the tuning; the directory is created, or continued if it holds the same
             training.
         settings: all that may be tried, the script's own first.
-        parameters: trainable elements of the model.
-        framework: the library that wrapped the model, such as ``transformers``; empty: the script
-            itself.
-        has_own_hook: whether the script has registered a communication hook.
-        session: the conditions of all ranks.
+        facts: of the training.
 
     Raises:
         CommbenchError: the directory cannot be used, or holds another run.
     """
 
     def __init__(
-        self,
-        options: LiveOptions,
-        settings: Sequence[TrainingCase],
-        *,
-        parameters: int,
-        framework: str = "",
-        has_own_hook: bool = False,
-        session: RunInfo | None = None,
+        self, options: LiveOptions, settings: Sequence[TrainingCase], facts: Facts
     ) -> None:
         permissions: RunInfo = {
             "named_hooks": list(map(canonical_hook, options.allow)),
             "accepts_loss": options.accept_loss,
         }
-        baseline = settings[0]
+        baseline, session = facts.original, facts.session
         plan: JsonObject = {"live": True}
         if options.mode == "watch":
             plan["watch"] = True
         plan["workload"] = options.workload
         plan["world_size"] = baseline.world_size
         plan["backend"] = baseline.backend
-        plan["model"] = parameters
+        plan["model"] = facts.parameters
         header = {
             "suite": options.mode,
             "argv": options.argv,
@@ -116,8 +124,8 @@ class LiveRun:
             "plan": plan,
             "baseline": baseline.key,
             "settings": [setting.key for setting in settings],
-            "framework": framework,
-            "own_hook": has_own_hook,
+            "framework": facts.framework,
+            "own_hook": facts.has_own_hook,
             **permissions,
         }
         self._store = Store.open(options.out, header)
@@ -133,7 +141,7 @@ class LiveRun:
             self._store.close()
             raise
         self.info: RunInfo = self._store.info
-        """The entries of run.json."""
+        """The entries of run.json, without those of this launch."""
         self.is_concluded = False
         self.recommendation: Recommendation | None = None
         self.records = Records(self._store.records)
@@ -223,9 +231,7 @@ class LiveRun:
             "ending": ending,
             **launch_times(seconds=seconds, startup_s=0.0, measuring_s=measuring_s),
         }
-        launches = [*self._launches, entry]
-        self.info = {**self.info, "launches": launches}
-        self._requests.put(partial(self._store.update, launches=launches))
+        self._requests.put(partial(self._store.update, launches=[*self._launches, entry]))
 
     def _write(self) -> None:
         """Write in the order of requests, until the first failure."""

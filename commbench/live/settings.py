@@ -11,26 +11,20 @@ from typing import Any
 from torch import nn
 
 from commbench.ddp.models import parameter_facts
-from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.layout import candidate_caps, unique_layouts
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
 from commbench.hooks.registry import NONE, make_hook, parse_hook
 from commbench.live.options import LiveOptions, say
+from commbench.live.run import Facts
 from commbench.live.switching import live_switches
 
 #: Bucket sizes that are tried without a hook, and with each hook that is allowed besides.
 CAPS, CAPS_WITH_HOOK = 7, 4
 
 
-def settings_of(
-    original: TrainingCase,
-    model: nn.Module,
-    options: LiveOptions,
-    *,
-    has_own_hook: bool,
-    traits: Sequence[str] = (),
-) -> list[TrainingCase]:
+def settings_of(facts: Facts, model: nn.Module, options: LiveOptions) -> list[TrainingCase]:
     """Return the settings to try, the script's own first; say which hook cannot serve the model.
 
     No two differ only in a size that makes the same buckets.
@@ -40,23 +34,24 @@ def settings_of(
     """
     parameters = parameter_facts(model)
     reverse = tuple(reversed(range(len(parameters))))  # the usual order of backward passes
-    facts = WorkloadFacts(parameters=parameters, ready_order=reverse)
+    workload = WorkloadFacts(parameters=parameters, ready_order=reverse)
+    original = facts.original
     hooks = [hook for hook in options.allow if hook != NONE]
-    if hooks and traits:
-        say(f"no hook is tried, because the model has {' and '.join(traits)} gradients.")
-    if traits or has_own_hook or original.precision == "amp-fp16":
+    if hooks and facts.traits:
+        say(f"no hook is tried, because the model has {' and '.join(facts.traits)} gradients.")
+    if facts.traits or facts.has_own_hook or original.precision == "amp-fp16":
         hooks = []
     settings = [original]
-    for cap in _caps(original, options, facts, CAPS):
+    for cap in _caps(original, options, workload, CAPS):
         settings.append(dataclasses.replace(original, bucket_cap_mb=cap))
     for switch in live_switches():
         turned: dict[str, Any] = {switch.name: not getattr(original, switch.name)}
         settings.append(dataclasses.replace(original, **turned))
-    elements = sum(parameter.numel for parameter in facts.parameters)
+    elements = sum(parameter.numel for parameter in parameters)
     for hook in hooks:
         hooked = dataclasses.replace(original, **parse_hook(hook))
         if _fits(hooked, elements):
-            for cap in _caps(original, options, facts, CAPS_WITH_HOOK):
+            for cap in _caps(original, options, workload, CAPS_WITH_HOOK):
                 settings.append(dataclasses.replace(hooked, bucket_cap_mb=cap))
     return list(dict.fromkeys(settings))
 
@@ -80,8 +75,8 @@ def _fits(case: TrainingCase, elements: int) -> bool:
 
 
 def _caps(
-    original: TrainingCase, options: LiveOptions, facts: WorkloadFacts, most: int
+    original: TrainingCase, options: LiveOptions, workload: WorkloadFacts, most: int
 ) -> Sequence[str]:
     """Return the bucket sizes to try, the script's own first."""
-    caps = options.bucket_cap_mb or candidate_caps(facts, most=most)
-    return unique_layouts([original.bucket_cap_mb, *caps], facts)
+    caps = options.bucket_cap_mb or candidate_caps(workload, most=most)
+    return unique_layouts([original.bucket_cap_mb, *caps], workload)

@@ -12,9 +12,9 @@ from commbench.engine.records import without_result
 from commbench.findings import Finding, as_text
 from commbench.live.agreement import Measured
 from commbench.live.options import LiveOptions, say
-from commbench.live.programme import Facts, Programme
+from commbench.live.programme import Programme
+from commbench.live.run import Facts
 from commbench.live.settings import settings_of
-from commbench.live.switching import own_hooks
 from commbench.results.recommendation import setting_of
 from commbench.results.record_types import training_records
 from commbench.results.verdict import verdict_findings
@@ -37,22 +37,15 @@ class Tune(Programme):
         self, ddp_model: DistributedDataParallel, options: LiveOptions, facts: Facts
     ) -> None:
         original = facts.original
-        settings = settings_of(
-            original,
-            ddp_model.module,
-            options,
-            has_own_hook=bool(own_hooks(ddp_model)),
-            traits=facts.traits,
-        )
+        settings = settings_of(facts, ddp_model.module, options)
         super().__init__(ddp_model, options, facts, settings)
-        unusable = []
-        for number, case in enumerate(settings):
-            if withheld(case, original, self.run.info):
-                unusable.append(number)
+        info = self.run.info
+        unusable = [n for n, case in enumerate(settings) if withheld(case, original, info)]
         self._experiment = Experiment(
             settings,
             seed=options.seed + self.run.launch,
             max_steps=options.steps,
+            time_limit_s=options.time_limit_s,
             withheld=unusable,
             earlier=self._earlier(),
         )
@@ -77,7 +70,7 @@ class Tune(Programme):
 
     def next_block(self, step: int, *, is_ahead: bool) -> Block | None:
         """Return the next block; None at the end of the round or of the experiment."""
-        block = self._experiment.next_block(step, self._remaining_s, is_ahead=is_ahead)
+        block = self._experiment.next_block(step, self._passed_s, is_ahead=is_ahead)
         if block is not None:
             part = "trying"
             if block.phase == CONFIRM:

@@ -16,8 +16,8 @@ from commbench.ddp.plan.cases import SWEEP, TrainingCase
 from commbench.ddp.step_times import STAMPS
 from commbench.live.agreement import Measured
 from commbench.live.options import LiveOptions, say
-from commbench.live.programme import Facts, Programme
-from commbench.live.run import WATCHED
+from commbench.live.programme import Programme
+from commbench.live.run import WATCHED, Facts
 from commbench.live.switching import why_untimed
 from commbench.live.watch_steps import (
     BACKWARD,
@@ -67,7 +67,8 @@ class Watch(Programme):
     def next_block(self, step: int, *, is_ahead: bool) -> Block | None:
         """Return the next block with the script's own setting, then that of the buckets."""
         del step
-        if self._remaining_s is not None and (is_ahead or self._remaining_s <= 0):
+        limit_s = self._options.time_limit_s
+        if limit_s is not None and (is_ahead or self._passed_s >= limit_s):
             return None
         left = self._left - sum(block.steps for block in self._blocks)
         if left > 0:

@@ -273,8 +273,10 @@ def straggler_tables(runs: Sequence[Run]) -> list[Table]:
     columns: list[Column[Straggler]] = [
         Column("what", "kind"),
         Column("name", "name"),
-        number("times as long", "factor", about="time relative to its typical peer"),
-        ends(lambda straggler: (*straggler.ci, straggler.factor) if straggler.ci else (None, None)),
+        number("times as long", "factor.value", about="time relative to its typical peer"),
+        ends(
+            lambda straggler: (straggler.factor.low, straggler.factor.high, straggler.factor.value)
+        ),
         Column("seen in", "evidence"),
     ]
     return make_tables(

@@ -39,7 +39,7 @@ def case_columns(table: ComparisonTable) -> tuple[Column[ComparedCase], ...]:
         Column("case", lambda case: name_of(case, names), can_wrap=True),
         Column("A", "time_a_us", text_of=microseconds, is_number=True),
         Column("B", "time_b_us", text_of=microseconds, is_number=True),
-        Column("B / A [CI]", "estimate", text_of=thousandths),
+        Column("B / A [CI]", "comparison.estimate", text_of=thousandths),
         Column("verdict", "comparison.verdict"),
         Column("detectable", "comparison.detectable", text_of=_slowdown, is_number=True),
         Column("more", _launches, is_number=True, about=_MORE),
@@ -125,7 +125,7 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
     )
     first, *others = answer(table)
     details = [as_text(others), as_text(beyond(table, threshold))]
-    tone: Tone = "bad" if table.regressions_beyond(threshold) else ""
+    tone: Tone = "bad" if any(regressions(table, threshold)) else ""
     entries = [Entry("B relative to A", [str(first)], details, tone=tone, is_lead=True)]
     entries += [Entry("A", [name]) for name in table.names_a]
     entries.append(Entry("B", [table.name_b]))
@@ -253,7 +253,7 @@ def _results(case: ComparedCase) -> dict[str, Any]:
     }
     row |= {"time_us_a": case.time_a_us, "time_us_b": case.time_b_us, "baselines": case.baselines}
     row["verdict"] = str(comparison.verdict)
-    row["ratio_ci_low"], row["ratio_ci_high"] = comparison.bounds
+    _, row["ratio_ci_low"], row["ratio_ci_high"] = comparison.estimate
     if comparison.interval:
         row["ci_level"] = comparison.interval.level
     if effort:

@@ -15,18 +15,19 @@ from commbench.report.columns import (
 )
 from commbench.report.formats import launches_of
 from commbench.results import Run
+from commbench.system.env import is_control
 from commbench.words import thousandths
 
 
 def _verdict(row: EnvRatio) -> str:
-    return "control" if row.is_control else str(row.comparison.verdict)
+    return "control" if is_control(row.env) else str(row.comparison.verdict)
 
 
 _COLUMNS: list[Column[EnvRatio]] = [
     Column("environment", "env"),
     Column(
         "time [CI]",
-        "estimate",
+        "comparison.estimate",
         text_of=thousandths,
         about="over the time under the first environment: geometric mean over all cases",
     ),

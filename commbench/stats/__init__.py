@@ -1,4 +1,4 @@
-"""Medians, confidence intervals, stopping and warm-up rules, and comparisons.
+"""Medians, confidence intervals, rules for warm-up, and comparisons.
 
 Repetitions inside one launch agree far better with each other than launches do, so the two are
 never mixed: functions of ``times`` look inside one launch, functions of launch medians across
@@ -23,7 +23,7 @@ from commbench.stats.intervals import (
     student_interval,
 )
 from commbench.stats.ratios import Effort, ratio_interval
-from commbench.stats.repetitions import StoppingRule, is_bimodal, is_steady, modes_of, warmup_count
+from commbench.stats.repetitions import is_bimodal, is_steady, modes_of, warmup_count
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
 from commbench.stats.trends import trend
 
@@ -34,7 +34,6 @@ __all__ = [
     "Effort",
     "Floats",
     "Interval",
-    "StoppingRule",
     "Values",
     "Verdict",
     "benjamini_hochberg",

@@ -14,7 +14,7 @@ class Budget:
     launches: int
     """Six is the fewest that give an exact 95 % interval of the median over launches."""
     relative_half_width: float
-    """Repetitions stop when the interval's half-width is this share of the median."""
+    """Target: half-width of the interval over launches as a share of the time."""
     slice_s: float
     """Longest time for one case in one launch: warm-up, timed repetitions and their
     synchronisation, in seconds."""
@@ -22,8 +22,8 @@ class Budget:
     """Longest time of a case in one launch all the same, in seconds, unless one repetition is
     longer: in its place messages in flight, visits and repetitions become fewer."""
     visits: int = 1
-    """The most visits of a case in a launch, spread over the launch; 1: one stretch, repeated
-    until it is precise."""
+    """The most visits of a case in a launch, spread over the launch; 1: one that fills its
+    time."""
     energy_s: float = 0.0
     """Additional seconds of repetitions for the energy alone; 0: the timed repetitions have to
     suffice."""

@@ -39,15 +39,6 @@ class Components:
     """Between launches, beyond what their visits explain; None with one launch."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class VisitPlan:
-    """How a launch measures a case."""
-
-    visits: int
-    repetitions: int
-    """Repetitions of each visit."""
-
-
 def components_of(launches: Sequence[Sequence[Values]]) -> Components:
     """Return the components of the times above 0 of each visit of each launch."""
     variances, of_medians, medians = [], [], []
@@ -82,9 +73,9 @@ def plan_visits(
     visit_s: float,
     repetition_s: float,
     most_repetitions: int,
-) -> VisitPlan:
+) -> tuple[int, int]:
     """Return the visits that make a launch's time as precise as asked, in as little time as
-    possible.
+    possible, and the repetitions of each.
 
     Repetitions follow from costs and components: the square root of (visit cost / repetition cost)
     times (variance of a repetition / variance between visits); Kalibera and Jones, section 6.
@@ -113,4 +104,4 @@ def plan_visits(
     if repetition_s:
         visits = min(visits, int(slice_s / (visit_s + repetitions * repetition_s)))
     visits = max(visits, min(FEWEST_VISITS, budget.visits))
-    return VisitPlan(visits=visits, repetitions=repetitions)
+    return visits, repetitions

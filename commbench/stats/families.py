@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from commbench.errors import InputError
 from commbench.stats.intervals import DEFAULT_LEVEL, Floats, Interval, Values
 from commbench.stats.ratios import (
     MOST_LAUNCHES,
@@ -19,8 +20,9 @@ from commbench.stats.ratios import (
     ratio_intervals,
     widening,
 )
-from commbench.stats.runs import RunRatio, split_runs
+from commbench.stats.runs import RunRatio
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
+from commbench.words import Estimate
 
 #: The largest relative difference that does not matter, wherever times are compared.
 MARGIN = 0.02
@@ -62,11 +64,11 @@ class Comparison:
     """Launches of each run that would settle an inconclusive case; None if unknown."""
 
     @property
-    def bounds(self) -> tuple[float | None, float | None]:
-        """The ends of the interval; None without one."""
+    def estimate(self) -> Estimate:
+        """The ratio with its interval."""
         if self.interval is None:
-            return None, None
-        return self.interval.low, self.interval.high
+            return Estimate(self.ratio)
+        return Estimate(self.ratio, self.interval.low, self.interval.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +109,6 @@ class _LaunchRatio:
     def margin_errors(self, level: float) -> float:
         return margin_errors_of(level)
 
-    def can_differ(self, alpha: float) -> bool:
-        return not family_hint(1, len(self.a), len(self.b), alpha)
-
-    def fewest_launches(self, level: float) -> int:
-        """Return how many launches a side a rank test takes to find anything at a level."""
-        counts = range(2, self.scatter.launches + MOST_LAUNCHES + 2)
-        return next(n for n in counts if not family_hint(1, n, n, 1 - level))
-
 
 def compare_family(
     pairs: Sequence[tuple[Values, Values]],
@@ -147,7 +141,12 @@ def compare_family(
         looks: how often the comparison may be made while launches are added; each look has an equal
             share of ``q`` and of the 5 % of the verdict ``same`` (Bonferroni), so that all looks
             together err as seldom as one.
+
+    Raises:
+        InputError: the margin is not from 0 to below 1.
     """
+    if not 0 <= margin < 1:
+        raise InputError(f"The margin {margin:g} is no share from 0 to below 1; give 0.02 for 2 %.")
     q, level = q / looks, 1 - 0.05 / looks
     comparisons = []
     testable: dict[int, RunRatio | _LaunchRatio] = {}
@@ -157,7 +156,8 @@ def compare_family(
         if all(len(side) > 1 and (side > 0).all() and np.isfinite(side).all() for side in sides):
             case: RunRatio | _LaunchRatio = _LaunchRatio(a=sides[0], b=sides[1], paired=paired)
             if runs and len(runs[place]) > 1:
-                case = RunRatio(runs=split_runs(sides[0], runs[place]), b=sides[1])
+                of_runs = np.split(sides[0], np.cumsum(runs[place])[:-1])
+                case = RunRatio.of(of_runs, sides[1])
             testable[place], ratio = case, case.ratio
         comparisons.append(Comparison(ratio=ratio, launches_a=len(a), launches_b=len(b)))
     m = len(testable)
@@ -204,7 +204,7 @@ def _detectable(case: RunRatio | _LaunchRatio, alpha: float, margin: float) -> f
     normal launches: 77 to 90 % for 5 to 20 launches of one run a side, 67 to 90 % against 3 to 10
     runs, in families of 1 to 40.
     """
-    if not case.can_differ(alpha):
+    if isinstance(case, _LaunchRatio) and family_hint(1, len(case.a), len(case.b), alpha):
         return math.inf
     beyond = case.margin_errors(1 - alpha) * case.error
     if beyond >= math.log(_LARGEST_SLOWDOWN):
@@ -217,9 +217,12 @@ def _further(case: RunRatio | _LaunchRatio, alpha: float, margin: float) -> Effo
     one.
     """
     effect, high, low = math.log(case.ratio), math.log1p(margin), math.log1p(-margin)
-    level, fewest = 1 - alpha, case.fewest_launches(1 - alpha)
-    if low <= effect <= high:
-        level, fewest = DEFAULT_LEVEL, 2
+    level, fewest = DEFAULT_LEVEL, 2
+    if not low <= effect <= high:
+        level = 1 - alpha
+        if isinstance(case, _LaunchRatio):  # so many that a rank test can find anything
+            counts = range(2, case.scatter.launches + MOST_LAUNCHES + 2)
+            fewest = next(n for n in counts if not family_hint(1, n, n, 1 - level))
     return further_launches(
         case.scatter,
         min(abs(effect - low), abs(effect - high)),

@@ -1,48 +1,12 @@
-"""Rules for the repetitions of a launch: when to stop, how many are warm-up, whether times drift or
-are bimodal.
+"""Rules for the repetitions of a launch: how many are warm-up, whether times drift or are
+bimodal.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from commbench.stats.intervals import Floats, Values, median_interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoppingRule:
-    """When a launch has repeated a case often enough; the caller limits the time."""
-
-    relative_half_width: float | None
-    """The target: half-width of the median's 95 % interval as a fraction of the median; None:
-    `minimum` suffices."""
-    ticks_s: float
-    """The clock's resolution in seconds: a half-width below two ticks cannot be asked for."""
-    minimum: int = 30
-    """Repetitions below which the rule is never satisfied."""
-    floor: int = 6
-    """Repetitions below which there is no 95 % interval: never stop before, even out of time."""
-    maximum: int = 5000
-    """Repetitions beyond which no checkpoint lies."""
-
-    def next_checkpoint(self, n: int) -> int:
-        """Return at how many repetitions to look again after ``n``: half as many more, within floor
-        and maximum.
-        """
-        return min(max(math.ceil(1.5 * n), self.floor), self.maximum)
-
-    def satisfied(self, times_s: Values) -> bool:
-        """Return whether the median of ``times_s`` (seconds) is known to the wider of the target
-        and two ticks.
-        """
-        if len(times_s) < self.minimum or self.relative_half_width is None:
-            return len(times_s) >= self.minimum
-        interval = median_interval(times_s)
-        if interval is None:
-            return False
-        allowed = max(self.relative_half_width * float(np.median(times_s)), 2 * self.ticks_s)
-        return interval.half_width <= allowed
 
 
 def warmup_count(times: Values, window: int = 20) -> int | None:

@@ -2,10 +2,11 @@
 those.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -22,11 +23,6 @@ from commbench.stats.ratios import POWER, Scatter, resampled_medians
 _RESAMPLES = 2000
 
 
-def split_runs(launches: Floats, sizes: Sequence[int]) -> list[Floats]:
-    """Return the launches of each run in order; ``sizes`` are their numbers."""
-    return np.split(launches, np.cumsum(sizes)[:-1])
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunRatio:
     """The ratio of one run to a sample of runs, with the prediction interval of a further run like
@@ -41,61 +37,58 @@ class RunRatio:
     and where `error` exceeds the runs' own variance, the interval is wider than it has to be.
     """
 
-    runs: Sequence[Floats]
-    """The launch medians of each run, above 0; two runs at least."""
-    b: Floats
-    """The launch medians of the judged run, above 0; two at least."""
+    ratio: float
+    """The median of b over the median of the runs' medians: each run counts alike, however many
+    launches it made."""
+    error: float
+    """The standard error of the ratio's logarithm.
 
-    @cached_property
-    def ratio(self) -> float:
-        """The median of b over the median of the runs' medians: each run counts alike, however many
-        launches it made.
+    It is at least what launches explain: runs may agree by chance, or because their launches fell
+    in one of two modes. If b is noisier than the runs, for example with fewer launches, the further
+    noise is added."""
+    scatter: Scatter
+    """The scatter of launches, and that of runs beyond what launches explain."""
+    freedom: int
+    """Degrees of freedom of the error."""
+
+    @classmethod
+    def of(cls, runs: Sequence[Floats], b: Floats) -> RunRatio:
+        """Return the ratio of a run to others.
+
+        Args:
+            runs: the launch medians of each run, above 0; two runs at least.
+            b: the launch medians of the judged run, above 0; two at least.
         """
-        return float(np.median(self.b)) / float(np.median([np.median(run) for run in self.runs]))
-
-    @property
-    def scatter(self) -> Scatter:
-        """The scatter of launches, and that of runs beyond it."""
-        sides = (*self.runs, self.b)
-        fixed = self.state_spread * math.sqrt(self.draws)
-        fewest = min(map(len, sides))
-        return Scatter.of([np.log(side) for side in sides], fewest, self.draws, fixed)
-
-    @property
-    def draws(self) -> float:
-        """The variance of the ratio over that of a run: 1 for b, and the variance of the median of
-        the runs.
-        """
-        return 1 + math.pi / 2 / len(self.runs)
-
-    @cached_property
-    def error(self) -> float:
-        """The standard error of the ratio's logarithm.
-
-        It is at least what launches explain: runs may agree by chance, or because their launches
-        fell in one of two modes. If b is noisier than the runs, for example with fewer launches,
-        the further noise is added.
-        """
-        own = max(self._launch_variance / len(self.b), _median_variance(self.b))
-        variance = max(self._variance, self._explained) * self.draws
-        return math.sqrt(variance + max(0.0, own - self._explained))
-
-    @cached_property
-    def state_spread(self) -> float:
-        """The standard deviation of the runs' logarithms beyond what launches explain."""
-        return math.sqrt(max(0.0, self._variance - self._explained))
+        medians = [np.median(run) for run in runs]
+        # that of the ratio over that of a run: 1 for b, and that of the median of the runs
+        draws = 1 + math.pi / 2 / len(runs)
+        variance = float(np.var([math.log(median) for median in medians], ddof=1))
+        # of the logarithm of a median times its number of launches
+        of_b = _median_variance(b)
+        of_launches = [len(run) * _median_variance(run) for run in runs if len(run) > 1]
+        of_launch = float(np.mean([*of_launches, len(b) * of_b]))
+        explained = of_launch * float(np.mean([1 / len(run) for run in runs]))
+        own = max(of_launch / len(b), of_b)
+        between_runs = math.sqrt(max(0.0, variance - explained)) * math.sqrt(draws)
+        logs = [np.log(side) for side in (*runs, b)]
+        return cls(
+            ratio=float(np.median(b)) / float(np.median(medians)),
+            error=math.sqrt(max(variance, explained) * draws + max(0.0, own - explained)),
+            scatter=Scatter.of(logs, min(map(len, logs)), draws, between_runs),
+            freedom=len(runs) - 1,
+        )
 
     def p_value(self, _smallest: float = 0.0) -> float:
         """Return the two-sided p-value of the hypothesis that b is a run like the others."""
         if not self.error:
             return float(self.ratio == 1)
-        return student_p(math.log(self.ratio) / self.error, len(self.runs) - 1)
+        return student_p(math.log(self.ratio) / self.error, self.freedom)
 
     def intervals(self, levels: Sequence[float]) -> list[Interval]:
         """Return the ratio's interval at each level."""
         intervals = []
         for level in levels:
-            reach = student_t(level, len(self.runs) - 1) * self.error
+            reach = student_t(level, self.freedom) * self.error
             factor = math.exp(min(LARGEST_LOG, reach))
             interval = Interval(low=self.ratio / factor, high=self.ratio * factor, level=level)
             intervals.append(interval)
@@ -105,33 +98,7 @@ class RunRatio:
         """Return the distance from the margin, in standard errors, at which 80 % of intervals
         exclude the margin.
         """
-        return detectable_effect(level, POWER, len(self.runs) - 1)
-
-    def can_differ(self, _alpha: float) -> bool:
-        """Return whether so many launches can show a difference."""
-        return True
-
-    def fewest_launches(self, _level: float) -> int:
-        """Return how many launches an interval of a level takes."""
-        return 2
-
-    @cached_property
-    def _variance(self) -> float:
-        """The variance of the runs' log medians."""
-        return float(np.var([math.log(np.median(run)) for run in self.runs], ddof=1))
-
-    @cached_property
-    def _launch_variance(self) -> float:
-        """The variance of the logarithm of a median times its number of launches, pooled over all
-        runs.
-        """
-        sides = [side for side in (*self.runs, self.b) if len(side) > 1]
-        return float(np.mean([len(side) * _median_variance(side) for side in sides]))
-
-    @cached_property
-    def _explained(self) -> float:
-        """The part of `_variance` that launches explain."""
-        return self._launch_variance * float(np.mean([1 / len(run) for run in self.runs]))
+        return detectable_effect(level, POWER, self.freedom)
 
 
 def _median_variance(launches: Floats) -> float:

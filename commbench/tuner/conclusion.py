@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from commbench import stats
 from commbench.analysis.env import compare_training_envs
@@ -21,6 +20,7 @@ from commbench.results.recommendation import (
     Recommendation,
     SafeChoice,
     Search,
+    Verdict,
     fresh_extent,
     setting_of,
 )
@@ -34,14 +34,8 @@ from commbench.tuner.rules import level_of
 from commbench.tuner.snippet import env_snippet, keep_snippet, live_snippet, snippet_of
 from commbench.words import Estimate
 
-#: Limits of a conclusion, by the flags that make them.
-_LIMITS = {
-    "bimodal_launches": "limit_bimodal_launches",
-    "oversubscribed": "limit_oversubscribed",
-    "emulated": "limit_emulated",
-    "shared_gpu": "limit_shared_gpu",
-    "throttled": "limit_throttled",
-}
+#: Flags that limit a conclusion.
+_LIMITS = ("bimodal_launches", "oversubscribed", "emulated", "shared_gpu", "throttled")
 
 
 def recommend(records: Iterable[TrainingRecord], info: RunInfo) -> Recommendation | None:
@@ -61,12 +55,40 @@ def recommend(records: Iterable[TrainingRecord], info: RunInfo) -> Recommendatio
     decision = decide(records, info)
     if decision is None:
         return None
-    sought = decision_of(records, SWEEP, info)
-    conclusion = _Conclusion(decision=decision, sought=sought, info=info)
-    return conclusion.recommendation(
+    said = _Conclusion(decision=decision, sought=decision_of(records, SWEEP, info), info=info)
+    reported = decision.leader
+    if not decision.usable and decision.alternatives:
+        reported = decision.alternatives[0]
+    speedup = reported.speedup or Speedup(ratio=reported.ratio, launches=0)
+    level = level_of(1)
+    if speedup.interval:
+        level = speedup.interval.level
+    best = _choice(decision.best)
+    return Recommendation(
+        **copied(Recommendation, decision.baseline.case),
+        baseline=_choice(decision.baseline),
+        best=best,
+        best_uncompressed=said.uncompressed(),
+        speedup=best.speedup,
+        speedup_ci=best.speedup_ci,
+        verdict=decision.verdict,
+        level=level,
+        reason=str(said.reason(speedup)),
+        snippet=said.snippet_after(decision.verdict, decision.best),
         measured_steps=measured_steps(records),
-        env_reason=env_reason,
+        launches=speedup.launches,
+        blocks=speedup.blocks,
+        is_live=is_live(info),
+        safe=said.safe(),
+        altering=tuple(said.altering(each, level) for each in decision.altering),
+        alternatives=tuple(map(_choice, decision.alternatives)),
+        cost=said.cost(decision.best),
+        warnings=tuple(map(str, said.warnings(speedup, level))),
+        max_accuracy_loss=info.get("max_accuracy_loss"),
+        too_costly=tuple(map(str, said.too_costly())),
         search=_search_of(records, info),
+        env_reason=env_reason,
+        launch_advice=said.launch_advice(speedup.ratios, level),
     )
 
 
@@ -117,46 +139,7 @@ class _Conclusion:
     """The decision of the sweep."""
     info: RunInfo
 
-    def recommendation(self, **others: Any) -> Recommendation:  # noqa: ANN401 - its fields
-        """Return the contents of the file; ``others`` are those that the decision does not say."""
-        decision = self.decision
-        reported = decision.leader
-        if not decision.usable and decision.alternatives:
-            reported = decision.alternatives[0]
-        speedup = reported.speedup or Speedup(ratio=reported.ratio, launches=0)
-        level = level_of(1)
-        if speedup.interval:
-            level = speedup.interval.level
-        best = _choice(decision.best)
-        snippet = self._snippet(decision.baseline)
-        if decision.verdict == "change":
-            snippet = self._snippet(decision.best)
-        return Recommendation(
-            **copied(Recommendation, decision.baseline.case),
-            **others,
-            baseline=_choice(decision.baseline),
-            best=best,
-            best_uncompressed=self._uncompressed(),
-            speedup=best.speedup,
-            speedup_ci=best.speedup_ci,
-            verdict=decision.verdict,
-            level=level,
-            reason=str(self._reason(speedup)),
-            snippet=snippet,
-            launches=speedup.launches,
-            blocks=speedup.blocks,
-            is_live=is_live(self.info),
-            safe=self._safe(),
-            altering=tuple(self._altering(each, level) for each in decision.altering),
-            alternatives=tuple(map(_choice, decision.alternatives)),
-            cost=self._cost(decision.best),
-            warnings=tuple(map(str, self._warnings(speedup, level))),
-            max_accuracy_loss=self.info.get("max_accuracy_loss"),
-            too_costly=tuple(map(str, self._too_costly())),
-            launch_advice=self._launch_advice(speedup.ratios, level),
-        )
-
-    def _uncompressed(self) -> Choice:
+    def uncompressed(self) -> Choice:
         """Return the fastest without compression; of the sweep, if none was confirmed."""
         decision = self.decision
         plain = decision.plain
@@ -166,19 +149,17 @@ class _Conclusion:
             return _choice(plain[0])
         return _choice(decision.baseline)
 
-    def _safe(self) -> SafeChoice:
+    def safe(self) -> SafeChoice:
         """Return the fastest setting that leaves learning unchanged, judged on its own."""
         safe, verdict = self.decision.safe, self.decision.safe_leader.verdict
-        snippet = self._snippet(self.decision.baseline)
-        if verdict == "change":
-            snippet = self._snippet(safe)
+        snippet = self.snippet_after(verdict, safe)
         return SafeChoice(**vars(_choice(safe)), verdict=verdict, snippet=snippet)
 
-    def _altering(self, judged: Judged, level: float) -> AlteringChoice:
+    def altering(self, judged: Judged, level: float) -> AlteringChoice:
         """Return the fastest setting of an effect on learning, judged on its own."""
         snippet = ""
         if judged.verdict == "change" and not judged.withheld:
-            snippet = self._snippet(judged)
+            snippet = self.snippet(judged)
         ratio, bounds = None, None
         half = self.decision.fastest_by_effect().get("half precision")
         if half and judged.effect == "lossy":
@@ -192,17 +173,23 @@ class _Conclusion:
             snippet=snippet,
             speedup_half=ratio,
             speedup_half_ci=bounds,
-            cost=self._cost(judged),
+            cost=self.cost(judged),
         )
 
-    def _cost(self, judged: Judged) -> Cost | None:
+    def cost(self, judged: Judged) -> Cost | None:
         """Return what a setting changes in learning; None of the baseline."""
         decision = self.decision
         if judged is decision.baseline:
             return None
         return cost_of(judged.trained, decision.baseline.trained, decision.losses)
 
-    def _snippet(self, judged: Judged) -> str:
+    def snippet_after(self, verdict: Verdict, best: Judged) -> str:
+        """Return the code that a verdict calls for."""
+        if verdict == "change":
+            return self.snippet(best)
+        return self.snippet(self.decision.baseline)
+
+    def snippet(self, judged: Judged) -> str:
         """Return the code that trains as a setting.
 
         It sets the variables of the environment if new launches decided for them.
@@ -220,7 +207,7 @@ class _Conclusion:
             return code
         return env_snippet(own.env) + code
 
-    def _launch_advice(self, ratios: Sequence[float], level: float) -> str:
+    def launch_advice(self, ratios: Sequence[float], level: float) -> str:
         """Return what would decide, in words, see `commbench.tuner.effort.launch_advice`."""
         decision, info = self.decision, self.info
         is_open = decision.is_fresh and decision.verdict == "inconclusive" and decision.usable
@@ -228,12 +215,12 @@ class _Conclusion:
             return ""
         if info.get("status") == "partial" or len(ratios) < (info.get("first_look") or 0):
             return ""  # planned launches come first
-        advice = launch_advice(ratios, MARGIN, info.get("launches") or (), level=level)
+        advice = launch_advice(ratios, info.get("launches") or (), level=level)
         if advice is None:
             return ""
         return advice.in_full
 
-    def _reason(self, speedup: Speedup) -> Finding:
+    def reason(self, speedup: Speedup) -> Finding:
         """Return what was compared, the gain and its interval.
 
         Args:
@@ -278,7 +265,7 @@ class _Conclusion:
             code = "reason_one_launch"
         return code
 
-    def _too_costly(self) -> list[Finding]:
+    def too_costly(self) -> list[Finding]:
         """Return what sweep and new launches leave out for its accuracy."""
         left_out: list[LeftOut] = []
         if self.sought:
@@ -287,7 +274,7 @@ class _Conclusion:
             left_out += self.decision.left_out
         return [_left_out("too_costly", each) for each in left_out if each.is_costly]
 
-    def _warnings(self, speedup: Speedup, level: float) -> list[Finding]:
+    def warnings(self, speedup: Speedup, level: float) -> list[Finding]:
         """Return the limits of the conclusion, each a clause."""
         numbers: dict[str, Value] = {"launches": speedup.launches, "blocks": speedup.blocks}
         fewest = stats.fewest_launches(level)
@@ -302,7 +289,7 @@ class _Conclusion:
                 codes = ["limit_few_launches"]
         flags = flags_of(self.decision.baseline.trained, self.info)
         flags |= flags_of(self.decision.best.trained, self.info)
-        codes += [code for flag, code in _LIMITS.items() if flag in flags]
+        codes += [f"limit_{flag}" for flag in _LIMITS if flag in flags]
         findings = [Finding(code, numbers=numbers) for code in codes]
         if self.decision.is_fresh and self.decision.has_baseline:
             for each in self.decision.left_out:

@@ -10,7 +10,7 @@ from commbench.ddp.plan.cases import CONFIRM
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding, Value
 from commbench.schema import JsonMapping
-from commbench.stats import DEFAULT_LEVEL, fewest_launches
+from commbench.stats import DEFAULT_LEVEL, MARGIN, fewest_launches
 from commbench.stats.ratios import MOST_LAUNCHES, Scatter, further_launches, margin_errors_of
 
 
@@ -30,34 +30,30 @@ def measured_steps(records: Iterable[TrainingRecord]) -> int:
 
 
 def launch_advice(
-    ratios: Sequence[float],
-    margin: float,
-    entries: Iterable[JsonMapping],
-    *,
-    level: float = DEFAULT_LEVEL,
+    ratios: Sequence[float], entries: Iterable[JsonMapping], *, level: float = DEFAULT_LEVEL
 ) -> Finding | None:
-    """Return the launches that would decide whether a gain exceeds the margin; None if unknown.
+    """Return the launches that would decide whether a gain exceeds the margin of 2 %; None if
+    unknown.
 
     For the estimate see `commbench.stats.ratios`.
 
     Args:
         ratios: the speedup in each new launch so far.
-        margin: smallest gain that matters.
         entries: ``launches`` of run.json, for the time of a new launch.
         level: of the deciding interval.
     """
     if len(ratios) < 2 or min(ratios) <= 0:  # noqa: PLR2004 - one launch has no spread
         return None
     logs = [math.log(ratio) for ratio in ratios]
-    spread, distance = statistics.stdev(logs), abs(statistics.median(logs) - math.log1p(margin))
+    spread, distance = statistics.stdev(logs), abs(statistics.median(logs) - math.log1p(MARGIN))
     effort = further_launches(
         Scatter(spread=spread, freedom=len(logs) - 1, launches=len(logs)),
         distance,
-        margin=margin,
+        margin=MARGIN,
         margin_errors=margin_errors_of(level),
         fewest=fewest_launches(level),
     )
-    numbers: dict[str, Value] = {"margin": margin}
+    numbers: dict[str, Value] = {"margin": MARGIN}
     if effort.forecast == "near":
         return Finding(code="decide_near", numbers=numbers)
     if effort.forecast == "noisy":

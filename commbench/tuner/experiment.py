@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.results.recommendation import Verdict
@@ -129,53 +130,6 @@ class _Confirmation(Rounds):
         return self._verdicts.get(self._best) == "change"
 
 
-class _Limits:
-    """The steps and the time that are left."""
-
-    def __init__(self, max_steps: int | None) -> None:
-        self._max_steps = max_steps
-        self._of_steps: Ending = "steps"
-        """The ending at the limit of steps."""
-        self._made_steps = 0
-        self._begun_at: int | None = None
-        """The steps made before the experiment."""
-        self._remaining_s: float | None = None
-        self._total_s: float | None = None
-
-    def update(self, made_steps: int, remaining_s: float | None) -> None:
-        self._made_steps, self._remaining_s = made_steps, remaining_s
-        if self._begun_at is None:
-            self._begun_at, self._total_s = made_steps, remaining_s
-            if self._max_steps is None and remaining_s is None:
-                self._of_steps = "undecided"
-
-    def set_own(self, step_ms: float) -> None:
-        """Limit the steps if neither steps nor time are limited otherwise."""
-        if self._of_steps == "undecided":
-            self._max_steps = max(OWN_STEPS, round(OWN_SECONDS * 1e3 / step_ms))
-
-    def all_steps(self, step_ms: float) -> float:
-        """Return how many steps of that time the experiment has in all."""
-        steps = math.inf
-        if self._total_s is not None:
-            steps = 1e3 * self._total_s / step_ms
-        if self._max_steps is not None:
-            steps = min(steps, self._max_steps - (self._begun_at or 0))
-        return steps
-
-    def shares_after(self, steps: int, step_ms: float) -> dict[Ending, float]:
-        """Return the share of each limit that is used after ``steps`` more steps, by the ending
-        that it makes.
-        """
-        shares: dict[Ending, float] = {}
-        if self._max_steps is not None:
-            shares[self._of_steps] = (self._made_steps + steps) / max(self._max_steps, SMALLEST)
-        if self._remaining_s is not None and self._total_s is not None:
-            left_s = self._remaining_s - steps * max(step_ms, SMALLEST) / 1e3
-            shares["time"] = 1 - left_s / max(self._total_s, SMALLEST)
-        return shares
-
-
 class Experiment:
     """Chooses the setting of each block.
 
@@ -184,8 +138,10 @@ class Experiment:
     Args:
         settings: the baseline first, which is the script's own setting.
         seed: of the order of blocks.
-        max_steps: optimiser steps of the training after which the experiment is over. None:
-            `OWN_STEPS` or `OWN_SECONDS` if the time is not limited either.
+        max_steps: optimiser steps of the training after which the experiment is over; None: no
+            limit.
+        time_limit_s: seconds after which it is over; None: no limit. Without either limit it has
+            `OWN_STEPS` or `OWN_SECONDS`.
         withheld: numbers of the settings that may not be recommended, however fast they are.
         earlier: what launches before this one confirmed.
     """
@@ -195,7 +151,8 @@ class Experiment:
         settings: Sequence[TrainingCase],
         *,
         seed: int,
-        max_steps: int | None,
+        max_steps: int | None = None,
+        time_limit_s: float | None = None,
         withheld: Collection[int] = (),
         earlier: Earlier = Earlier(),
     ) -> None:
@@ -203,7 +160,17 @@ class Experiment:
         self._stage: Rounds = Screening(settings, withheld)
         self._settings = len(settings)
         self._random = random.Random(seed)
-        self._limits = _Limits(max_steps)
+        self._max_steps, self._limit_s = math.inf, math.inf
+        self._of_steps: Ending = "steps"
+        """The ending at the limit of steps."""
+        if max_steps is not None:
+            self._max_steps = max(max_steps, SMALLEST)
+        if time_limit_s is not None:
+            self._limit_s = max(time_limit_s, SMALLEST)
+        elif max_steps is None:
+            self._of_steps = "undecided"
+        self._begun_at: int | None = None
+        """The steps made before the experiment."""
         self._queue: list[int] = []
         """Settings without a block in the current round."""
         self._ahead: int | None = None
@@ -216,46 +183,46 @@ class Experiment:
         """Of the baseline's fastest block."""
         self._tries: Counter[int] = Counter()
         """Blocks in a row that were too short, of each setting."""
-        self._ending: Ending | None = None
-        if len(settings) == 1:
-            self._ending = "nothing"
-
-    @property
-    def ending(self) -> str:
+        self.ending: Ending | Literal[""] = ""
         """Why the experiment is over; empty while it runs.
 
         ``decided``; ``steps`` or ``time``: the given limit is reached; ``undecided``: the
         experiment's own limit of steps or of looks is reached; ``disturbed``: the baseline's blocks
         were too short; ``nothing``: there is nothing to compare.
         """
-        return self._ending or ""
+        if len(settings) == 1:
+            self.ending = "nothing"
 
     def next_block(
-        self, made_steps: int, remaining_s: float | None, *, is_ahead: bool = False
+        self, made_steps: int, passed_s: float, *, is_ahead: bool = False
     ) -> Block | None:
         """Return what to train next; None when the experiment is over.
 
         Args:
             made_steps: optimiser steps of the training so far.
-            remaining_s: seconds until the time limit; None: there is none.
+            passed_s: seconds since the experiment began.
             is_ahead: return what follows the block under way, before its times are known; None if
                 it depends on these times: at the end of a round, and near a limit.
         """
-        self._limits.update(made_steps, remaining_s)
+        if self._begun_at is None:
+            self._begun_at = made_steps
         ahead = int(is_ahead)
         if is_ahead and (len(self._queue) <= ahead or not self._step_ms):
             return None
-        while self._ending is None:
+        while not self.ending:
             if not self._queue:
                 self._begin_round()
                 continue
             setting = self._queue[ahead]
             expected_ms = self._step_ms.get(setting, self._step_ms.get(0, 0.0))
             steps = (1 + ahead) * (UNTIMED + self._steps)
-            shares = self._limits.shares_after(steps, expected_ms)
-            exceeded = [ending for ending, share in shares.items() if share > 1]
-            is_long = max(shares.values(), default=0.0) > LIVE.share
-            is_screened = is_long and bool(self._stage.finalists())
+            passed_then_s = passed_s + steps * max(expected_ms, SMALLEST) / 1e3
+            used: dict[Ending, float] = {
+                self._of_steps: (made_steps + steps) / self._max_steps,
+                "time": passed_then_s / self._limit_s,
+            }
+            exceeded = [ending for ending, share in used.items() if share > 1]
+            is_screened = max(used.values()) > LIVE.share and bool(self._stage.finalists())
             if not exceeded and not is_screened:
                 if is_ahead:
                     self._ahead = setting
@@ -332,10 +299,18 @@ class Experiment:
             self._fit_blocks()
 
     def _fit_blocks(self) -> None:
-        """Fit the length of blocks to the limits, as the baseline's fastest block shows them."""
-        self._limits.set_own(self._base_ms)
-        steps = self._limits.all_steps(self._base_ms)
-        self._steps = _block_steps(self._base_ms, steps, self._settings)
+        """Fit the length of blocks to the baseline's fastest block: enough steps to make the end of
+        a block cheap, few enough for the limits.
+        """
+        step_ms = self._base_ms
+        if self._of_steps == "undecided":
+            self._max_steps = max(OWN_STEPS, round(OWN_SECONDS * 1e3 / step_ms))
+        steps = min(1e3 * self._limit_s / step_ms, self._max_steps - (self._begun_at or 0))
+        cheap = math.ceil(BLOCK_END_MS / (BLOCK_END_SHARE * step_ms))
+        of_screening = LIVE.share * steps / (HALVINGS[0] * self._settings)
+        of_confirmation = (1 - LIVE.share) * steps / (USUALLY_CONFIRMED * LIVE.looks[1])
+        fitting = math.floor(min(cheap, of_screening, of_confirmation)) - UNTIMED
+        self._steps = max(FEWEST_STEPS, min(MOST_STEPS, fitting))
 
     def _end_stage(self) -> None:
         """Confirm the finalists of the screening; end behind the confirmation."""
@@ -350,19 +325,4 @@ class Experiment:
         self._stage.look()
         if self._stage.ending == "decided":
             ending = "decided"
-        self._ending, self._queue = ending, []
-
-
-def _block_steps(step_ms: float, all_steps: float, settings: int) -> int:
-    """Return the timed steps of a block: enough to make its end cheap, few enough for the limits.
-
-    Args:
-        step_ms: of the baseline.
-        all_steps: of the experiment, up to the nearer limit.
-        settings: in a round of the screening.
-    """
-    cheap = math.ceil(BLOCK_END_MS / (BLOCK_END_SHARE * step_ms))
-    of_screening = LIVE.share * all_steps / (HALVINGS[0] * settings)
-    of_confirmation = (1 - LIVE.share) * all_steps / (USUALLY_CONFIRMED * LIVE.looks[1])
-    steps = math.floor(min(cheap, of_screening, of_confirmation)) - UNTIMED
-    return max(FEWEST_STEPS, min(MOST_STEPS, steps))
+        self.ending, self._queue = ending, []

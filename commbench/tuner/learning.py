@@ -4,10 +4,8 @@ out, and why.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,25 +28,6 @@ from commbench.results.trained import (
     median,
     paired_losses,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Permission:
-    """The hooks that may be recommended, as far as the user decides it."""
-
-    named_hooks: Sequence[str] | None
-    """Hooks that the user named, as ``--hook`` takes them; None: all."""
-    accepts_loss: bool
-    """Whether lossy hooks may be recommended whatever they do to learning."""
-
-    @property
-    def info(self) -> RunInfo:
-        """The entries of ``run.json``."""
-        return {"named_hooks": self.named_hooks, "accepts_loss": self.accepts_loss}
-
-
-#: Permission of runs that are not made for a user.
-ANY_HOOK = Permission(named_hooks=None, accepts_loss=True)
 
 
 def withheld(case: TrainingCase, baseline: TrainingCase, info: RunInfo) -> Withheld:
@@ -170,26 +149,31 @@ def cost_of(
     metrics = [
         pair for pair in _final_metrics(configuration, base) if all(map(math.isfinite, pair))
     ]
-    cost = Cost(
+    name, metric = "", None
+    if metrics:
+        name = configuration.timed[common_launches(configuration, base)[-1]].metric_name
+        metric = _difference(metrics)
+    return Cost(
         steps=min(counts),
         loss_equal_steps=_difference(at_steps),
         loss_equal_time=_difference(at_time),
+        metric_name=name,
+        metric=metric,
     )
-    if not metrics:
-        return cost
-    name = configuration.timed[common_launches(configuration, base)[-1]].metric_name
-    return dataclasses.replace(cost, metric_name=name, metric=_difference(metrics))
 
 
 def _difference(pairs: Sequence[tuple[float, float]]) -> Difference:
     own, theirs = np.transpose(np.asarray(pairs, dtype=float))
-    difference = Difference(
-        baseline=median(theirs), best=median(own), difference=median(own - theirs)
-    )
     interval = stats.median_interval(own - theirs)
-    if interval is None:
-        return difference
-    return dataclasses.replace(difference, difference_ci=(interval.low, interval.high))
+    bounds = None
+    if interval is not None:
+        bounds = interval.low, interval.high
+    return Difference(
+        baseline=median(theirs),
+        best=median(own),
+        difference=median(own - theirs),
+        difference_ci=bounds,
+    )
 
 
 def _highest(differences: Sequence[float]) -> float | None:

@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import CONFIRM, DEFAULT_CAP, TrainingCase, TrainingSweep
-from commbench.ddp.plan.layout import case_bucket_bytes, group_by_layout
+from commbench.ddp.plan.layout import (
+    candidate_caps,
+    case_bucket_bytes,
+    group_by_layout,
+    unique_layouts,
+)
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.terms import Terms
 from commbench.ddp.plan.workload import WorkloadFacts, named
@@ -23,7 +27,7 @@ from commbench.results.record_types import AnyRecord, training_records
 from commbench.stats import median
 from commbench.stats.budgets import Budget, TrainingBudget
 from commbench.tuner.decision import decide, finalists
-from commbench.tuner.learning import ANY_HOOK, Permission, withheld
+from commbench.tuner.learning import withheld
 from commbench.tuner.rules import TRAIN, USUALLY_CONFIRMED, Schedule
 from commbench.units import counted
 
@@ -51,8 +55,9 @@ class TrainingPlan:
     max_accuracy_loss: float | None = None
     """Largest accuracy loss of a recommended setting, see `commbench.tuner.learning`; None: not
     judged."""
-    permission: Permission = ANY_HOOK
-    """The hooks that may be recommended."""
+    permission: RunInfo = field(default_factory=RunInfo)
+    """Entries ``named_hooks`` and ``accepts_loss`` of run.json; by default any hook may be
+    recommended."""
     steps: int | None = None
     """Steps of every block; None: see `commbench.ddp.plan.terms.Terms`."""
     threads: int | None = None
@@ -93,7 +98,7 @@ class TrainingPlan:
             "same_layout": {case.key: kept.key for case, kept in self.same_layout.items()},
             "first_look": self.budget.confirm_launches,
             "max_accuracy_loss": self.max_accuracy_loss,
-            **self.permission.info,
+            **self.permission,
             "batches": [self.cases[0].batch_per_rank],
         }
         if self.schedule.searches:

@@ -118,14 +118,13 @@ class Screening(Rounds):
         first: list[int] = []
         self._waiting: list[int] = []
         """Alternatives that follow when hooks have been compared."""
-        for effect in EFFECTS:
-            for number, case in enumerate(settings):
-                if number == 0 or self._effects[number] != effect:
-                    continue
-                if len(hooks) > 1 and case.bucket_cap_mb != cap and case.hook_name in hooks:
-                    self._waiting.append(number)
-                else:
-                    first.append(number)
+        strengths = list(map(EFFECTS.index, self._effects))
+        for number in sorted(range(1, len(settings)), key=strengths.__getitem__):
+            case = settings[number]
+            if len(hooks) > 1 and case.bucket_cap_mb != cap and case.hook_name in hooks:
+                self._waiting.append(number)
+            else:
+                first.append(number)
         super().__init__(first)
         self._compared_from = 0
         """The round from which the present alternatives are compared."""
@@ -140,13 +139,16 @@ class Screening(Rounds):
         add the other bucket sizes of the hooks that are left.
         """
         if self._compared:
-            behind, leader = self._behind(), 0.0
-            survivors: list[int] = []
-            for effect in EFFECTS:
-                members = [n for n in self.candidates if self._effects[n] == effect]
-                survivors += self._best_of(members, behind, leader)
-                leader = max(map(self.median_speedup, survivors), default=0.0)
-            self.candidates = survivors
+            factor, best = math.exp(self._behind()), 0.0
+            ranked = sorted(self.candidates, key=self.median_speedup, reverse=True)
+            self.candidates = []
+            for effect in EFFECTS:  # a stronger effect on learning must pay
+                members = [n for n in ranked if self._effects[n] == effect]
+                best = max([best, *map(self.median_speedup, members[:1])])
+                near = [n for n in members if self.median_speedup(n) * factor >= best]
+                if self._compared in HALVINGS:
+                    near = near[: math.ceil(len(members) / 2)]
+                self.candidates += near
         if self._waiting and (self._compared >= FIRST_ROUNDS or not self.candidates):
             self.candidates += self._admitted(self._newcomers())
             self._waiting = []
@@ -176,17 +178,6 @@ class Screening(Rounds):
                 joining.append((setting in self._withheld, place, -speedup, setting))
         return [setting for *_, setting in sorted(joining)]
 
-    def _best_of(self, candidates: Sequence[int], behind: float, leader: float) -> list[int]:
-        ranked = sorted(candidates, key=self.median_speedup, reverse=True)
-        best = max([leader, *map(self.median_speedup, ranked[:1])])
-        near = []
-        for setting in ranked:
-            if self.median_speedup(setting) * math.exp(behind) >= best:
-                near.append(setting)
-        if self._compared in HALVINGS:
-            return near[: math.ceil(len(ranked) / 2)]
-        return near
-
     def _behind(self) -> float:
         """Return how far below the best the logarithm of a speedup may lie."""
         changes = []
@@ -208,15 +199,13 @@ class Screening(Rounds):
 
     def finalists(self) -> list[int]:
         """Return the numbers of the `winners`, the best first."""
-        numbers, ratios = {}, {}
+        ratios = {}
         for number in self.candidates:
             if self.speedups(number):
-                case = self._settings[number]
-                numbers[case] = number
-                ratios[case] = self.median_speedup(number)
+                ratios[self._settings[number]] = self.median_speedup(number)
         withheld = [self._settings[number] for number in self._withheld]
         chosen = winners(ratios, self._settings[0], withheld)
-        return [numbers[case] for case in chosen]
+        return [self._settings.index(case) for case in chosen]
 
 
 def _spread(count: int) -> list[int]:

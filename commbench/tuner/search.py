@@ -35,8 +35,6 @@ class Search(Screening):
         self._random = random.Random(seed)
         self._left_s = seconds
         self._room = len(cases)
-        self._has_failed = False
-        """Whether the default cannot be trained."""
         self._block_s: dict[str, float] = {}
         """Of the latest block of each hook."""
 
@@ -60,7 +58,7 @@ class Search(Screening):
 
     def _is_over(self) -> bool:
         is_late = self._left_s <= 0 and self.has_compared
-        return self._has_failed or is_late or super()._is_over()
+        return is_late or super()._is_over()
 
     def add_block(self, index: int, median_ms: float, seconds: float) -> None:
         """Enter a block: its median step and the time that it took."""
@@ -74,7 +72,8 @@ class Search(Screening):
         super().leave_out(setting)
         if setting in self._local:
             self._local.remove(setting)
-        self._has_failed |= setting == 0
+        if setting == 0:
+            self.candidates, self._waiting = [], []
 
     def _admitted(self, newcomers: Sequence[int]) -> Sequence[int]:
         """Return the settings, in this order, for which the time and the room suffice."""

@@ -10,12 +10,13 @@ from builders import KIB, STEADY, make_case, make_info, make_launches, make_reco
 from training_builders import launches_of, make_training_case, make_training_info
 
 from commbench.analysis.comparison import ComparisonTable, compare
+from commbench.analysis.comparison.findings import regressions
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.records import Record, Stated
 from commbench.errors import InputError
 from commbench.results import Run
-from commbench.stats import Verdict
+from commbench.stats import MARGIN
 
 SIZES = (8, KIB, 64 * KIB, 1024 * KIB)
 
@@ -41,22 +42,22 @@ def sweep(seed: int, launches: int = 10, slower: dict[int, float] | None = None)
     return records
 
 
-def verdicts(table: ComparisonTable) -> dict[int, Verdict]:
-    """Return the verdict of each size."""
-    return {compared.case.message_bytes: compared.comparison.verdict for compared in table.cases}
+def verdicts(table: ComparisonTable) -> list[str]:
+    """Return the verdict of each case."""
+    return [compared.comparison.verdict for compared in table.cases]
+
+
+def regressed(table: ComparisonTable, threshold: float = MARGIN) -> list[str]:
+    """Return the names of the cases that became slower, and of those that B lost."""
+    slower, lost = regressions(table, threshold)
+    return slower + lost
 
 
 def test_slower_and_faster_cases_are_found() -> None:
     """Judge each case of B relative to A."""
     table = compare(make_run(sweep(1)), make_run(sweep(2, slower={KIB: 1.3, 8: 0.7}), "b"))
-    expected = {
-        8: Verdict.FASTER,
-        KIB: Verdict.SLOWER,
-        64 * KIB: Verdict.SAME,
-        1024 * KIB: Verdict.SAME,
-    }
-    assert expected == verdicts(table)
-    assert [KIB] == [case.message_bytes for case in table.regressions]
+    assert ["faster", "slower", "same", "same"] == verdicts(table)
+    assert [str(make_case(message_bytes=KIB))] == regressed(table)
     assert [("slower", 1), ("faster", 1), ("same", 2), ("inconclusive", 0)] == [
         (str(v), n) for v, n in table.counts.items()
     ]
@@ -64,18 +65,14 @@ def test_slower_and_faster_cases_are_found() -> None:
 
 def test_cases_are_matched_by_key() -> None:
     """Compare only cases whose keys are equal in every field."""
-    a = make_run(
-        make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop="native"))
-    )
-    b = make_run(
-        make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop="python")), "b"
-    )
-    table = compare(a, b)
+    runs = []
+    for loop in ("native", "python"):
+        records = make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop=loop))
+        runs.append(make_run(records, loop))
+    table = compare(*runs)
     assert [make_case()] == [compared.case for compared in table.cases]
-    assert ((make_case(loop="native"),), (make_case(loop="python"),)) == (
-        table.only_in_a,
-        table.only_in_b,
-    )
+    assert (make_case(loop="native"),) == table.only_in_a
+    assert (make_case(loop="python"),) == table.only_in_b
 
 
 def test_case_that_only_one_run_could_measure_is_broken() -> None:
@@ -94,7 +91,7 @@ def test_case_that_only_one_run_could_measure_is_broken() -> None:
     assert [(lost, "ok", "hung"), (gained, "unsupported", "ok")] == [
         (broken.case, broken.status_a, broken.status_b) for broken in table.broken
     ]
-    assert (lost,) == table.regressions
+    assert [str(lost)] == regressed(table)
 
 
 def test_only_ok_launches_count() -> None:
@@ -106,14 +103,12 @@ def test_only_ok_launches_count() -> None:
 
 def test_different_conditions_are_refused() -> None:
     """Name the differing conditions and why they matter; list them if forced."""
-    a = make_run(
-        make_launches(STEADY), environment={"hosts": [{"cpu_model": "X", "kernel": "6.1.7"}]}
-    )
-    b = make_run(
-        make_launches(STEADY, transport="tcp"),
-        "b",
-        environment={"hosts": [{"cpu_model": "Y", "kernel": "6.1.9"}]},
-    )
+    hosts = [
+        {"hosts": [{"cpu_model": "X", "kernel": "6.1.7"}]},
+        {"hosts": [{"cpu_model": "Y", "kernel": "6.1.9"}]},
+    ]
+    a = make_run(make_launches(STEADY), environment=hosts[0])
+    b = make_run(make_launches(STEADY, transport="tcp"), "b", environment=hosts[1])
     with pytest.raises(
         InputError,
         match=r"different conditions \(cpu_model: X vs Y, and it sets .*; transport: sm vs tcp",
@@ -130,7 +125,7 @@ def test_too_few_launches_for_any_detection_are_reported() -> None:
     few = compare(
         make_run(sweep(1, launches=3)), make_run(sweep(2, launches=3, slower={KIB: 2.0}), "b")
     )
-    assert {Verdict.INCONCLUSIVE, Verdict.SAME} >= set(verdicts(few).values())
+    assert {"inconclusive", "same"} >= set(verdicts(few))
     assert few.has_too_few_launches
     enough = compare(make_run(sweep(1)), make_run(sweep(2), "b"))
     assert not enough.has_too_few_launches
@@ -139,8 +134,11 @@ def test_too_few_launches_for_any_detection_are_reported() -> None:
 def test_margin_is_honoured() -> None:
     """Judge a difference below the margin as the same."""
     a, b = make_run(sweep(1)), make_run(sweep(2, slower=dict.fromkeys(SIZES, 1.1)), "b")
-    assert {Verdict.SLOWER} == set(verdicts(compare(a, b)).values())
-    assert {Verdict.SAME} == set(verdicts(compare(a, b, margin=0.15)).values())
+    assert {"slower"} == set(verdicts(compare(a, b)))
+    assert {"same"} == set(verdicts(compare(a, b, margin=0.15)))
+    for margin in (-0.1, 1.0):
+        with pytest.raises(InputError, match="is no share from 0 to below 1"):
+            compare(a, b, margin=margin)
 
 
 def test_runs_without_common_cases_are_compared_without_error() -> None:
@@ -161,7 +159,7 @@ def timed_unlike(cases: int, **changes: Any) -> Run:
 def test_cases_timed_in_different_batches_get_no_verdict() -> None:
     """Judge cases as inconclusive if a probe chose other batches for them, even for all."""
     table = compare(make_run(sweep(1)), timed_unlike(4, batch=2))
-    assert [Verdict.INCONCLUSIVE] * 4 == list(verdicts(table).values())
+    assert ["inconclusive"] * 4 == verdicts(table)
     assert ["1 vs 2 (in 4 of 4 cases)"] == [each.text for each in table.differences]
 
 
@@ -182,7 +180,7 @@ def test_a_case_that_was_timed_differently_gets_no_verdict(
     """Give no verdict to a case timed differently; refuse the comparison if all cases are."""
     a = make_run(sweep(1))
     table = compare(a, timed_unlike(1, **changes))
-    assert [Verdict.INCONCLUSIVE] + 3 * [Verdict.SAME] == list(verdicts(table).values())
+    assert ["inconclusive"] + 3 * ["same"] == verdicts(table)
     assert not table.is_forced
     with pytest.raises(
         InputError, match=f"{named} \\(in 4 of 4 cases\\), and times are taken in another way"
@@ -190,7 +188,7 @@ def test_a_case_that_was_timed_differently_gets_no_verdict(
         compare(a, timed_unlike(4, **changes))
     for cases in (1, 4):
         forced = compare(a, timed_unlike(cases, **changes), force=True)
-        assert ([Verdict.SAME] * 4, True) == (list(verdicts(forced).values()), forced.is_forced)
+        assert (["same"] * 4, True) == (verdicts(forced), forced.is_forced)
 
 
 # -------------------------------------------------------------------------------- several baselines
@@ -207,14 +205,14 @@ def test_how_baselines_differ_enters_the_interval() -> None:
         shifted(f"a{k}", k, factor) for k, factor in enumerate((0.92, 0.96, 1.0, 1.04, 1.08))
     ]
     b = shifted("b", 9, 1.05)
-    assert {Verdict.SLOWER} == set(verdicts(compare(baselines[2], b)).values())
+    assert {"slower"} == set(verdicts(compare(baselines[2], b)))
     table = compare(baselines, b)
-    assert {Verdict.INCONCLUSIVE} == set(verdicts(table).values())
+    assert {"inconclusive"} == set(verdicts(table))
     assert {(5, 50, 10)} == {
         (compared.baselines, compared.comparison.launches_a, compared.comparison.launches_b)
         for compared in table.cases
     }
-    assert {Verdict.SLOWER} == set(verdicts(compare(baselines, shifted("b", 9, 1.6))).values())
+    assert {"slower"} == set(verdicts(compare(baselines, shifted("b", 9, 1.6))))
 
 
 def test_baselines_of_one_launch_each_are_compared() -> None:
@@ -222,10 +220,8 @@ def test_baselines_of_one_launch_each_are_compared() -> None:
     baselines = [make_run(sweep(seed, launches=1), f"a{seed}") for seed in range(6)]
     for more in ([], [make_run(sweep(8), "a8")]):
         table = compare([*baselines, *more], make_run(sweep(9, slower={KIB: 1.3}), "b"))
-        assert [KIB] == [case.message_bytes for case in table.regressions if isinstance(case, Case)]
-        assert len(SIZES) == sum(
-            compared.comparison.interval is not None for compared in table.cases
-        )
+        assert [str(make_case(message_bytes=KIB))] == regressed(table)
+        assert len(SIZES) == sum(each.comparison.interval is not None for each in table.cases)
     assert not compare(baselines[:2], make_run(sweep(9), "b")).has_too_few_launches
 
 
@@ -250,8 +246,8 @@ def test_a_baseline_may_lack_a_case() -> None:
     table = compare([make_run(make_launches(STEADY, case)), failed], b)
     assert [1] == [compared.baselines for compared in table.cases]
     lost = compare([make_run(make_launches(STEADY, case)), failed], replace(failed, path=Path("b")))
-    assert (case,) == lost.regressions
-    assert () == compare([failed, failed], replace(failed, path=Path("b"))).regressions
+    assert [str(case)] == regressed(lost)
+    assert [] == regressed(compare([failed, failed], replace(failed, path=Path("b"))))
 
 
 def test_a_run_counts_once() -> None:
@@ -284,9 +280,9 @@ def test_cases_that_an_unfinished_run_did_not_reach_are_lost() -> None:
     for plan, lost in (({"cases_sha256": "x"}, 2), ({"cases_sha256": "y"}, 0), ({}, 0)):
         b = make_run(sweep(2)[:20], "b", plan=plan, status="partial")
         table = compare(a, b)
-        assert (lost, 2 - lost) == (len(table.regressions), len(table.only_in_a))
+        assert (lost, 2 - lost) == (len(regressed(table)), len(table.only_in_a))
     whole = compare(a, make_run(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="complete"))
-    assert ((), 2) == (whole.regressions, len(whole.only_in_a))
+    assert ([], 2) == (regressed(whole), len(whole.only_in_a))
 
 
 # ----------------------------------------------------------------------------------------- training
@@ -314,7 +310,7 @@ def test_training_is_compared_by_configuration() -> None:
     for compared in table.cases:
         assert isinstance(compared.case, TrainingCase)
         judged[compared.case.hook] = compared.comparison.verdict, round(compared.time_b_us / 1e3)
-    assert {"none": (Verdict.SAME, 20), "fp16": (Verdict.SLOWER, 18)} == judged
+    assert {"none": ("same", 20), "fp16": ("slower", 18)} == judged
 
 
 def test_training_with_other_threads_is_refused() -> None:
@@ -336,7 +332,6 @@ def test_a_threshold_lets_small_regressions_pass() -> None:
     """
     factors = {8: 0.8, KIB: 1.06, 64 * KIB: 1.3}
     table = compare(make_run(sweep(1)), make_run(sweep(2, slower=factors), "b"))
-    beyond = [len(table.regressions_beyond(threshold)) for threshold in (0.02, 0.1, 0.5)]
-    assert ([2, 1, 0], 2) == (beyond, len(table.regressions))
-    assert list(SIZES) == list(verdicts(table))
-    assert [64 * KIB, KIB, 1024 * KIB, 8] == list(verdicts(table.worst_first()))
+    assert [2, 1, 0] == [len(regressed(table, threshold)) for threshold in (0.02, 0.1, 0.5)]
+    worst = [compared.case for compared in table.worst_first().cases]
+    assert worst == [table.cases[place].case for place in (2, 1, 3, 0)]

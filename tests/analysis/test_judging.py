@@ -51,7 +51,9 @@ def test_many_launches_are_approximated_closely(monkeypatch: pytest.MonkeyPatch)
 def test_slow_units_are_named(
     units: int, launches: int, factors: dict[int, float], slow: list[int]
 ) -> None:
-    """Name the units that are slower than the typical one, the slowest first."""
+    """Name the units that are slower than the typical one, the slowest first; most of them only if
+    that is stated.
+    """
     values = equals(units, launches, seed=1)
     for unit, factor in factors.items():
         values[:, unit] += math.log(factor)
@@ -59,13 +61,8 @@ def test_slow_units_are_named(
     assert slow == judgement.slow
     for unit in slow:
         assert pytest.approx(factors[unit], rel=0.1) == math.exp(judgement.effects[unit])
-
-
-def test_most_units_may_be_slow_if_stated() -> None:
-    """Name two thirds of the units if most may be slow."""
-    values = equals(12, 6, seed=4)
-    values[:, :8] += math.log(4.0)
-    assert set(range(8)) == set(judge(values, alpha=ALPHA, is_minority=False).slow)
+    if len(factors) > units / 2:
+        assert factors.keys() == set(judge(values, alpha=ALPHA, is_minority=False).slow)
 
 
 def test_small_or_unsteady_differences_are_no_proof() -> None:

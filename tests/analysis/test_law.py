@@ -125,8 +125,11 @@ def test_intervals_widen_with_the_distance() -> None:
 
 
 def test_every_larger_number_of_ranks_is_held_out() -> None:
-    """Predict 4 and 8 ranks from fewer, and the same ranks over another link from each other."""
-    curves = forecast_network((2, 4, 8)).curves[REDUCE]
+    """Predict 4 and 8 ranks from fewer, and the same ranks over another link from each other; leave
+    out curves of a single rank, which the smallest part of a scaling study has.
+    """
+    curves = forecast_network((1, 2, 4, 8)).curves[REDUCE]
+    assert [2, 4, 8] == [curve.world_size for curve in curves]
     pairs = hold_out(curves)
     assert 2 * len(curves[0].curve.sizes) == len(pairs)
     assert all(pair.ratio == pytest.approx(1.0, abs=0.1) for pair in pairs)
@@ -166,12 +169,6 @@ def test_other_types_stand_in_unless_they_are_reduced() -> None:
     assert network.time_us(half, 2**20, place) == network.time_us(GATHER, 2**20, place)
     with pytest.raises(InputError, match="Nothing is known of gloo all_reduce of float16"):
         network.time_us(REDUCE._replace(dtype="float16"), 2**20, place)
-
-
-def test_one_rank_says_nothing_of_a_network() -> None:
-    """Leave out curves of a single rank, which the smallest part of a scaling study has."""
-    curves = forecast_network((1, 2)).curves[REDUCE]
-    assert [2] == [curve.world_size for curve in curves]
 
 
 def test_runs_that_were_measured_differently_do_not_mix() -> None:

@@ -46,7 +46,6 @@ def test_messages_have_the_bytes_of_the_hook(text: str, world_size: int) -> None
 
     case = make_training_case(text, world_size=world_size)
     hook = make_hook(case.hook, density=case.density, options=case.options)
-    assert hook is not None
     elements = sum(math.prod(shape) for shape in SHAPES)
     messages = messages_of(
         case, BucketShape(elements=elements, world_size=world_size, shapes=SHAPES, dtype="float32")

@@ -70,7 +70,6 @@ def test_the_best_of_the_trained_bucket_sizes_is_taken() -> None:
         records.append(dataclasses.replace(record, case=case, launch=launch))
     replay = trained(records).replay(NETWORK, "none", HERE)
     assert ("5", 402.0) == (replay.case.bucket_cap_mb, pytest.approx(replay.step_ms))
-    assert replay.interval is not None
     assert replay.interval.low < 402 < replay.interval.high
     default = trained(records).replay(NETWORK, "none", HERE, cap="default")
     assert default.step_ms == pytest.approx(420.0)

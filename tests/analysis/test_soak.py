@@ -98,43 +98,43 @@ def test_few_launches_show_no_drift() -> None:
 PLANTED_S = at_s(7, 3) + 1.5
 
 
-SYSTEM = ("system", "", "")
 #: All arrive in time, and the operation itself takes one rank long.
 OWN_TIME = Interruption(at_s=PLANTED_S, lasted_s=0.4, rank_s=[0.0, 0.0, 0.4, 0.0], arrival_s=[])
 
 
 @pytest.mark.parametrize(
-    ("planted", "stalls", "scope", "lasted_s"),
+    ("planted", "stalls", "cause", "lasted_s"),
     [
-        (even(PLANTED_S, 0.05), [], SYSTEM, 0.05),
-        (even(PLANTED_S, 10.0), [], SYSTEM, 10.0),
-        (waiting_for([2], PLANTED_S, 0.4), [], ("rank", "2", "n1"), 0.4),
-        (waiting_for([2, 3], PLANTED_S, 0.4), [], ("host", "2-3", "n1"), 0.4),
-        (waiting_for([0, 1, 2], PLANTED_S, 0.4), [], SYSTEM, 0.4),  # no minority
-        (OWN_TIME, [], ("rank", "2", "n1"), 0.4),
-        (even(PLANTED_S, 10.0), [(3, 0.1, 10.1)], ("rank", "3", "n1"), 10.2),
-        (even(PLANTED_S, 30.0), [(0, 0.0, 0.7)], SYSTEM, 30.0),  # a short stall
-        (None, [(0, 0.0, 5.0)], ("rank", "0", "n0"), 5.0),
-        (None, [(rank, 0.0, 5.0) for rank in range(4)], SYSTEM, 5.0),
-        (None, [(1, 1.5 * i, 0.8) for i in range(3)], ("rank", "1", "n0"), 3.8),
+        (even(PLANTED_S, 0.05), {}, "system", 0.05),
+        (even(PLANTED_S, 10.0), {}, "system", 10.0),
+        (waiting_for([2], PLANTED_S, 0.4), {}, "rank 2 n1", 0.4),
+        (waiting_for([2, 3], PLANTED_S, 0.4), {}, "host 2-3 n1", 0.4),
+        (waiting_for([0, 1, 2], PLANTED_S, 0.4), {}, "system", 0.4),  # no minority
+        (OWN_TIME, {}, "rank 2 n1", 0.4),
+        (even(PLANTED_S, 10.0), {(3, 0.1): 10.1}, "rank 3 n1", 10.2),
+        (even(PLANTED_S, 30.0), {(0, 0.0): 0.7}, "system", 30.0),  # a short stall
+        (None, {(0, 0.0): 5.0}, "rank 0 n0", 5.0),
+        (None, {(rank, 0.0): 5.0 for rank in range(4)}, "system", 5.0),
+        (None, {(1, 0.0): 0.8, (1, 1.5): 0.8, (1, 3.0): 0.8}, "rank 1 n0", 3.8),
     ],
 )
 def test_what_is_planted_is_named(
     planted: Interruption | None,
-    stalls: list[tuple[int, float, float]],
-    scope: tuple[str, str, str],
+    stalls: dict[tuple[int, float], float],
+    cause: str,
     lasted_s: float,
 ) -> None:
-    """Name the rank, the host or the system that is the cause, the time and the duration."""
+    """Name the rank, the host or the system that is the cause, the time and the duration; stalls
+    are of a rank, and begin so long after an interruption.
+    """
     stalled = [
         Stall(rank=rank, at_s=PLANTED_S + after_s, lasted_s=stalled_s)
-        for rank, after_s, stalled_s in stalls
+        for (rank, after_s), stalled_s in stalls.items()
     ]
     records = soak_records(planted={(7, 3): planted} if planted else None, stalls={(7, 3): stalled})
     (event,) = result_of(records).events
-    assert (*scope, 7) == (event.scope, event.ranks, event.host, event.launch)
-    assert pytest.approx(lasted_s) == event.duration_s
-    assert pytest.approx(PLANTED_S - BEGUN_S) == event.elapsed_s
+    assert (cause, 7) == (f"{event.scope} {event.ranks} {event.host}".strip(), event.launch)
+    assert pytest.approx((lasted_s, PLANTED_S - BEGUN_S)) == (event.duration_s, event.elapsed_s)
     assert "2026-11-25T04:07:37.500Z" == event.time
 
 

@@ -13,7 +13,7 @@ from commbench.results import load_run
 pytestmark = [pytest.mark.lab, pytest.mark.mpi, pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 #: A window of such messages is large beside what an emulated link lets through unshaped.
-MATRIX = (
+MATRIX = [
     "matrix",
     "-c",
     "bandwidth",
@@ -25,7 +25,7 @@ MATRIX = (
     "4",
     "--launches",
     "6",
-)
+]
 
 
 def stragglers_of(out: Path, *lab: str) -> Sequence[tuple[str, str, float]]:
@@ -35,7 +35,7 @@ def stragglers_of(out: Path, *lab: str) -> Sequence[tuple[str, str, float]]:
     )
     assert ["ok"] * 6 == [record.status for record in records if isinstance(record, Record)]
     found = straggler_findings(load_run(out)).stragglers
-    return [(straggler.kind, straggler.name, straggler.factor) for straggler in found]
+    return [(straggler.kind, straggler.name, straggler.factor.value) for straggler in found]
 
 
 def test_host_at_a_quarter_of_the_rate_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from threads import run_threads
 
-from commbench.backends.gpu_assignment import AssignedGpu, assign_gpu, distribute
+from commbench.backends.gpu_assignment import assign_gpu, distribute
 from commbench.engine.control import Control
 
 FOUR = ("0000:17:00.0", "0000:65:00.0", "0000:c1:00.0", "0000:e3:00.0")
@@ -27,14 +27,14 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("visible", "numbers", "shared"),
     [
-        ([FOUR] * 4, [0, 1, 2, 3], 1),
-        ([FOUR] * 6, [0, 1, 2, 3, 0, 1], 2),
-        ([FOUR[:1]] * 3, [0, 0, 0], 3),
-        ([(gpu,) for gpu in FOUR], [0, 0, 0, 0], 1),
-        ([(gpu,) for gpu in FOUR * 2], [0] * 8, 2),
-        ([FOUR[:2], FOUR[:2], FOUR[2:], FOUR[2:]], [0, 1, 0, 1], 1),
-        ([FOUR[:3], FOUR[1:], FOUR[1:], FOUR[:2]], [0, 0, 1, 0], 2),
-        ([FOUR, FOUR[::-1]], [0, 0], 1),
+        ([FOUR] * 4, "0123", 1),
+        ([FOUR] * 6, "012301", 2),
+        ([FOUR[:1]] * 3, "000", 3),
+        ([(gpu,) for gpu in FOUR], "0000", 1),
+        ([(gpu,) for gpu in FOUR * 2], "00000000", 2),
+        ([FOUR[:2], FOUR[:2], FOUR[2:], FOUR[2:]], "0101", 1),
+        ([FOUR[:3], FOUR[1:], FOUR[1:], FOUR[:2]], "0010", 2),
+        ([FOUR, FOUR[::-1]], "00", 1),
     ],
     ids=[
         "all",
@@ -48,17 +48,14 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_each_rank_gets_the_gpu_with_the_fewest_ranks(
-    visible: Sequence[Sequence[str]], numbers: list[int], shared: int
+    visible: Sequence[Sequence[str]], numbers: str, shared: int
 ) -> None:
     """Assign by physical GPUs, whichever of them each rank sees."""
-    assert (numbers, shared) == distribute([("node1", gpus) for gpus in visible])
-
-
-def test_machines_have_gpus_of_their_own() -> None:
-    """Treat equal addresses on two machines as two GPUs."""
-    assert ([0, 0, 1, 1], 1) == distribute(
-        [(machine, FOUR) for machine in ("node1", "node2", "node1", "node2")]
-    )
+    devices = [int(number) for number in numbers]
+    assert (devices, shared) == distribute([("node1", gpus) for gpus in visible])
+    two_machines = [(machine, gpus) for gpus in visible for machine in ("node1", "node2")]
+    twice = [device for device in devices for _ in range(2)]
+    assert (twice, shared) == distribute(two_machines)  # which have GPUs of their own
 
 
 @pytest.mark.parametrize(("machines", "shared"), [(("one", "one"), 2), (("one", "two"), 1)])
@@ -72,7 +69,7 @@ def test_hosts_of_one_machine_share_its_gpus(
 
     def placed(control: Control) -> int:
         own.rank = control.rank
-        return assign_gpu(control, FOUR[:1]).ranks_per_gpu
+        return assign_gpu(control, FOUR[:1])[1]
 
     assert [shared] * 2 == run_threads(2, placed)
     assert "NCCL_SOCKET_IFNAME" not in os.environ
@@ -87,8 +84,8 @@ def test_nccl_is_configured_if_ranks_share_a_gpu(
 ) -> None:
     """Set NCCL's variables only if ranks share a GPU, also as parts of one."""
     gpus = run_threads(2, lambda control: assign_gpu(control, visible[control.rank]))
-    assert {1 + shared} == {gpu.ranks_per_gpu for gpu in gpus}
-    assert AssignedGpu(device=0, ranks_per_gpu=1 + shared) == gpus[0]
+    assert {1 + shared} == {ranks_per_gpu for _, ranks_per_gpu in gpus}
+    assert 0 == gpus[0][0]
     variables = {name for name in os.environ if name.startswith("NCCL_") and "DEBUG" not in name}
     expected = {"NCCL_NET", "NCCL_NVLS_ENABLE", "NCCL_HOSTID", "NCCL_SOCKET_IFNAME"}
     assert (expected if shared else set()) == variables

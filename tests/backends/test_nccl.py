@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import simulated_cupy
 from faking import fake_case, make_session
+from measuring import measure
 from simulated_cupy import L2_BYTES, MEMORY_BYTES, OPERATION_NS, Graph, NcclError, simulated
 from simulated_nvml import SimulatedNvml
 from threads import run_threads
@@ -27,7 +28,6 @@ from commbench.collectives.datatypes import DTYPES, Content
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.primitives import Request
 from commbench.engine.control import Control
-from commbench.engine.measure import measure
 from commbench.engine.records import FixedSettings
 from commbench.engine.setup import GRAPH_OPERATIONS, prepare
 from commbench.engine.timing.loops import Call
@@ -98,8 +98,8 @@ def verified(
                 continue
             if is_idle:
                 prepared = dataclasses.replace(prepared, calls=[Call(run=lambda: None)])
-            checked = prepared.verify(control, shared_clock=True)
-            found["wrong" if checked.wrong else "right"].add(case.operation)
+            wrong = sum(prepared.verify(control))
+            found["wrong" if wrong else "right"].add(case.operation)
         communicator.close()
         return found
 
@@ -217,13 +217,6 @@ def test_cases_are_measured_by_events(nccl: ModuleType, sync: str, start: str) -
     assert ((), ()) == (tuple(record.skew_us), tuple(record.rank_arrival_us))
     queueing_us = 0.5 if sync == "none" else 0  # half of a call: no operation is queued
     assert (queueing_us, None) == (record.harness_us, record.framework_us)
-
-
-def test_instants_are_refused(nccl: ModuleType) -> None:
-    """Refuse agreed instants, because events have no common clock."""
-    record, _ = records_of(nccl, 2, [plain_case(sync="round-time")])
-    assert "unsupported" == record.status
-    assert "round-time" in record.reason
 
 
 def alone(record: Any) -> bool:
@@ -346,9 +339,14 @@ def test_a_group_ends_where_a_message_is_refused(nccl: ModuleType) -> None:
 
 
 def test_an_old_nccl_has_no_graphs(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refuse graphs for an old NCCL, and name the required version."""
+    """Refuse graphs for an old NCCL, and name the required version; refuse agreed instants, because
+    events have no common clock.
+    """
     monkeypatch.setattr(nccl.nccl, "get_version", lambda: 2804)
-    record, _ = records_of(nccl, 2, [plain_case(graph=True)])
+    record, instant, _ = records_of(
+        nccl, 2, [plain_case(graph=True), plain_case(sync="round-time")]
+    )
+    assert ("unsupported", True) == (instant.status, "round-time" in instant.reason)
     assert ("unsupported", "NCCL 2.8.4 cannot be captured in CUDA graphs, 2.9 or newer can") == (
         record.status,
         record.reason,

@@ -24,12 +24,6 @@ node1:1:1 [0] NCCL INFO Reduce [Copy Engine]: 4096 Bytes -> cudaMemcpy; CE synch
 """
 
 
-def test_transports_are_read() -> None:
-    """Return each transport once, without adapter numbers and without mere capabilities."""
-    assert ["NET/Socket", "P2P/CUMEM", "SHM/direct"] == transports_in(LOG)
-    assert [] == transports_in("")
-
-
 def test_algorithms_are_read() -> None:
     """Return the last algorithm of each operation, in the syntax of requests."""
     assert {
@@ -45,21 +39,17 @@ def test_algorithms_are_read() -> None:
     assert {} == algorithms_in(LOG)
 
 
-def test_ranks_on_one_gpu_are_read() -> None:
-    """Return the two ranks of NCCL's warning about a shared GPU."""
-    warning = (
-        "n1:42:60 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 13 both on"
-        " CUDA device 17000"
-    )
-    assert (1, 13) == duplicates_in(f"{LOG}\n{warning}\n")
-    assert duplicates_in(LOG) is None
-
-
-def test_settings_are_read_from_the_log() -> None:
-    """Read the variables that NCCL took from the environment, with their values."""
+def test_transports_shared_gpus_and_settings_are_read() -> None:
+    """Return each transport once, without adapter numbers and without mere capabilities; the two
+    ranks of NCCL's warning about a shared GPU; and the variables that it took.
+    """
+    assert ["NET/Socket", "P2P/CUMEM", "SHM/direct"] == transports_in(LOG)
+    assert [] == transports_in("")
     log = (
+        f"{LOG}\nn1:42:60 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 13 both"
+        " on CUDA device 17000\n"
         "n0:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
         "n0:1:1 [0] NCCL INFO NCCL_MAX_NCHANNELS set by environment to 4.\n"
-        "n0:1:1 [0] NCCL INFO NET/IB : No device found.\n"
     )
+    assert ((1, 13), None) == (duplicates_in(log), duplicates_in(LOG))
     assert {"NCCL_ALGO": "Ring", "NCCL_MAX_NCHANNELS": "4"} == settings_in(log)

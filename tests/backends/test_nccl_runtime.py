@@ -61,13 +61,15 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Library
 
 
 def test_operations_are_logged_only_around_untimed_calls(library: Library, tmp_path: Path) -> None:
-    """Log only around untimed calls, keep every transport, and remove the file."""
+    """Log only around untimed calls, keep every transport and setting, and remove the file."""
     log = NcclLog()
     log.enable()
     library.say("INIT", CHANNEL.format("SHM/direct"))
+    library.say("ENV", "x NCCL INFO NCCL_ALGO set by environment to Ring\n")
     assert "SHM/direct" == log.transport()
     with log.recording() as algorithms:
         library.say("INIT", CHANNEL.format("NET/Socket/0"))
+        library.say("ENV", "x NCCL INFO NCCL_PROTO set by environment to LL.\n")
         library.say("TUNING", CHOSEN)
     assert {"all_reduce": "tree/ll/2ch"} == algorithms
     library.say("TUNING", CHOSEN)
@@ -78,6 +80,7 @@ def test_operations_are_logged_only_around_untimed_calls(library: Library, tmp_p
     assert {} == algorithms
     log.remove()
     assert [] == list(tmp_path.iterdir())
+    assert {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"} == log.settings()
 
 
 @pytest.mark.usefixtures("library")
@@ -151,13 +154,3 @@ def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_versions_are_read(number: int, text: str) -> None:
     """Format both of NCCL's version numberings."""
     assert text == version_text(number)
-
-
-def test_settings_are_kept_from_every_file_of_the_log(library: Library) -> None:
-    """Remember the variables that NCCL read, before and during logged operations."""
-    log = NcclLog()
-    log.enable()
-    library.say("ENV", "x NCCL INFO NCCL_ALGO set by environment to Ring\n")
-    with log.recording():
-        library.say("ENV", "x NCCL INFO NCCL_PROTO set by environment to LL.\n")
-    assert {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"} == log.settings()

@@ -59,15 +59,13 @@ def test_ranks_meet_where_all_can_reach_them(
     assert expected == (os.environ[INTERFACE], torch_control._own_address())
 
 
-def test_a_host_that_nobody_reaches_is_refused(place: Placed) -> None:
-    """Ask for an interface if neither name nor route gives a reachable address."""
+def test_an_address_that_nobody_reaches_is_refused(place: Placed) -> None:
+    """Ask for an interface if neither name nor route gives a reachable address, or another one if
+    it is unknown.
+    """
     place("127.0.1.1")
     with pytest.raises(InputError, match=r"host n0 leads to 127\.0\.1\.1, .* by --interface\.$"):
         torch_control.choose_interface(one_host=False)
-
-
-def test_an_interface_that_is_not_there_is_refused(place: Placed) -> None:
-    """Refuse an unknown interface by name."""
     place("10.0.0.5", interface="eth7")
     with pytest.raises(InputError, match=r"is eth7, and host n0 has no such interface"):
         torch_control._own_address()

@@ -28,16 +28,14 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
 def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]) -> None:
     """Find no wrong element in clean results, and exactly the flipped one.
 
-    Refuse exactly the missing operations, with the reason.
+    Refuse exactly the missing operations, with the reason. Hold every rank in a real barrier, and
+    none in an idle one. Restore NCCL's variables after a case.
     """
     size, entries = verified["size"], verified["cases"]
     assert [] == surprises(entries, size)
     assert possible(size) == {e["case"].operation for e in entries if "refused" not in e}
-
-
-def test_the_barrier_waits(verified: dict[str, Any]) -> None:
-    """Hold every rank in a real barrier, and none in an idle one."""
-    assert {"real": 0, "idle": verified["size"] - 1} == verified["barrier"]
+    assert {"real": 0, "idle": size - 1} == verified["barrier"]
+    assert {"NCCL_ALGO": None, "NCCL_PROTO": None} == verified["asked"]
 
 
 @pytest.mark.parametrize(
@@ -63,11 +61,6 @@ def test_cases_are_measured_by_events(verified: dict[str, Any], how: str) -> Non
     assert record["tried"] > 5
     assert record["harness_us"] >= 0
     assert [] == list(record["skew_us"])
-
-
-def test_nothing_stays_asked_for(verified: dict[str, Any]) -> None:
-    """Restore NCCL's variables after a case."""
-    assert {"NCCL_ALGO": None, "NCCL_PROTO": None} == verified["asked"]
 
 
 def test_a_missing_gpu_is_bad_input() -> None:
@@ -116,21 +109,13 @@ def bare(**attributes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "in_place"),
+    "name",
     [
-        ("all_reduce", True),
-        ("all_gather", False),
-        ("reduce_scatter", False),
-        ("all_to_all", False),
-        ("broadcast", False),
-        ("reduce", True),
-        ("gather", False),
-        ("scatter", False),
+        *("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
+        *("broadcast", "reduce", "gather", "scatter"),
     ],
 )
-def test_collectives_are_begun_and_waited_for(
-    monkeypatch: pytest.MonkeyPatch, name: str, *, in_place: bool
-) -> None:
+def test_collectives_are_begun_and_waited_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Start each collective on the group's stream, as DDP does, and let the current stream wait."""
     from commbench.backends import torch_calls
     from commbench.backends.torch_nccl import TensorBuffer
@@ -144,7 +129,7 @@ def test_collectives_are_begun_and_waited_for(
     function = torch_calls._FUNCTIONS[name].split()[0]
     monkeypatch.setattr(torch_calls.dist, function, begin, raising=False)
     send = receive = TensorBuffer(torch.zeros(4), DTYPES["float32"])
-    if not in_place:
+    if name not in {"all_reduce", "reduce"}:  # which are in place only
         receive = TensorBuffer(torch.zeros(4), DTYPES["float32"])
     call = bare().call(Request(name, send, receive, "sum"))
     assert [] == calls

@@ -34,7 +34,7 @@ def contributions(dtype: DataType, size: int, redop: str) -> np.ndarray:
     data = KnownData(dtype=dtype, size=size, redop=redop)
     memory = [np.empty(TILE, dtype=dtype.storage) for _ in range(size)]
     for rank, buffer in enumerate(memory):
-        data.inputs([Span(offset=0, count=TILE, source=rank)]).write(buffer)
+        data.content([Span(offset=0, count=TILE, source=rank)]).write(buffer)
     return np.stack([dtype.decode(buffer) for buffer in memory])
 
 
@@ -42,7 +42,7 @@ def moved(source: int, target: int = 0, count: int = TILE, start: int = 0) -> np
     """Return the int32 data of a data movement."""
     buffer = np.empty(count, dtype=np.int32)
     piece = Span(offset=0, count=count, source=source, target=target, start=start)
-    KnownData(dtype=DTYPES["int32"], size=8, redop=None).inputs([piece]).write(buffer)
+    KnownData(dtype=DTYPES["int32"], size=8, redop=None).content([piece]).write(buffer)
     return buffer
 
 
@@ -63,7 +63,7 @@ def test_the_answer_is_the_reduction_of_all_ranks(name: str, redop: str, size: i
     folded = reduce(FOLDS[redop], contributions(dtype, size, redop)) / (
         size if redop == "avg" else 1
     )
-    answer = KnownData(dtype=dtype, size=size, redop=redop).answer(
+    answer = KnownData(dtype=dtype, size=size, redop=redop).content(
         [Span(offset=0, count=TILE, source=None)]
     )
     assert 0 == answer.count_wrong(dtype.encode(folded))
@@ -90,7 +90,7 @@ def test_stale_buffers_differ_from_every_answer(name: str, redop: str | None, si
     dtype = DTYPES[name]
     stale = np.full(TILE * dtype.itemsize, STALE, dtype=np.uint8).view(dtype.storage)
     source = None if redop else size - 1
-    answer = KnownData(dtype=dtype, size=size, redop=redop).answer(
+    answer = KnownData(dtype=dtype, size=size, redop=redop).content(
         [Span(offset=0, count=TILE, source=source)]
     )
     assert TILE == answer.count_wrong(stale)
@@ -135,7 +135,8 @@ def test_cancelling_data_reduces_to_neutral(name: str, redop: str, size: int, ta
     target = min(target, size)
     memory = [np.empty(TILE, dtype=dtype.storage) for _ in range(size)]
     for rank, buffer in enumerate(memory):
-        data.cancelling([Span(offset=0, count=TILE, source=rank, target=target)]).write(buffer)
+        span = Span(offset=0, count=TILE, source=rank, target=target)
+        data.content([span], cancelling=True).write(buffer)
     held = np.stack([dtype.decode(buffer) for buffer in memory])
     neutral = dtype.decode(data.neutral(TILE).runs[0][2])
     assert 0 == data.neutral(TILE).count_wrong(dtype.encode(reduce(FOLDS[redop], held)))
@@ -169,7 +170,7 @@ def test_wrong_elements_are_counted_exactly(name: str, count: int, data: st.Data
     """Count each flipped element once, also in its lowest bit."""
     dtype = DTYPES[name]
     buffer = np.empty(count + 2, dtype=dtype.storage)
-    known = KnownData(dtype=dtype, size=3, redop=None).answer(
+    known = KnownData(dtype=dtype, size=3, redop=None).content(
         [Span(offset=1, count=count, source=2, target=1)]
     )
     known.write(buffer)
@@ -184,7 +185,7 @@ def test_wrong_elements_are_counted_exactly(name: str, count: int, data: st.Data
 def test_not_a_number_is_wrong() -> None:
     """Count NaN as wrong, also with a tolerance."""
     for size in (2, 3):
-        data = KnownData(dtype=DTYPES["float32"], size=size, redop="avg").answer(
+        data = KnownData(dtype=DTYPES["float32"], size=size, redop="avg").content(
             [Span(offset=0, count=7, source=None)]
         )
         assert 7 == data.count_wrong(np.full(7, np.nan, dtype=np.float32))

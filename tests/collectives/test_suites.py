@@ -76,14 +76,12 @@ def test_a_person_s_own_file_is_a_suite(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str) -> None:
-    """Refuse an invalid file on one line."""
+    """Refuse an invalid file on one line; name the option to whoever gives an operation in place of
+    a suite.
+    """
     with pytest.raises(InputError) as caught:
         load_suite(str(write(tmp_path / "bad.py", text)))
     assert "\n" not in str(caught.value)
-
-
-def test_an_operation_is_no_suite() -> None:
-    """Name the option to whoever gives an operation in place of a suite."""
     with pytest.raises(InputError, match="-c all_reduce"):
         load_suite("all_reduce")
 

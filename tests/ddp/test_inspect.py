@@ -196,14 +196,8 @@ def test_command_prints_facts_and_nothing_else(tmp_path: Path) -> None:
         "import torch\nprint('hello')\ndef workload(batch_size=3):\n"
         "    return torch.nn.Linear(2, 1), lambda m, x: m(x).mean(), [torch.ones(batch_size, 2)]\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "commbench.ddp.inspect",
-        f"{tmp_path / 'mine.py'}:workload",
-        "--batch",
-        "4",
-    ]
+    arguments = json.dumps({"spec": f"{tmp_path / 'mine.py'}:workload", "batch": 4})
+    command = [sys.executable, "-m", "commbench.ddp.inspect", arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert 0 == done.returncode, done.stderr
     (line,) = done.stdout.splitlines()
@@ -216,7 +210,7 @@ def test_command_prints_facts_and_nothing_else(tmp_path: Path) -> None:
 
 def test_command_prints_errors_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Print a sentence as JSON and exit with the code of bad input."""
-    assert 2 == main(["nonsense"])
+    assert 2 == main('{"spec": "nonsense"}')
     assert "no workload 'nonsense'" in json.loads(capsys.readouterr().out)["error"]
 
 
@@ -242,8 +236,8 @@ def test_an_error_on_a_gpu_names_the_device(
         " Workload(model=torch.nn.Linear(2, 2), loss=fail, batches=[torch.ones(1, 2)],"
         " batch_size=1)\n"
     )
-    for options, suggests_cpus in (["--gpu", "0"], True), ([], False):
-        assert 2 == main([f"{own}:workload", *options])
+    for gpu, suggests_cpus in (0, True), (None, False):
+        assert 2 == main(json.dumps({"spec": f"{own}:workload", "gpu": gpu}))
         error = json.loads(capsys.readouterr().out)["error"]
         assert "not the same device" in error
         assert suggests_cpus == error.endswith("--backend gloo trains on CPUs.")

@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from step_builders import make_facts
 from training_builders import make_training_case as case
 
+from commbench.ddp.plan.cases import canonical_cap
 from commbench.ddp.plan.layout import (
     MIB,
+    candidate_caps,
     caps_bytes,
     case_layout,
     group_by_layout,
     rebuilt_layout,
+    unique_layouts,
 )
-from commbench.ddp.plan.workload import ParameterFacts
+from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
+from commbench.ddp.traces import load_trace
 
 CAPS = (
     "default",
@@ -76,12 +80,10 @@ def logged(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict
     return look(forked_python, ASKED, tmp_path_factory.mktemp("ddp") / "store")
 
 
-@pytest.mark.parametrize(
-    ("name", "cap"), [(name, cap) for name, caps in ASKED.items() for cap in caps]
-)
-def test_rebuilt_buckets_match_ddp(logged: dict[str, Any], name: str, cap: str) -> None:
+@pytest.mark.parametrize("name", ASKED)
+def test_rebuilt_buckets_match_ddp(logged: dict[str, Any], name: str) -> None:
     """Predict the parameters of each bucket in sending order."""
-    check_rebuilt(logged[name], cap)
+    check_rebuilt(logged[name])
 
 
 @pytest.mark.slow
@@ -90,18 +92,17 @@ def test_rebuilt_buckets_of_large_traces_match_ddp(
     forked_python: str, tmp_path: Path, name: str
 ) -> None:
     """Predict the buckets of models up to half a gigabyte."""
-    model = look(forked_python, {name: LARGE[name]}, tmp_path / "store")[name]
-    for cap in LARGE[name]:
-        check_rebuilt(model, cap)
+    check_rebuilt(look(forked_python, {name: LARGE[name]}, tmp_path / "store")[name])
 
 
-def check_rebuilt(model: dict[str, Any], cap: str) -> None:
-    """Compare the predicted layout with DDP's."""
-    parameters = [ParameterFacts(name="", **parameter) for parameter in model["parameters"]]
-    layout = rebuilt_layout(parameters, model["ready_order"], caps_bytes(cap))
-    assert model["ddp"][cap]["indices"] == [list(bucket) for bucket in layout]
-    sizes = [sum(parameters[index].size_bytes for index in bucket) for bucket in layout]
-    assert model["ddp"][cap]["sizes"] == sizes
+def check_rebuilt(model: dict[str, Any]) -> None:
+    """Compare the predicted layouts with DDP's, for each bucket size."""
+    parameters = [ParameterFacts(**parameter) for parameter in model["parameters"]]
+    for cap, made in model["ddp"].items():
+        layout = rebuilt_layout(parameters, model["ready_order"], caps_bytes(cap))
+        assert made["indices"] == [list(bucket) for bucket in layout], cap
+        sizes = [sum(parameters[index].size_bytes for index in bucket) for bucket in layout]
+        assert made["sizes"] == sizes, cap
 
 
 @pytest.mark.parametrize("name", STATIC)
@@ -207,3 +208,46 @@ def test_search_for_unused_parameters_keeps_the_first_buckets() -> None:
     assert ((2, 1), (0,)) == case_layout(
         case(cap="2", unused_parameters=True, static_graph=True), make_facts([1, 1.5, 1])
     )
+
+
+# ---------------------------------------------------------------------------------- candidate sizes
+
+
+def facts_of(trace: str) -> WorkloadFacts:
+    """Return the workload facts of a recorded model."""
+    recorded = load_trace(trace)
+    parameters = tuple(
+        ParameterFacts(name=p.name, numel=p.numel, itemsize=4, dtype=p.dtype)
+        for p in recorded.parameters
+    )
+    return WorkloadFacts(parameters=parameters, ready_order=recorded.ready_order)
+
+
+@pytest.mark.parametrize("trace", ["resnet50", "many-tiny", "gpt2-small"])
+@pytest.mark.parametrize("most", [5, 12])
+def test_candidates_have_layouts_of_their_own(trace: str, most: int) -> None:
+    """List the default first, one single bucket last, and no layout twice."""
+    facts = facts_of(trace)
+    caps = candidate_caps(facts, most=most)
+    layouts = [case_layout(case(cap=cap), facts) for cap in caps]
+    assert "default" == caps[0]
+    assert len(caps) <= most
+    assert len(set(layouts)) == len(caps)
+    assert 1 == len(layouts[-1])
+    assert [canonical_cap(cap) for cap in caps] == caps
+    sizes = [float(cap) for cap in caps[1:]]
+    assert sorted(sizes) == sizes
+
+
+def test_a_small_model_has_few_candidates() -> None:
+    """Offer fractions of a small model's size, not sizes that all make one bucket."""
+    facts = make_facts([0.1, 0.05, 0.05, 0.05, 0.05])
+    caps = candidate_caps(facts)
+    assert 2 <= len(caps) <= 6
+    assert ["default"] == candidate_caps(make_facts([0.2]))
+
+
+def test_equal_layouts_are_one() -> None:
+    """Keep the first of the sizes that make the same buckets."""
+    facts = make_facts([4.0] * 4)
+    assert ["2", "5", "100"] == unique_layouts(["2", "4", "5", "8", "100", "200", "2+4"], facts)

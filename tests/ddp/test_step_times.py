@@ -10,8 +10,7 @@ torch = pytest.importorskip("torch")
 from stand_in import SimulatedCuda  # noqa: E402 - needs torch
 
 from commbench.ddp.step_times import START, StepLog, StepMarks, bucket_stamps, serialise  # noqa: E402
-from commbench.hooks.base import Stopwatch  # noqa: E402
-from commbench.hooks.results import Expected  # noqa: E402
+from commbench.hooks.base import Expected, Stopwatch  # noqa: E402
 from commbench.hooks.step_clock import event_clock  # noqa: E402
 
 MS = 1_000_000
@@ -22,9 +21,7 @@ def bucket(
 ) -> Stopwatch:
     """Return a bucket of a host's step, in milliseconds."""
     watch = Stopwatch()
-    watch.bucket = Expected(
-        index=index, numel=10, is_last=True, dtype=torch.float32, device=torch.device("cpu")
-    )
+    watch.bucket = Expected(index=index, numel=10, dtype=torch.float32, device=torch.device("cpu"))
     times = (ready, ready + 1, start, arrived, done)
     names = ("ready", "encoded_at", "start", "arrived_at", "done")
     for name, value in zip(names, times, strict=True):

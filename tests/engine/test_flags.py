@@ -15,17 +15,15 @@ def test_each_flag_has_its_own_mark() -> None:
 
 
 def test_cell_has_each_flag_once_in_order() -> None:
-    """Join flags in the order of the registry and split them again."""
+    """Join flags in the order of the registry and split them again; raise those whose condition
+    holds in the given order.
+    """
     cell = join_flags(["late", "ci_wide", "same_layout", "traffic", "late"])
     assert "ci_wide;late;traffic;same_layout" == cell
     assert cell.split(";") == [flag.name for flag in split_flags(cell)]
     assert ("", []) == (join_flags([]), split_flags(""))
     assert has_flag(cell, "late")
     assert not has_flag("bimodal_launches", "bimodal")
-
-
-def test_raised_flags_are_those_whose_condition_holds() -> None:
-    """Return the flags whose condition holds, in the given order."""
     assert ("late", "clock") == raised_flags({"late": True, "unverified": False, "clock": True})
 
 

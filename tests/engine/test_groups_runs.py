@@ -13,6 +13,9 @@ from launching import marked_environment
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("mark", "mpirun")]
 
+#: What carries messages within a host and between hosts.
+TRANSPORTS = {"mpi": ("sm", "tcp"), "gloo": ("tcp/lo", "tcp/eth0")}
+
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
@@ -37,9 +40,11 @@ def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.mark.lab
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize("backend", TRANSPORTS)
 def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str) -> None:
-    """Measure groups within a host as much faster than those across, which share the link."""
+    """Measure groups within a host as much faster than those across, which share the link, and
+    name the transport of each.
+    """
     rows = [row for row in read_rows(shaped) if row["backend"] == backend]
     by_pattern: dict[str, dict[str, dict[str, Any]]] = {"node": {}, "cross": {}}
     for row in rows:
@@ -55,14 +60,7 @@ def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str)
     together = sum(float(row["busbw_GBps"]) for row in by_pattern["cross"].values())
     assert 0.2 * link_GBps < together < 1.3 * link_GBps
     assert all("emulated" in row["flags"] for row in rows)
-
-
-@pytest.mark.lab
-@pytest.mark.slow
-def test_transports_are_those_of_each_group(shaped: Path) -> None:
-    """Record shared memory or loopback within a host, and TCP between hosts."""
-    transports = {(row["backend"], row["pattern"]): row["transport"] for row in read_rows(shaped)}
-    assert ("sm", "tcp") == (transports["mpi", "node"], transports["mpi", "cross"])
-    assert ("tcp/lo", "tcp/eth0") == (transports["gloo", "node"], transports["gloo", "cross"])
+    transports = {row["pattern"]: row["transport"] for row in rows}
+    assert TRANSPORTS[backend] == (transports["node"], transports["cross"])
     info = json.loads((shaped / "run.json").read_text())
     assert {"host0", "host1"} == {rank["host"] for rank in info["ranks"]}

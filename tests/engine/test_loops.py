@@ -29,15 +29,13 @@ def run(calls: list[Call], *runs: tuple[int, int]) -> None:
 
 
 def test_sets_take_turns_from_run_to_run() -> None:
-    """Continue with the next set in the next run, and wrap around after the last."""
+    """Continue with the next set in the next run, and wrap around after the last; start a longer
+    batch with the next multiple of its sets.
+    """
     used_sets: list[int] = []
     run(Turns(numbered(4, used_sets)), (3, 1), (1, 1), (3, 1))
     assert [0, 1, 2, 3, 0, 1, 2] == used_sets
-
-
-def test_another_batch_uses_no_set_again_at_once() -> None:
-    """Start a longer batch with the next multiple of its sets."""
-    used_sets: list[int] = []
+    used_sets.clear()
     run(Turns(numbered(8, used_sets)), (3, 1), (2, 2))
     assert [0, 1, 2, 4, 5, 6, 7] == used_sets
 

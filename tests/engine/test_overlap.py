@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from faking import FakeCommunicator, Script, make_session
+from measuring import measure
 from threads import ThreadControl, run_threads
 
 from commbench.collectives.cases import Sweep
-from commbench.engine.measure import measure
 from commbench.engine.observers import Computing, OverlapObserver
 from commbench.engine.records import Overlap, Record
 from commbench.engine.timing.loops import Call, Repetitions
@@ -85,13 +85,8 @@ def test_late_starts_are_tried_again(late: int, expected: tuple[float, ...] | No
 
     def work(control: ThreadControl) -> Overlap | None:
         timer: Any = LateTimer(late)
-        observer = OverlapObserver(
-            calls=calls,
-            make_timer=lambda: timer,
-            control=control,
-            participants=(0, 1),
-            slice_s=0.1,
-        )
+        prepared: Any = SimpleNamespace(calls=calls, participants=(0, 1))
+        observer = OverlapObserver(prepared, make_session(control, slice_s=0.1), lambda: timer)
         observer.before()
         return observer.after()
 

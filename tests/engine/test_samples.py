@@ -34,19 +34,16 @@ def collected(ranks: list[Repetitions], **changes: Any) -> Samples:
     return samples
 
 
-def test_spanning_times_last_from_the_first_start_to_the_last_end() -> None:
-    """Span all ranks if they share a clock and an agreed start."""
-    assert [2.0, 2.0, 4.0] == collected(TWO).slowest_us(1)
-
-
-def test_other_times_are_the_slowest_rank_s_own() -> None:
-    """Use the longest of the ranks' own times if clocks cannot be compared."""
+def test_a_repetition_lasts_as_long_as_its_slowest_rank() -> None:
+    """Span all ranks if they share a clock and an agreed start, else use the longest of their own
+    times; divide by the operations per repetition, and append chunk after chunk.
+    """
+    samples = collected(TWO)
+    assert [2.0, 2.0, 4.0] == samples.slowest_us(1)
+    assert [0.5, 0.5, 1.0] == samples.slowest_us(4)
     assert [1.9, 2.0, 4.0] == collected(TWO, spanning=False).slowest_us(1)
-
-
-def test_times_are_of_one_operation() -> None:
-    """Divide by the operations per repetition."""
-    assert [0.5, 0.5, 1.0] == collected(TWO).slowest_us(4)
+    samples.add(TWO)
+    assert [2.0, 2.0, 4.0] * 2 == samples.slowest_us(1)
 
 
 def test_the_summary_has_means_medians_arrivals_and_the_slowest() -> None:
@@ -59,20 +56,13 @@ def test_the_summary_has_means_medians_arrivals_and_the_slowest() -> None:
     assert [2, 1] == summary["rank_slowest"]
 
 
-def test_an_inaccurate_clock_gives_no_skew() -> None:
-    """Omit arrivals if clocks agree too poorly."""
-    assert (
-        set()
-        == {"skew_us", "rank_arrival_us"} & collected(TWO, clock_error_ns=1000.0).summary(1).keys()
-    )
-
-
-def test_stamps_of_clocks_of_their_own_have_no_skew() -> None:
-    """Omit arrivals if each rank's stamps are from its own device."""
-    samples = collected([replace(each, comparable=False) for each in TWO], spanning=False)
-    for part in (samples, samples.within([0, 1])):
+def test_clocks_that_cannot_be_compared_give_no_skew() -> None:
+    """Omit arrivals if clocks agree too poorly, or if each rank's stamps are of its own device."""
+    rough = collected(TWO, clock_error_ns=1000.0)
+    own = collected([replace(each, comparable=False) for each in TWO], spanning=False)
+    for part in (rough, own, own.within([0, 1])):
         assert set() == {"skew_us", "rank_arrival_us"} & part.summary(1).keys()
-        assert [1.9, 2.0, 4.0] == part.slowest_us(1)
+    assert [1.9, 2.0, 4.0] == own.within([0, 1]).slowest_us(1)
 
 
 def test_a_repetition_that_any_rank_started_late_is_dropped() -> None:
@@ -83,13 +73,6 @@ def test_a_repetition_that_any_rank_started_late_is_dropped() -> None:
     )
     assert (pytest.approx(1 / 3), 1, 2) == (share, samples.late, samples.valid)
     assert [2.0, 4.0] == samples.slowest_us(1)
-
-
-def test_chunks_add_up() -> None:
-    """Append chunk after chunk."""
-    samples = collected(TWO)
-    samples.add(TWO)
-    assert [2.0, 2.0, 4.0] * 2 == samples.slowest_us(1)
 
 
 def test_only_participants_count() -> None:

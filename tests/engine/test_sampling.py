@@ -12,14 +12,20 @@ from threads import ThreadControl, run_threads
 
 from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
-from commbench.engine.sampling import MAXIMUM_BATCH, MOST_TOGETHER, WARMUP_CAP, Sampler
+from commbench.engine.sampling import (
+    FEWEST_OF_INTERVAL,
+    MAXIMUM_BATCH,
+    MOST_REPETITIONS,
+    MOST_TOGETHER,
+    PILOT_S,
+    WARMUP_CAP,
+    Sampler,
+)
 from commbench.engine.timing.loops import Call, Repetitions
 from commbench.engine.timing.sync import Synchroniser
-from commbench.stats import StoppingRule
 from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS
 
 ENDLESS_S = 60.0
-RULE = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
 
 
 @dataclass
@@ -68,7 +74,6 @@ def sample(
     apart_ns: int = 10**9,
     cost_ns: float = 0.0,
     longest_s: float = math.inf,
-    rule: StoppingRule = RULE,
     slice_s: float = ENDLESS_S,
     visits: int = 1,
 ) -> tuple[FixedSettings, Samples, list[list[tuple[int, int]]], int]:
@@ -88,7 +93,6 @@ def sample(
             cost_ns=cost_ns,
         )
         session = make_session(control, slice_s=slice_s, visits=visits)
-        session.rule = rule
         sampler = Sampler(session=session, timer=timer, calls=[], longest_s=longest_s)
         settled = sampler.warm_up(fixed)
         samples = sampler.collect(Samples(range(ranks), spanning=True))
@@ -111,10 +115,12 @@ def test_all_ranks_do_the_same() -> None:
     assert samples.valid >= 30
 
 
-def test_steady_times_need_two_windows_and_thirty_repetitions() -> None:
-    """Discard the first, the guess and two windows, then stop at the first checkpoint."""
+def test_steady_times_need_two_windows_and_one_visit_fills_its_time() -> None:
+    """Discard the first, the guess and two windows, then repeat until time or the maximum."""
     settled, samples, _, _ = sample(lambda _r, _i: 10_000)
-    assert (1 + 3 + 40, 1, 30) == (settled.warmups, settled.batch, samples.valid)
+    assert (1 + 3 + 40, 1, MOST_REPETITIONS) == (settled.warmups, settled.batch, samples.valid)
+    _, samples, _, _ = sample(lambda _r, _i: 10_000, slice_s=0.0)
+    assert FEWEST_OF_INTERVAL == samples.valid
 
 
 @pytest.mark.parametrize("decay", [20, 50])
@@ -165,38 +171,28 @@ def test_a_batch_lasts_twenty_readings(time_ns: float, batch: int) -> None:
     assert batch == settled.batch
 
 
-def test_repeating_goes_on_until_sure() -> None:
-    """Add half as many repetitions until the interval is narrow enough."""
-    noise = np.random.default_rng(3).lognormal(0, 0.5, 10_000)
-    rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
-    _, samples, chunks, _ = sample(
-        lambda _r, i: 10_000 * noise[i], fixed=FixedSettings(warmups=1, batch=1), rule=rule
-    )
-    assert rule.satisfied([time / 1e6 for time in samples.slowest_us(1)])
-    assert [(1, 1), (1, 1), (30, 1), (15, 1), (23, 1)] == chunks[0][:5]
-
-
 def test_repetitions_within_a_moment_are_not_enough() -> None:
-    """Continue until repetitions span 5 ms."""
+    """Continue until the repetitions of a visit span 2 ms."""
     _, samples, *_ = sample(
-        lambda _r, _i: 10_000, apart_ns=100_000, fixed=FixedSettings(warmups=1, batch=1)
+        lambda _r, _i: 10_000,
+        apart_ns=100_000,
+        fixed=FixedSettings(warmups=1, batch=1, visits=4),
+        visits=4,
     )
-    assert 51 <= samples.valid <= 77
+    assert PILOT_S * 1e9 / 100_000 <= samples.valid <= MOST_REPETITIONS / 4
 
 
 @pytest.mark.parametrize(("share", "widened"), [(3, True), (20, False)])
 def test_slack_widens_where_too_many_are_late(share: int, widened: bool) -> None:
     """Widen the slack above a tenth of late starts, on all ranks."""
-    rule = StoppingRule(relative_half_width=1e-9, ticks_s=0.0, maximum=100)
     _, samples, _, slack_ns = sample(
         lambda _r, i: 10_000 * (1 + i % 2),
         ranks=2,
         late=lambda rank, i: rank == 1 and i % share == 0,
-        rule=rule,
         fixed=FixedSettings(warmups=1, batch=1),
     )
     assert samples.late > 0
-    assert 100 == samples.tried
+    assert MOST_REPETITIONS == samples.tried
     assert widened == (slack_ns > 1000)
 
 

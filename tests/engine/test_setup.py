@@ -21,12 +21,10 @@ MIB = 2**20
     ],
 )
 def test_sets_exceed_the_cache(message_bytes: int, cache_bytes: int, expected: int) -> None:
-    """Use the power of two of sets that exceeds twice the cache, within bounds."""
+    """Use the power of two of sets that exceeds twice the cache, within bounds; refuse if its size
+    is unknown.
+    """
     assert expected == sets_needed(message_bytes, cache_bytes)
-
-
-def test_an_unknown_cache_cannot_be_exceeded() -> None:
-    """Refuse to rotate buffers if the cache size is unknown."""
     with pytest.raises(
         UnsupportedError, match="the size of the last-level cache is not known on every rank"
     ):

@@ -49,7 +49,12 @@ IMPORTED = (
         "commbench.ddp.inspect",
         "commbench.tuner.plans",
     ),
-    *("commbench.hooks", "commbench.hooks.compression.selection", "commbench.engine.timing.native"),
+    *(
+        "commbench.hooks",
+        "commbench.hooks.topk",
+        "commbench.hooks.int8",
+        "commbench.hooks.powersgd",
+    ),
 )
 HEADER_BYTES = 8
 PR_SET_PDEATHSIG = 1
@@ -99,6 +104,7 @@ def import_everything() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     load_native_loop()
+    load_hooks()
     assert "mpi4py.MPI" not in sys.modules
 
 
@@ -113,11 +119,24 @@ def load_native_loop() -> None:
     import numpy as np
 
     control: Any = None
-    calls = native.SyncCalls(barrier=(), broadcast=(), instant=np.zeros(1, dtype=np.int64))
-    function = native.address_of(ctypes.CDLL(None).abs)
-    native.NativeTimer(Synchroniser(control, "none"), calls, Progress()).run(
-        [Call(run=lambda: None, rows=[(function, 0)])], 1, 1
+    instant = np.zeros(1, dtype=np.int64)
+    timer = native.NativeTimer(
+        Synchroniser(control, "none"), Progress(), barrier=(), broadcast=(), instant=instant
     )
+    function = native.address_of(ctypes.CDLL(None).abs)
+    timer.run([Call(run=lambda: None, rows=[(function, 0)])], 1, 1)
+
+
+def load_hooks() -> None:
+    """Let numba load the work of hooks from its cache, or compile it."""
+    try:
+        import torch
+
+        from commbench.hooks import chunks, quantisers, selectors
+    except ImportError:
+        return
+    for module in (chunks, quantisers, selectors):
+        module.prepare(torch.device("cpu"))
 
 
 class Server:

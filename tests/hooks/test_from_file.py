@@ -120,10 +120,10 @@ def test_hooks_are_tried_before_ranks_start(
     from commbench.ddp.inspect import main
 
     (tmp_path / "failing.py").write_text("import no_such_module\n")
-    hooks = [f"--hook={FILE}:{name}" for name in ("raising", "make_nothing")]
-    assert 0 == main(hooks)
+    hooks = [f"{FILE}:{name}" for name in ("raising", "make_nothing")]
+    assert 0 == main(json.dumps({"hooks": hooks}))
     assert {"ok": {}} == json.loads(capsys.readouterr().out)
-    assert 2 == main([*hooks, f"--hook={tmp_path}/failing.py:hook"])
+    assert 2 == main(json.dumps({"hooks": [*hooks, f"{tmp_path}/failing.py:hook"]}))
     assert (
         "failing.py cannot be imported (ModuleNotFoundError"
         in json.loads(capsys.readouterr().out)["error"]

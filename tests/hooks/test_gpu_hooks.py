@@ -77,14 +77,8 @@ def test_a_gpu_sends_what_the_host_sends(mib: int, values: Any) -> None:
         for device, selector in made.items():
             payloads[device] = torch.zeros(nbytes, dtype=torch.uint8, device=device)
             sums[device] = torch.zeros(n, device=device)
-            residual = residuals[device]
-            selector.encode(
-                gradient.clone().to(device),
-                residual,
-                payloads[device],
-                out_residual=residual,
-                step=step,
-            )
+            sent = gradient.clone().to(device)
+            selector.encode(sent, residuals[device], payloads[device], step)
             selector.add(payloads[device], sums[device])
         for tensors in (payloads, residuals, sums):
             assert torch.equal(tensors[HOST], tensors[DEVICE].cpu())
@@ -105,7 +99,7 @@ def test_a_gpu_quantises_as_the_host(mib: int, block: int) -> None:
             payload = torch.zeros((2, layout.row_bytes), dtype=torch.uint8, device=device)
             sums, into = torch.zeros_like(payload), torch.zeros(n, device=device)
             residual = residuals[device]
-            quantiser.encode(draw(n, step).to(device), residual, payload, out_residual=residual)
+            quantiser.encode(draw(n, step).to(device), residual, payload)
             for shard in range(2):
                 rows = payload[shard].expand(2, -1).contiguous()
                 quantiser.combine(
@@ -130,7 +124,7 @@ def test_the_stream_under_way_is_used() -> None:
     with torch.cuda.stream(torch.cuda.Stream(DEVICE)):
         torch.cuda._sleep(50_000_000)
         gradient.copy_(source, non_blocking=True)
-        selector.encode(gradient, None, payload, out_residual=None, step=0)
+        selector.encode(gradient, None, payload, 0)
         selector.add(payload, total)
     torch.cuda.synchronize()
     assert k == int((total != 0).sum())

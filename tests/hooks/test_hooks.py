@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,16 +18,13 @@ torch = pytest.importorskip("torch")
 from commbench.errors import InputError, LaunchError  # noqa: E402 - needs torch
 from commbench.hooks import (  # noqa: E402
     BF16,
-    FP16,
     Int8,
-    PassThrough,
     PowerSGD,
     TopK,
     catalogue,
     make_hook,
 )
-from commbench.hooks.feedback import Memory  # noqa: E402
-from commbench.hooks.layout import Layout  # noqa: E402
+from commbench.hooks.feedback import Memory, Slot  # noqa: E402
 from commbench.hooks.message import kept_elements  # noqa: E402
 from commbench.hooks.ordering import STUCK, CommThread  # noqa: E402
 from commbench.hooks.powersgd import seeded  # noqa: E402
@@ -42,17 +38,6 @@ SELECTIONS = st.builds(
     dense_below=st.sampled_from([0, 5, 10**6]),
     dense_vectors=st.booleans(),
 )
-
-
-class FakeBucket:
-    """A bucket of the given parameters."""
-
-    def __init__(self, parameters: Sequence[Any]) -> None:
-        self._parameters = list(parameters)
-
-    def parameters(self) -> list[Any]:
-        """Return the parameters, as GradBucket does."""
-        return self._parameters
 
 
 # Names and options
@@ -158,12 +143,20 @@ def test_seeds_leave_the_global_generator() -> None:
 # Memory
 
 
-def make_layout(**sizes: int) -> tuple[Layout, Any]:
-    """Return the layout of a bucket of vectors, and a buffer for it."""
-    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes.values()]
-    names = {id(parameter): name for parameter, name in zip(parameters, sizes, strict=True)}
-    layout = Layout.of(FakeBucket(parameters), names)
-    return layout, torch.zeros(layout.numel)
+def open_bucket(memory: Memory, index: int, **sizes: int) -> Slot:
+    """Return the slot of a bucket of vectors."""
+    names = {torch.nn.Parameter(torch.zeros(size)): name for name, size in sizes.items()}
+    bucket: Any = SimpleNamespace(
+        index=lambda: index,
+        parameters=lambda: list(names),
+        buffer=lambda: torch.zeros(sum(sizes.values())),
+    )
+    return memory.open(bucket, {id(parameter): name for parameter, name in names.items()})
+
+
+def residual_in(memory: Memory, index: int, **sizes: int) -> Any:
+    """Return the residual of a bucket of vectors."""
+    return open_bucket(memory, index, **sizes).residual
 
 
 def residuals(memory: Memory) -> dict[str, list[float]]:
@@ -174,14 +167,10 @@ def residuals(memory: Memory) -> dict[str, list[float]]:
 def test_memory_moves_with_the_parameters() -> None:
     """Keep every parameter's residual when buckets split, merge or reorder."""
     memory = Memory(["residual"])
-    layout, reference = make_layout(a=2, b=3, c=1)
-    memory.open(0, layout, reference).new["residual"].copy_(torch.arange(6.0))
-    first, second = make_layout(c=1, a=2), make_layout(b=3)
-    assert [5, 0, 1] == memory.open(0, *first).old["residual"].tolist()
-    assert [2, 3, 4] == memory.open(1, *second).old["residual"].tolist()
-    assert [2, 3, 4, 5, 0, 1] == memory.open(0, *make_layout(b=3, c=1, a=2)).old[
-        "residual"
-    ].tolist()
+    residual_in(memory, 0, a=2, b=3, c=1).copy_(torch.arange(6.0))
+    assert [5, 0, 1] == residual_in(memory, 0, c=1, a=2).tolist()
+    assert [2, 3, 4] == residual_in(memory, 1, b=3).tolist()
+    assert [2, 3, 4, 5, 0, 1] == residual_in(memory, 0, b=3, c=1, a=2).tolist()
     assert {"a": [0, 1], "b": [2, 3, 4], "c": [5]} == residuals(memory)
 
 
@@ -191,7 +180,7 @@ def test_memory_is_loaded_before_buckets_are_known() -> None:
     memory = Memory(["residual"])
     memory.load(state)
     state["residual"]["b"].zero_()
-    assert [0, 0, 1, 1, 1] == memory.open(0, *make_layout(a=2, b=3)).old["residual"].tolist()
+    assert [0, 0, 1, 1, 1] == residual_in(memory, 0, a=2, b=3).tolist()
     assert [2] == memory.state()["residual"]["c"].tolist()
 
 
@@ -199,9 +188,9 @@ def test_memory_is_loaded_before_buckets_are_known() -> None:
 def test_memory_takes_all_updates_or_none(rejected: bool) -> None:
     """Drop the updates of all buckets if one is rejected."""
     memory = Memory(["residual"])
-    memory.held_back = True
-    for index, bucket in enumerate((make_layout(a=1), make_layout(b=2))):
-        memory.open(index, *bucket).new["residual"].fill_(7.0)
+    memory.can_undo = True
+    residual_in(memory, 0, a=1).fill_(7.0)
+    residual_in(memory, 1, b=2).fill_(7.0)
     for reason in (False, rejected, False):
         memory.reject(torch.tensor(reason))
     expected = {"a": [0.0], "b": [0.0, 0.0]} if rejected else {"a": [7.0], "b": [7.0, 7.0]}
@@ -212,7 +201,7 @@ def test_memory_scales_by_name() -> None:
     """Scale residuals in buckets and those still waiting for one."""
     memory = Memory(["residual"])
     memory.load({"residual": {"a": torch.ones(1), "b": torch.ones(2), "c": torch.ones(1)}})
-    memory.open(0, *make_layout(a=1, b=2))
+    open_bucket(memory, 0, a=1, b=2)
     memory.scale("residual", {"b": 3.0, "c": 2.0})
     assert {"a": [1.0], "b": [3.0, 3.0], "c": [2.0]} == residuals(memory)
 
@@ -283,17 +272,13 @@ MANY, TENSORS = (1_000_000, None), (2050, [(50, 40), (50,)])
 @pytest.mark.parametrize(
     ("hook", "bucket", "expected"),
     [
-        (PassThrough(), MANY, ring(4_000_000, 4)),
-        (FP16(), MANY, ring(2_000_000, 4)),
         (BF16(), MANY, ring(2_000_000, 4)),
         (TopK(density=0.01), MANY, 3 * 10_000 * 8),
         (TopK(density=0.01, values="float16"), MANY, 3 * 10_000 * 6),
         (TopK(dense_below=1_000_001), MANY, ring(4_000_000, 4)),
         (TopK(density=0.01, exchange="aligned"), MANY, ring(4 * (3907 + 40 * 256), 4)),
-        (TopK(exchange="aligned", chunk=1000), MANY, ring(4 * (1000 + 10_000), 4)),
         (PowerSGD(rank=4), MANY, ring(4 * 4 * 2000, 4)),
         (Int8(), MANY, ring(1_000_000 + 4 * 4 * 977, 4)),  # 977 blocks of a shard
-        (Int8(block=100), MANY, ring(1_040_000, 4)),
         (TopK(density=0.1, scope="parameter"), TENSORS, 3 * 8 * (200 + 5)),
         (
             TopK(density=0.1, scope="parameter", dense_vectors=True),
@@ -301,9 +286,7 @@ MANY, TENSORS = (1_000_000, None), (2050, [(50, 40), (50,)])
             3 * (8 * 200 + 4 * 50),
         ),
         (TopK(density=0.1, dense_below=51), TENSORS, 3 * (8 * 200 + 4 * 50)),
-        (TopK(density=0.1), TENSORS, 3 * 8 * 205),
         (PowerSGD(rank=2), TENSORS, ring(4 * (2 * (50 + 40) + 50), 4)),
-        (PowerSGD(rank=30), TENSORS, ring(4 * 2050, 4)),
         (PowerSGD(rank=2, min_compression_rate=30), TENSORS, ring(4 * 2050, 4)),
         (PowerSGD(rank=2, values="bfloat16"), TENSORS, ring(2 * (2 * (50 + 40) + 50), 4)),
     ],
@@ -333,10 +316,12 @@ def test_a_loaded_step_has_its_density() -> None:
     """Send the density of the step that was loaded, not of the steps before."""
     hook = TopK(density=0.1, warmup=(0.5,), warmup_steps=5)
     hook._group = SimpleNamespace(size=lambda: 1)
-    bucket = make_layout(a=100)
-    kept = [hook.channel_of(*bucket).payload.sparse[0].k]
-    hook.load_state_dict(hook.state_dict() | {"step": 9})
-    assert [50, 10] == [*kept, hook.channel_of(*bucket).payload.sparse[0].k]
+    kept = []
+    for step in (0, 9):
+        hook.load_state_dict(hook.state_dict() | {"step": step})
+        slot = open_bucket(hook.memory, 0, a=100)
+        kept.append(hook.channel_of(slot, torch.zeros(100)).payload.sparse[0].k)
+    assert [50, 10] == kept
 
 
 def test_fresh_state_is_of_the_hook() -> None:

@@ -152,26 +152,11 @@ def test_first_steps_send_everything(checked: Any, name: str) -> None:
     assert min(third, fourth) > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("name", "agree"),
-    [
-        ("corrupt", True),
-        ("corrupt int8", True),
-        ("other chunks", False),
-        ("wrong value", True),
-        ("dropped residual", True),
-    ],
-)
-def test_a_fault_is_found(trained: Any, name: str, agree: bool) -> None:
-    """Detect a wrong element of one bucket or one shard, a rank that sends other chunks, a wrong
-    value that all ranks receive, and a lost residual, which shows that the tests above can fail.
+def test_a_fault_is_found(trained: Any) -> None:
+    """Detect a wrong element of one bucket, and rounding errors of sums that were not kept, which
+    shows that the tests above can fail.
     """
-    assert 7 == min(trained[name]["wrong"])
-    assert trained[name]["agree"] == agree
-
-
-def test_a_residual_without_the_errors_of_sums_is_found(trained: Any) -> None:
-    """Detect that the rounding errors of sums were not kept."""
+    assert 7 == min(trained["corrupt"]["wrong"])
     assert trained["forgetful int8"]["wrong"]
 
 

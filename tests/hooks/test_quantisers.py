@@ -71,22 +71,16 @@ class Ranks:
         self.sent: list[bytes] = []
         """All payloads."""
 
-    def average(self, gradients: Sequence[Any], *, beside: bool = False) -> Any:
-        """Return the average that all ranks receive; ``beside`` takes residuals to other memory."""
+    def average(self, gradients: Sequence[Any]) -> Any:
+        """Return the average that all ranks receive."""
         layout, ranks, rows = self.layout, len(gradients), []
         for rank, gradient in enumerate(gradients):
             payload = guarded(np.full(layout.shards * layout.row_bytes, 0xAA, dtype=np.uint8))
-            source, old = guarded(np.asarray(gradient)), self.residuals[rank]
-            if old is not None and beside:
-                self.residuals[rank] = guarded(old)
-            rest = tensor_of(self.residuals[rank])
+            source, residual = guarded(np.asarray(gradient)), self.residuals[rank]
             self.quantiser.encode(
-                tensor_of(source),
-                tensor_of(old),
-                tensor_of(payload).view(ranks, -1),
-                out_residual=rest,
+                tensor_of(source), tensor_of(residual), tensor_of(payload).view(ranks, -1)
             )
-            check_margins(source, old, self.residuals[rank], payload)
+            check_margins(source, residual, payload)
             assert np.array_equal(gradient, source, equal_nan=True)
             rows.append(payload.reshape(ranks, -1))
         sums = guarded(np.full(layout.shards * layout.row_bytes, 0xAA, dtype=np.uint8))
@@ -120,10 +114,10 @@ def check_alike(gradient: Any, residual: Any, *, block: int, ranks: int) -> None
     """Compare what ranks send, receive and keep that have rotations of the same data."""
     results = []
     gradients = [np.roll(gradient, rank) for rank in range(ranks)]
-    for number, quantiser in enumerate(QUANTISERS):
+    for quantiser in QUANTISERS:
         sharing = Ranks(quantiser, len(gradient), ranks, block)
         sharing.residuals = [None if residual is None else guarded(residual) for _ in gradients]
-        average = sharing.average(gradients, beside=number % 2 == 1)
+        average = sharing.average(gradients)
         kept: list[Any] = []
         if residual is not None and quantiser is not TorchQuantiser:
             kept = [rest.tobytes() for rest in sharing.residuals]
@@ -267,7 +261,7 @@ def test_a_loss_scale_may_lie_on_the_device() -> None:
     payload = torch.zeros((1, layout.row_bytes), dtype=torch.uint8)
     for make_quantiser in QUANTISERS:
         quantiser, owns = make_quantiser(layout), []
-        quantiser.encode(draw(100, 1)[0], None, payload, out_residual=None)
+        quantiser.encode(draw(100, 1)[0], None, payload)
         for divisor in (3 / 1024, torch.tensor(3 / 1024), 1.0):
             owns.append(torch.zeros_like(payload[0]))
             quantiser.combine(payload, owns[-1], divisor=divisor, residual=None)

@@ -63,20 +63,16 @@ def send(
     k: int,
     values: Any = "float32",
     *,
-    beside: bool = False,
     step: int = 0,
 ) -> Sent:
-    """Encode a step in copies of the arrays with margins, in place unless ``beside``."""
+    """Encode a step in copies of the arrays with margins."""
     source, payload = guarded(gradient), guarded(np.zeros(payload_bytes(k, values), dtype=np.uint8))
-    old = None if residual is None else guarded(residual)
-    rest = guarded(np.full_like(gradient, 3)) if beside else old
+    rest = None if residual is None else guarded(residual)
     tensors = [
-        None if array is None else torch.from_numpy(array) for array in (source, old, payload, rest)
+        None if array is None else torch.from_numpy(array) for array in (source, rest, payload)
     ]
-    selector.encode(*tensors[:3], out_residual=tensors[3], step=step)
-    check_margins(source, old, payload, rest)
-    if beside:
-        assert np.array_equal(residual, old, equal_nan=True)  # type: ignore[arg-type] # both are there
+    selector.encode(*tensors, step)
+    check_margins(source, rest, payload)
     sent_values = payload[4 * k :].view(values)[:k]
     return Sent(
         indices=payload[: 4 * k].view(np.int32), values=sent_values, payload=payload, rest=rest
@@ -148,7 +144,6 @@ def test_the_largest_are_sent_and_nothing_is_lost(number: int, name: str) -> Non
     k = math.ceil(DENSITIES[number % len(DENSITIES)] * N)
     gradient, values = make(name, seed=3), VALUE_TYPES[number % 2]
     check(gradient, make(name, seed=1), k, values, step=5)
-    check(gradient, make("gauss", seed=2), k, values, beside=True)
     check(gradient, None, k, values, step=7)
 
 
@@ -236,10 +231,9 @@ def test_values_that_are_not_finite_reach_all_ranks(bad: float, position: int, v
     gradient, residual = make("gauss"), make("gauss", seed=1)
     broken, before = gradient.copy(), residual.copy()
     broken[position] = before[position] = bad
-    for beside, kept in ((False, before), (True, np.full(N, 3))):
-        sent = send_alike(broken, before, 55, values, beside=beside)
-        assert 55 == np.isnan(decoded(sent, N)).sum()
-        assert np.array_equal(kept, sent.rest, equal_nan=True)  # type: ignore[arg-type] # it is there
+    sent = send_alike(broken, before, 55, values)
+    assert 55 == np.isnan(decoded(sent, N)).sum()
+    assert np.array_equal(before, sent.rest, equal_nan=True)  # type: ignore[arg-type] # it is there
     for selector in make_selectors(N, 55, values):
         send(selector, broken, before, 55, values)
         after = send(selector, gradient, residual, 55, values)
@@ -248,13 +242,10 @@ def test_values_that_are_not_finite_reach_all_ranks(bad: float, position: int, v
 
 
 def test_no_residual_is_one_of_zeros() -> None:
-    """Select alike in place, beside, without residual and from zeros."""
-    gradient, zeros = make("student t2"), np.zeros(N, dtype=np.float32)
-    in_place = send_alike(gradient, zeros, 555)
-    beside = send_alike(gradient, zeros, 555, beside=True)
-    alone = send_alike(gradient, None, 555)
-    assert in_place.payload.tolist() == beside.payload.tolist() == alone.payload.tolist()
-    assert np.array_equal(in_place.rest, beside.rest)  # type: ignore[arg-type] # both are there
+    """Select alike without residual and from zeros."""
+    gradient = make("student t2")
+    from_zeros = send_alike(gradient, np.zeros(N, dtype=np.float32), 555)
+    assert from_zeros.payload.tolist() == send_alike(gradient, None, 555).payload.tolist()
 
 
 @pytest.mark.parametrize("values", VALUE_TYPES)

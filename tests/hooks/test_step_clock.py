@@ -66,10 +66,6 @@ class FakeBucket:
         """Return the index, as GradBucket does."""
         return 1
 
-    def is_last(self) -> bool:
-        """Return True, as GradBucket does for the last bucket."""
-        return True
-
 
 class Sending(Hook):
     """A hook that sends nothing: encoding takes one tick, communication two, decoding three."""
@@ -94,10 +90,6 @@ class Sending(Hook):
 
         return future, finish
 
-    def messages(self, bucket: Any) -> tuple[Any, ...]:  # noqa: ARG002
-        """Return no messages."""
-        return ()
-
 
 def test_a_bucket_is_marked_on_its_way() -> None:
     """Report when each bucket was ready, started and done, relative to a reference mark."""
@@ -110,7 +102,7 @@ def test_a_bucket_is_marked_on_its_way() -> None:
     hook.run(FakeBucket())
     (marks,) = marked
     assert (6, 0) == (cuda.events, cuda.waits)
-    assert (1, 4, True) == (marks.bucket.index, marks.bucket.numel, marks.bucket.is_last)
+    assert (1, 4) == (marks.bucket.index, marks.bucket.numel)
     assert (1000, 3000, 8000, 1000, 3000) == marks.stamps(since)
 
 

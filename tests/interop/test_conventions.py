@@ -12,36 +12,33 @@ from builders import read_records
 from commbench.collectives.cases import all_cases
 from commbench.interop.conventions import CONVENTIONS
 
+#: Tool, operation, size; warm-up, batch and repetitions.
+REPETITIONS = """
+osu         all_reduce        8192    100    1   1000
+osu         all_reduce       16384     10    1    100
+osu         latency              1    100    1  10000
+osu         latency        1048576     10    1   1000
+osu         bandwidth           64     10    1    100
+osu         bandwidth        65536      2    1     20
+imb         all_reduce           4   1100    1   1000
+imb         all_reduce       65536    704    1    640
+imb         all_reduce     4194304     20    1     10
+imb         latency          65536    704  640      1
+imb         all_gather       65536    704    1    640
+nccl-tests  all_reduce           8      1   20      1
+"""
 
-@pytest.mark.parametrize(
-    ("tool", "operation", "size", "expected"),
-    [
-        ("osu", "all_reduce", 8192, (100, 1, 1000)),
-        ("osu", "all_reduce", 16384, (10, 1, 100)),
-        ("osu", "latency", 1, (100, 1, 10_000)),
-        ("osu", "latency", 1048576, (10, 1, 1000)),
-        ("osu", "bandwidth", 64, (10, 1, 100)),
-        ("osu", "bandwidth", 65536, (2, 1, 20)),
-        ("imb", "all_reduce", 4, (1100, 1, 1000)),
-        ("imb", "all_reduce", 65536, (704, 1, 640)),
-        ("imb", "all_reduce", 4194304, (20, 1, 10)),
-        ("imb", "latency", 65536, (704, 640, 1)),
-        ("imb", "all_gather", 65536, (704, 1, 640)),
-        ("nccl-tests", "all_reduce", 8, (1, 20, 1)),
-    ],
-)
-def test_tools_repeat_as_their_sources_say(
-    tool: str, operation: str, size: int, expected: tuple[int, int, int]
-) -> None:
+
+@pytest.mark.parametrize("line", REPETITIONS.strip().splitlines())
+def test_tools_repeat_as_their_sources_say(line: str) -> None:
     """Take the loops of osu_util.h, fewer above 8 KiB; IMB repeats at most 1000 times and 40 MiB,
     after as many trials and a tenth, at least 10 times, of warm-up, and reads the clock around its
     loop of messages; nccl-tests times 20 operations together.
     """
-    convention = CONVENTIONS[tool]
-    suite = convention.suite({"operations": (operation,), "sizes": (size,)}, 2)
-    case = all_cases(suite.sweeps, 2)[0]
-    (found,) = convention.fixed([case], 2).values()
-    assert expected == (found.warmups, found.batch, found.repetitions)
+    tool, operation, size, *expected = line.split()
+    suite = CONVENTIONS[tool].suite({"operations": (operation,), "sizes": (int(size),)}, 2)
+    (found,) = CONVENTIONS[tool].fixed(all_cases(suite.sweeps, 2)[:1], 2).values()
+    assert expected == [str(n) for n in (found.warmups, found.batch, found.repetitions)]
     assert (1, False) == (found.visits, found.is_probed)
 
 
@@ -54,35 +51,43 @@ def test_nccl_tests_measures_out_of_place_and_in_place() -> None:
     assert (8, 128 * 2**20) == (cases[0].message_bytes, cases[-1].message_bytes)
 
 
-BEHIND_A_BARRIER = {"backend": "mpi", "sync": "barrier", "in_place": False}
-
-
 @pytest.mark.parametrize(
     ("tool", "axes", "first", "most"),
     [
-        ("osu", {}, {**BEHIND_A_BARRIER, "message_bytes": 1, "dtype": "int8"}, 2**20),
-        ("imb", {}, {**BEHIND_A_BARRIER, "message_bytes": 4, "dtype": "float32"}, 2**22),
-        ("osu", {"operations": ("latency",)}, {"sync": "none", "message_bytes": 1}, 2**22),
-        ("imb", {"operations": ("latency",)}, {"sync": "none", "message_bytes": 1}, 2**22),
-        ("osu", {"operations": ("all_gather",), "sizes": (1024,)}, BEHIND_A_BARRIER, 4096),
-        ("imb", {"operations": ("all_gather",), "sizes": (1024,)}, BEHIND_A_BARRIER, 4096),
+        ("osu", {}, "mpi barrier False 1 int8", 2**20),
+        ("imb", {}, "mpi barrier False 4 float32", 2**22),
+        ("osu", {"operations": ("latency",)}, "mpi none None 1 int8", 2**22),
+        ("imb", {"operations": ("latency",)}, "mpi none None 1 int8", 2**22),
+        (
+            "osu",
+            {"operations": ("all_gather",), "sizes": (1024,)},
+            "mpi barrier False 4096 int8",
+            4096,
+        ),
+        (
+            "imb",
+            {"operations": ("all_gather",), "sizes": (1024,)},
+            "mpi barrier False 4096 int8",
+            4096,
+        ),
         (
             "osu",
             {"backends": ("gloo",), "dtypes": ("float64",), "sizes": (64,)},
-            {**BEHIND_A_BARRIER, "backend": "gloo", "dtype": "float64"},
+            "gloo barrier False 64 float64",
             64,
         ),
     ],
 )
 def test_tools_of_mpi_measure(
-    tool: str, axes: dict[str, tuple[Any, ...]], first: dict[str, Any], most: int
+    tool: str, axes: dict[str, tuple[Any, ...]], first: str, most: int
 ) -> None:
     """Measure collectives out of place behind a barrier, and point to point back to back; a size is
     one share, what is given replaces the tool's.
     """
     cases = all_cases(CONVENTIONS[tool].suite(axes, 4).sweeps, 4)
-    assert first == {name: getattr(cases[0], name) for name in first}
-    assert most == cases[-1].message_bytes
+    case, last = cases[0], cases[-1]
+    found = f"{case.backend} {case.sync} {case.in_place} {case.message_bytes} {case.dtype}"
+    assert (first, most) == (found, last.message_bytes)
 
 
 @pytest.mark.mpi

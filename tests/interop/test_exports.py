@@ -71,15 +71,14 @@ def test_every_repetition_and_step_is_a_line() -> None:
     """Write one row per sample, with case and launch."""
     run = load_kept(BENCH.name)
     tables = tables_of(run)
-    lines = tables["repetitions"]
-    assert [time for record in run.records for time in record.times_us] == list(lines["time_us"])
-    steps = sum(len(record.step_ms) for record in run.training_records)
-    assert steps == len(tables["steps"])
-    first = run.records[0]
-    count = len(first.times_us)
-    assert {first.case.operation} == set(lines["operation"][:count])
-    assert {first.launch} == set(lines["launch"][:count])
-    assert list(range(count)) == list(lines["repetition"][:count])
+    columns = ["operation", "launch", "repetition", "time_us"]
+    expected = [
+        (record.case.operation, record.launch, number, time_us)
+        for record in run.records
+        for number, time_us in enumerate(record.times_us)
+    ]
+    assert expected == list(tables["repetitions"][columns].itertuples(index=False, name=None))
+    assert len(tables["steps"]) == sum(len(record.step_ms) for record in run.training_records)
 
 
 @pytest.mark.parametrize("path", [TRAINED, MATRIX], ids=lambda path: path.name)

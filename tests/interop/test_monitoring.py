@@ -128,73 +128,10 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
     """Fire for a slower interval, wrong data, a slow host, an old run, a missed expectation and a
     soak's events.
     """
-    expectation, event = "commbench_expectation", "commbench_soak_longest_event_seconds"
-    case = 'benchmark="nightly",backend="gloo",operation="all_reduce",message_bytes="{}"'
-    slower, equal = case.format(8), case.format(64)
-    series = {  # a value a day
-        f"commbench_collective_ci_low_seconds{{{slower}}}": "9x6 11x5",
-        f"commbench_collective_ci_high_seconds{{{slower}}}": "10x6 12x5",
-        f"commbench_collective_ci_low_seconds{{{equal}}}": "9x12",
-        f"commbench_collective_ci_high_seconds{{{equal}}}": "10x12",
-        'commbench_cases{benchmark="nightly",kind="collective",status="wrong"}': "0x6 2x5",
-        'commbench_cases{benchmark="nightly",kind="collective",status="ok"}': "40x12",
-        'commbench_slow_factor_ratio{benchmark="nightly",kind="host",name="host3"}': "4x12",
-        'commbench_run_start_timestamp_seconds{benchmark="nightly"}': "0x12",
-        'commbench_run_complete{benchmark="nightly"}': "1x12",
-        'node_textfile_scrape_error{instance="host3"}': "0x6 1x5",
-        f'{expectation}{{benchmark="nightly",expectation="wrong = 0",outcome="not met"}}': (
-            "0x6 1x5"
-        ),
-        f'{expectation}{{benchmark="nightly",expectation="wrong = 0",outcome="met"}}': "1x6 0x5",
-        f'{expectation}{{benchmark="nightly",expectation="stragglers = none",outcome="not tested"}}': (
-            "1x12"
-        ),
-        f'{event}{{benchmark="nightly",kind="spike",scope="rank",ranks="1",host="n0"}}': "10x12",
-        f'{event}{{benchmark="nightly",kind="spike",scope="system"}}': "0.1x12",
-        'commbench_soak_drift_ci_low_ratio{benchmark="nightly",case="slower"}': "0.05x12",
-        'commbench_soak_drift_ci_low_ratio{benchmark="nightly",case="same"}': "-0.01x12",
-    }
-
-    alerts = {each["alert"]: each for each in rules()}
-
-    def fires(rule: str, *labels: dict[str, str], benchmark: str = "nightly") -> dict[str, Any]:
-        common = dict(alerts[rule].get("labels", {}))
-        if benchmark:
-            common["benchmark"] = benchmark
-        expected = [{"exp_labels": {**common, **each}} for each in labels]
-        return {"eval_time": "9d", "alertname": rule, "exp_alerts": expected}
-
-    tests = [
-        fires(
-            "CommbenchSlowerThanLastWeek",
-            {"backend": "gloo", "operation": "all_reduce", "message_bytes": "8"},
-        ),
-        fires("CommbenchWrongData", {"kind": "collective", "status": "wrong"}),
-        fires("CommbenchSlowOne", {"kind": "host", "name": "host3"}),
-        fires("CommbenchOutdated", {}),
-        fires("CommbenchMissing"),
-        fires("CommbenchUnreadable", {"instance": "host3"}, benchmark=""),
-        fires("CommbenchFailed"),
-        fires("CommbenchTrainingSlowerThanLastWeek"),
-        fires("CommbenchExpectationNotMet", {"expectation": "wrong = 0", "outcome": "not met"}),
-        fires(
-            "CommbenchExpectationUndecided",
-            {"expectation": "stragglers = none", "outcome": "not tested"},
-        ),
-        fires("CommbenchSoakEvent", {"kind": "spike", "scope": "rank", "ranks": "1", "host": "n0"}),
-        fires("CommbenchSoakDrift", {"case": "slower"}),
-    ]
-    assert alerts.keys() == {each["alertname"] for each in tests}
+    text = (ROOT / "tests" / "data" / "alerts_test.yml").read_text()
+    assert {rule["alert"] for rule in rules()} == set(re.findall(r"alertname: (\w+)", text))
     bare = [{**rule, "annotations": {}} for rule in rules()]
-    missing = [fires("CommbenchMissing", {}), fires("CommbenchOutdated")]
-    inputs = [{"series": name, "values": text} for name, text in series.items()]
-    complete = [{"series": "commbench_run_complete", "values": "1x12"}]
-    cases = [
-        {"interval": "1d", "input_series": inputs, "alert_rule_test": tests},
-        {"interval": "1d", "input_series": complete, "alert_rule_test": missing},
-    ]
-    suite = {"rule_files": ["alerts.yml"], "evaluation_interval": "1d", "tests": cases}
     write_yaml(tmp_path / "alerts.yml", {"groups": [{"name": "bare", "rules": bare}]})
-    write_yaml(tmp_path / "test.yml", suite)
+    (tmp_path / "test.yml").write_text(text)
     code, output = run_promtool(promtool, "test", "rules", tmp_path / "test.yml")
     assert 0 == code, output

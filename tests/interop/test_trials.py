@@ -31,20 +31,13 @@ Curves = dict[str, dict[str, dict[int, float]]]
 
 def make_both() -> Run:
     """Return a run with a curve of two sizes, a hung one, and two configurations with losses."""
-    curve = [
-        record
-        for size in (1024, 8)
-        for record in make_launches(STEADY, make_case(message_bytes=size))
-    ]
+    larger, smaller = (make_launches(STEADY, make_case(message_bytes=n)) for n in (1024, 8))
     hung = make_record(make_case("broadcast"), status="hung", reason="rank 1")
-    training = [
-        record
-        for hook, step_ms in (("none", 20.0), ("topk:0.01", 10.0))
-        for record in make_training_launches(
-            [step_ms] * 6, make_training_case(hook), losses=[3.0, 2.0, 1.5]
-        )
-    ]
-    return make_run([*curve, hung], training)
+    plain, sparse = (
+        make_training_launches([ms] * 6, make_training_case(hook), losses=[3.0, 2.0, 1.5])
+        for hook, ms in (("none", 20.0), ("topk:0.01", 10.0))
+    )
+    return make_run([*larger, *smaller, hung], [*plain, *sparse])
 
 
 def curves_of(run: Run) -> Curves:

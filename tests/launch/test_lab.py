@@ -27,7 +27,7 @@ from labs import (
 from launching import find_marked, wait_until
 
 from commbench.launch.lab import Lab, LabPlan, find_all, run_in_lab
-from commbench.launch.lab.labs import PASSED_ON
+from commbench.launch.signals import PASSED_ON
 
 __all__ = ["mark"]  # a fixture
 

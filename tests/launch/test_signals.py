@@ -48,7 +48,8 @@ def test_a_run_that_nobody_may_hang_up_ignores_it() -> None:
     """Ignore SIGHUP under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Interrupts() as interrupts:
+        interrupts = Interrupts()
+        with interrupts.noting():
             signal.raise_signal(signal.SIGHUP)
             assert not interrupts.number
         assert signal.SIG_IGN == signal.getsignal(signal.SIGHUP)

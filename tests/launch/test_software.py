@@ -83,7 +83,7 @@ def test_other_software_is_refused_before_anything_is_written(
     """Refuse on rank 0 with code 2, once, whoever starts the ranks, and write nothing."""
     out, conductor = tmp_path / "run", tmp_path / "conduct.py"
     options = ["run", "--backend", "mpi", "--out", str(out)]
-    mpi = mpirun().mpirun
+    mpi = mpirun().path
     if starter == "mpirun":
         start = [mpi, "-n", "2", "--oversubscribe", "--bind-to", "none"]
         command = [*start, str(python), "-m", "mpi4py", "-m", "commbench", *options]

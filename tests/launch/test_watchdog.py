@@ -26,7 +26,7 @@ class Play:
             ranks,
             TIMEOUT,
             now=0.0,
-            state_of=lambda _host, pid: self.states.get(pid - 100),
+            state_of=lambda _host, pid: self.states.get(pid - 100, ""),
             **{"here": "n0", "startup_timeout": TIMEOUT, **options},  # type: ignore[arg-type]
         )
 
@@ -108,9 +108,9 @@ def test_starting_may_take_longer_than_a_case() -> None:
 @pytest.mark.parametrize(
     ("hosts", "counts", "states", "silent", "idle", "expected"),
     [
-        ("n0 n0 n0", {0: (4, 4, 0), 2: (5, 5, 0)}, {2: "R"}, [2], [], (2, "n0", False)),
+        ("n0 n0 n0", {0: (4, 4, 0), 2: (5, 5, 0)}, {2: "running"}, [2], [], (2, "n0", False)),
         ("n0 n0 n1 n2", {}, {}, [3], [], (3, "n2", True)),
-        ("n0 n1", {}, {0: "T"}, [], [], (0, "n0", False)),
+        ("n0 n1", {}, {0: "stopped"}, [], [], (0, "n0", False)),
         (
             "n0 n1 n2",
             {0: (8, 7, 2), 1: (7, 7, 2), 2: (8, 7, 2)},

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from builders import make_info
-from commands import Command, Outcome, clear_of_launchers
+from commands import Command, clear_of_launchers
 from labs import start_in_terminal
 
 from commbench.launch.launchers import MpirunLauncher
@@ -41,6 +41,7 @@ while signal.SIGUSR2 not in got:
 print("all", *map(int, got), flush=True)
 sys.exit(9)
 """
+COUNTING = (sys.executable, "-c", COUNTER)
 NOTHING = "Nothing was tuned"
 #: The type of the fixture ``started``.
 Started = Callable[..., tuple[list[str], dict[str, str]]]
@@ -51,6 +52,17 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LiveOptions:
     """Return options of a tuning with results below the test's directory."""
     clear_of_launchers(monkeypatch)
     return LiveOptions(out=str(tmp_path / "out"), workload="train.py")
+
+
+def conductor(options: LiveOptions, *command: str) -> list[str]:
+    """Return the command of a process that tunes another command."""
+    script = f"""
+import sys
+from commbench.live.command import attach_to
+from commbench.live.options import LiveOptions
+sys.exit(attach_to({command!r}, LiveOptions(out={options.out!r}, workload="c")))
+"""
+    return [sys.executable, "-c", script]
 
 
 def make_run(path: Path, **plan: object) -> None:
@@ -150,10 +162,10 @@ def noted(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     """Return ``noted(line)``: the options that a command line passes on, without starting it."""
 
     def run(line: str) -> LiveOptions:
-        handed: list[LiveOptions] = []
+        handed = []
         attach = "commbench.cli.tune.attach_to"
         monkeypatch.setattr(attach, lambda _, options: handed.append(options) or 0)
-        outcome: Outcome = commbench(line)
+        outcome = commbench(line)
         assert (0, "") == (outcome.code, outcome.err)
         return handed[0]
 
@@ -231,9 +243,7 @@ def test_a_training_is_named_by_its_script(line: str, name: str) -> None:
 # ------------------------------------------------------------------------------------------- output
 
 
-@pytest.mark.parametrize(
-    ("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -TERM $$", 143), ("kill $$", 143)]
-)
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill $$", 143)])
 def test_the_exit_code_is_that_of_the_command(
     options: LiveOptions, capfd: pytest.CaptureFixture[str], script: str, code: int
 ) -> None:
@@ -260,15 +270,8 @@ def test_a_command_may_be_longer_than_a_variable_of_the_environment(options: Liv
 def test_output_and_input_pass_through_to_the_byte(tmp_path: Path, options: LiveOptions) -> None:
     """Copy all bytes from stdin to stdout, and print nothing of our own there."""
     data = bytes(range(256)) * 300
-    script = f"""
-import sys
-from commbench.live.command import attach_to
-from commbench.live.options import LiveOptions
-sys.exit(attach_to(["cat"], LiveOptions(out={options.out!r}, workload="cat")))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], input=data, capture_output=True, timeout=60, check=False
-    )
+    words = conductor(options, "cat")
+    done = subprocess.run(words, input=data, capture_output=True, timeout=60, check=False)
     assert (0, data) == (done.returncode, done.stdout)
     assert not (tmp_path / "out").exists()
 
@@ -299,18 +302,14 @@ def test_a_failure_to_conclude_leaves_the_exit_code(
 # ------------------------------------------------------------------------------- unwritable results
 
 
-@pytest.mark.parametrize("reason", ["No space left on device"])
 def test_an_unwritable_directory_leaves_the_training_untouched(
-    options: LiveOptions,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    reason: str,
+    options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Start the command unchanged if the directory is unwritable, and report it in one line."""
-    numbers = {os.strerror(number): number for number in errno.errorcode}
+    reason = os.strerror(errno.ENOSPC)
 
     def refuse(**_: object) -> None:
-        raise OSError(numbers[reason], reason)
+        raise OSError(errno.ENOSPC, reason)
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -336,7 +335,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: LiveOption
     def run(
         words: Sequence[str], version: str = "", **environ: str
     ) -> tuple[list[str], dict[str, str]]:
-        calls: list[tuple[list[str], dict[str, str]]] = []
+        calls = []
         program = tmp_path / words[0]
         program.write_text(f"#!/bin/sh\necho '{version}'\n")
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -433,7 +432,7 @@ def test_a_real_mpirun_takes_the_options(
     for name, value in mpirun.environment().items():
         monkeypatch.setenv(name, value)
     script = f'echo "${{PYTHONPATH%%:*}} ${{{VARIABLE}:+set}}"'
-    words = [mpirun.mpirun, "-n", "2", "--oversubscribe", "--bind-to", "none", "sh", "-c", script]
+    words = [mpirun.path, "-n", "2", "--oversubscribe", "--bind-to", "none", "sh", "-c", script]
     assert 0 == attach_to(words, options)
     assert [f"{SITE} set"] * 2 == capfd.readouterr().out.splitlines()
 
@@ -441,27 +440,16 @@ def test_a_real_mpirun_takes_the_options(
 # ------------------------------------------------------------------------------------------ signals
 
 
-def conductor(options: LiveOptions) -> list[str]:
-    """Return the command of a process that tunes `COUNTER`."""
-    script = (
-        "import sys; from commbench.live.command import attach_to; from commbench.live.options"
-        f" import LiveOptions; sys.exit(attach_to([sys.executable, '-c', {COUNTER!r}],"
-        f" LiveOptions(out={options.out!r}, workload='c')))"
-    )
-    return [sys.executable, "-c", script]
-
-
 @contextlib.contextmanager
 def counting(options: LiveOptions) -> Iterator["subprocess.Popen[str]"]:
     """Tune `COUNTER` without a terminal until it has started."""
     process = subprocess.Popen(
-        conductor(options),
+        conductor(options, *COUNTING),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    assert process.stdout is not None
     try:
         assert "up\n" == process.stdout.readline()
         yield process
@@ -477,7 +465,6 @@ def test_each_signal_reaches_the_command_once(
     """Pass signals to the conductor or its group to the command once."""
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
     with counting(options) as process:
-        assert process.stdout is not None
         for number in numbers:
             send(process.pid, number)
             assert f"got {int(number)}\n" == process.stdout.readline()
@@ -513,7 +500,7 @@ def test_the_command_ends_with_a_conductor_that_is_killed(options: LiveOptions) 
 
 def test_ctrl_c_in_a_terminal_reaches_the_command_once(options: LiveOptions) -> None:
     """Deliver Ctrl-C in a terminal once, and let the command choose how it ends."""
-    process, typed = start_in_terminal(*conductor(options))
+    process, typed = start_in_terminal(*conductor(options, *COUNTING))
     shown = b""
 
     def wait_for(text: bytes) -> None:

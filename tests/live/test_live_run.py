@@ -25,9 +25,11 @@ from live_builders import (
 
 import commbench
 from commbench.ddp.plan.cases import CONFIRM
+from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError, LaunchError
 from commbench.live.run import LiveRun, complete
 from commbench.results import Store, load_run
+from commbench.results.recommendation import Recommendation
 from commbench.system.software import git_commit
 
 FRESH, FRESH_FIVE = (dataclasses.replace(case, phase=CONFIRM) for case in (OWN, with_cap("5")))
@@ -52,10 +54,20 @@ if sys.argv[2] == "killed":
 """
 
 
-def end(run: LiveRun) -> None:
-    """Close the directory and wait until everything is written."""
+def end(run: LiveRun, ending: str, reason: str = "") -> Recommendation | None:
+    """Conclude, and wait until everything is written."""
+    conclusion = run.conclude(ending, reason)
     run.close()
     run.wait()
+    return conclusion
+
+
+def write(out: Path, *records: TrainingRecord, ending: str = "decided") -> Recommendation | None:
+    """Write a launch of these records; return its conclusion."""
+    run = open_run(out)
+    for record in records:
+        run.append(record)
+    return end(run, ending)
 
 
 def run_script(out: Path, ending: str) -> int:
@@ -76,11 +88,17 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_run_is_read_like_any_other(tmp_path: Path) -> None:
-    """Read conditions, rows, losses and conclusion, with the script's own setting as baseline."""
-    out = tmp_path / "mine"
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a complete run; tests that add to it work on copies."""
+    out = tmp_path_factory.mktemp("whole") / "run"
     make_live_run(out)
-    run = load_run(out)
+    return out
+
+
+def test_a_run_is_read_like_any_other(whole: Path) -> None:
+    """Read conditions, rows, losses and conclusion, with the script's own setting as baseline."""
+    run = load_run(whole)
     assert ("complete", "") == (run.info["status"], run.info["reason"])
     assert {
         "live": True,
@@ -88,20 +106,18 @@ def test_a_run_is_read_like_any_other(tmp_path: Path) -> None:
         "world_size": 2,
         "backend": "gloo",
         "model": 8_700_000,
-    } == (run.info["plan"])
+    } == run.info["plan"]
     assert OWN.key == run.info["baseline"]
     assert git_commit(Path(commbench.__file__).parent) == run.info["git_commit"]
     first, *others = run.training_rows
     assert ("default", 1.0) == (first.bucket_cap_mb, first.speedup)
     assert STEPS_MS.keys() - {"default"} == {row.bucket_cap_mb for row in others}
-    assert run.recommendation is not None
     assert ("change", "5") == (run.recommendation.verdict, run.recommendation.best.bucket_cap_mb)
     assert {0} == {loss.launch for loss in run.losses}
     ends = [record.block_at[-1] + record.block_steps for record in run.training_records]
     assert max(ends) - 1 == run.losses[-1].step
-    assert {"ddp.csv", "buckets.csv", "recommendation.json"} <= {
-        file.name for file in out.iterdir()
-    }
+    for name in ("ddp.csv", "buckets.csv", "recommendation.json"):
+        assert (whole / name).exists()
 
 
 def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
@@ -110,7 +126,6 @@ def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
     make_live_run(out, launches=3)
     run = load_run(out)
     assert [0, 1, 2] == [entry["launch"] for entry in run.info["launches"]]
-    assert run.recommendation is not None
     assert 3 == run.recommendation.launches
     assert run.recommendation.blocks > 0
     assert {3} == {
@@ -122,24 +137,22 @@ def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
 def test_launches_that_disagree_are_undecided(tmp_path: Path) -> None:
     """End undecided if a launch has decided for itself and all launches together do not."""
     out = tmp_path / "mine"
-    for five_ms in (105.0, 80.0):
-        run = open_run(out)
+    for launch, five_ms in enumerate((105.0, 80.0)):
+        records = []
         for case, step_ms in ((FRESH, 100.0), (FRESH_FIVE, five_ms)):
             medians_ms = [step_ms + number % 3 for number in range(8)]
-            run.append(make_blocks(case, medians_ms, launch=run.launch))
-        run.conclude("decided")
-        end(run)
+            records.append(make_blocks(case, medians_ms, launch=launch))
+        write(out, *records)
     info = load_run(out).info
     assert ["decided", "undecided"] == [entry["ending"] for entry in info["launches"]]
     assert "complete" == info["status"]
 
 
-def test_a_script_with_another_setting_does_not_mix(tmp_path: Path) -> None:
+def test_a_script_with_another_setting_does_not_mix(whole: Path, tmp_path: Path) -> None:
     """Refuse to continue if the script's setting changed, name both, and leave the run
     unchanged.
     """
-    out = tmp_path / "mine"
-    make_live_run(out)
+    out = shutil.copytree(whole, tmp_path / "mine")
     before = (out / "run.json").read_text()
     with pytest.raises(
         InputError, match=r"own setting was default buckets .* now it is 5 MiB buckets"
@@ -167,8 +180,7 @@ def test_a_forked_process_does_not_hold_the_directory(tmp_path: Path) -> None:
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     child.start()
     try:
-        run.conclude("nothing")
-        end(run)
+        end(run, "nothing")
         make_live_run(out)
     finally:
         child.kill()
@@ -188,18 +200,9 @@ def test_a_full_disk_stops_writing_and_nothing_else(
         append(store, record)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Store, "append", fail_later)
-    run = open_run(out)
-    for record in CONFIRMED:
-        run.append(record)
-    conclusion = run.conclude("decided")
-    end(run)
-    assert conclusion is not None
-    assert "change" == conclusion.verdict
+    assert "change" == write(out, *CONFIRMED).verdict
     (line,) = capfd.readouterr().err.splitlines()
-    assert (
-        f"results are no longer written to {out}, and the training goes on: no space is left; make"
-        " room." in line
-    )
+    assert f"no longer written to {out}, and the training goes on: no space is left" in line
     loaded = load_run(out)
     assert (1, "running") == (len(loaded.training_records), loaded.info["status"])
 
@@ -232,7 +235,6 @@ def test_a_script_that_ends_before_the_decision(killed: Path, tmp_path: Path, en
     run = load_run(out)
     assert ("cut", "the training ended too early") == (run.info["status"], run.info["reason"])
     assert ["ended"] == [entry["ending"] for entry in run.info["launches"]]
-    assert run.recommendation is not None
     assert (12, "change") == (run.recommendation.blocks, run.recommendation.verdict)
     assert (out / "ddp.csv").exists()
     assert "train.py on 2 ranks: change to 5 MiB buckets." == lines[0]
@@ -241,47 +243,39 @@ def test_a_script_that_ends_before_the_decision(killed: Path, tmp_path: Path, en
     assert lines[-1].startswith(f"Results: {out}; ")
 
 
-def test_a_complete_run_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_complete_run_is_left_as_it_is(whole: Path) -> None:
     """Repeat the conclusion of a complete run without rewriting it."""
-    out = tmp_path / "mine"
-    make_live_run(out)
-    before = {file.name: file.read_bytes() for file in out.iterdir() if file.name != ".lock"}
-    assert "change to 5 MiB buckets" in complete(make_options(out))[0]
-    assert before == {
-        file.name: file.read_bytes() for file in out.iterdir() if file.name != ".lock"
-    }
+    files = [file for file in whole.iterdir() if file.name != ".lock"]
+    before = [file.read_bytes() for file in files]
+    assert "change to 5 MiB buckets" in complete(make_options(whole))[0]
+    assert before == [file.read_bytes() for file in files]
 
 
-def test_only_launches_of_the_command_are_its_conclusion(tmp_path: Path) -> None:
+def test_only_launches_of_the_command_are_its_conclusion(whole: Path, tmp_path: Path) -> None:
     """Report that nothing was tuned if all launches are of an earlier command, and on a host without
     rank 0 where the results are.
     """
     out, witness = tmp_path / "mine", tmp_path / "witness"
     witness.touch()
-    nothing = "Nothing was tuned: a line above says why, or no model was trained"
-    host = "The ranks of this host were tuned."
-    assert complete(make_options(out))[0].startswith(nothing)
-    assert complete(make_options(out, witness=str(witness)))[0].startswith(host)
-    make_live_run(out)
-    assert complete(make_options(out, invocation="second"))[0].startswith(nothing)
+    for options in (make_options(out), make_options(whole, invocation="second")):
+        assert complete(options)[0].startswith("Nothing was tuned: a line above says why, or no")
+    (line,) = complete(make_options(out, witness=str(witness)))
+    assert line.startswith("The ranks of this host were tuned.")
 
 
-def test_every_model_has_its_conclusion(tmp_path: Path) -> None:
+def test_every_model_has_its_conclusion(whole: Path, tmp_path: Path) -> None:
     """Conclude the directories of models trained one after the other."""
-    for name in ("mine", "mine-2"):
-        make_live_run(tmp_path / name)
-    lines = complete(make_options(tmp_path / "mine"))
-    assert [str(tmp_path / name) for name in ("mine", "mine-2")] == [
-        line.split()[1].rstrip(";") for line in lines if line.startswith("Results:")
-    ]
+    outs = [shutil.copytree(whole, tmp_path / name) for name in ("mine", "mine-2")]
+    lines = complete(make_options(outs[0]))
+    ends = [line for line in lines if line.startswith("Results: ")]
+    for out, line in zip(outs, ends, strict=True):
+        assert line.startswith(f"Results: {out}; ")
 
 
 def test_a_run_without_a_comparison_says_so(tmp_path: Path) -> None:
     """Report why there is no comparison if no block ended."""
     out = tmp_path / "mine"
-    run = open_run(out)
-    assert run.conclude("released", reason="the script uses join()") is None
-    end(run)
+    assert end(open_run(out), "released", "the script uses join()") is None
     assert "Tuning has no result, because the script uses join()." == complete(make_options(out))[0]
 
 
@@ -303,8 +297,7 @@ def test_writing_takes_no_time_of_the_training(
     for record in records[:10]:
         run.append(record)
     assert time.monotonic() - began < 5 * seconds
-    run.conclude("decided")
-    end(run)
+    end(run, "decided")
     written = load_run(tmp_path / "mine").training_records
     assert 10 == sum(len(record.block_at) for record in written)
 
@@ -316,11 +309,8 @@ def test_each_block_is_one_line(tmp_path: Path) -> None:
         for number in (1, 2, 3)
     ]
     whole = make_blocks(with_cap("5"), [80.0] * 3)
-    run = open_run(tmp_path / "mine")
-    for record in (*parts, make_blocks(with_cap("5"), [80.0]), whole):
-        run.append(record)
-    run.conclude("steps")
-    end(run)
+    records = (*parts, make_blocks(with_cap("5"), [80.0]), whole)
+    write(tmp_path / "mine", *records, ending="steps")
     assert 5 == len((tmp_path / "mine" / "samples.jsonl").read_text().splitlines())
     loaded = load_run(tmp_path / "mine")
     own, *_, of_an_earlier_version = loaded.training_records

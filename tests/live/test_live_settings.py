@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from live_builders import OWN, make_options
+from live_builders import make_facts, make_options
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +27,7 @@ def test_a_chunk_larger_than_the_model_is_not_tried(
     """
     hook = ALIGNED.format(chunk)
     options = make_options(tmp_path, allow=("none", "fp16", hook))
-    settings = settings_of(OWN, MODEL, options, has_own_hook=False)
+    settings = settings_of(make_facts(), MODEL, options)
     is_tried = chunk == 106
     assert {"none", "fp16", *([hook] if is_tried else [])} == {case.hook_name for case in settings}
     reason = f"Hook topk was given chunk {chunk}, the model has 106 elements: give a smaller chunk."

@@ -7,93 +7,52 @@ import pytest
 pytest.importorskip("torch")
 
 from commbench.live.passes import Pass
-from commbench.live.watch_steps import (
-    BACKWARD,
-    BROADCAST,
-    EXPOSED,
-    FORWARD,
-    OPTIMIZER,
-    STEP,
-    split_step,
-)
+from commbench.live.watch_steps import split_step
 
-MS = 1_000_000
-
-
-def at(*milliseconds: float) -> list[int]:
-    """Return marks of the host's clock."""
-    return [round(MS * each) for each in milliseconds]
+Spans = Sequence[tuple[int, int]]
 
 
 def make_step(
-    index: int,
-    forwards: Sequence[float],
-    backwards: Sequence[tuple[float, float]],
-    updates: Sequence[tuple[float, float]] = (),
+    forwards: Sequence[int], backwards: Spans, updates: Spans = (), broadcasts: Spans = ()
 ) -> Pass:
-    """Return a step with passes and optimiser steps at these milliseconds."""
-    step = Pass(index=index)
-    step.forwards += at(*forwards)
-    for marks, spans in ((step.backwards, backwards), (step.updates, updates)):
-        marks += [(begin, end) for begin, end in (at(*span) for span in spans)]
+    """Return a step with marks at these milliseconds."""
+    step = Pass(index=0)
+    step.forwards += [1_000_000 * each for each in forwards]
+    marks = (step.backwards, backwards), (step.updates, updates), (step.broadcasts, broadcasts)
+    for own, spans in marks:
+        own += [(1_000_000 * begin, 1_000_000 * end) for begin, end in spans]
     return step
 
 
-def parts(
-    before: Pass, step: Pass, last_gradient: float, broadcasts: Sequence[tuple[float, float]] = ()
-) -> list[float]:
-    """Return the milliseconds of a step and of its parts."""
-    (step.last_gradient,) = at(last_gradient)
-    step.broadcasts = [(begin, end) for begin, end in (at(*span) for span in broadcasts)]
-    return split_step(before, step)
-
-
 #: A step that ends at 10 ms, and whose optimiser takes 2 ms afterwards.
-BEFORE = make_step(0, [0], [(4, 10)], [(11, 13)])
+BEFORE = make_step([0], [(4, 10)], [(11, 13)])
 
 
-def test_a_step_lasts_from_one_exchange_to_the_next() -> None:
-    """Count the optimiser after the exchange, the next passes, and leave 3 ms of loading data and
-    the like.
+@pytest.mark.parametrize(
+    ("before", "step", "last_gradient", "expected"),
+    [
+        (BEFORE, make_step([15], [(20, 30)]), 26, (20, 0, 5, 6, 4, 2)),
+        (BEFORE, make_step([14, 24], [(16, 20), (27, 33)]), 32, (23, 0, 5, 9, 1, 2)),
+        (BEFORE, make_step([15], [(20, 30)], broadcasts=[(15, 18)]), 26, (20, 3, 2, 6, 4, 2)),
+        (BEFORE, make_step([14, 15, 31], [(20, 30)]), 30, (20, 0, 6, 10, 0, 2)),
+        (
+            make_step([2], [(4, 10)]),
+            make_step([12], [(14, 20)], [(1, 40)]),
+            20,
+            (10, 0, 2, 6, 0, 2),
+        ),
+    ],
+    ids=["plain", "accumulated", "broadcast", "forward alone", "closure of the optimiser"],
+)
+def test_a_step_is_divided(
+    before: Pass, step: Pass, last_gradient: int, expected: tuple[int, ...]
+) -> None:
+    """Last from one exchange to the next, with the broadcast, forward, backward, exposed and
+    optimiser times of it.
+
+    Accumulated passes count together. A broadcast is no part of the forward pass in which DDP makes
+    it, a forward pass that no backward pass follows is left out, and passes inside an optimiser
+    step, such as of LBFGS, are not the optimiser.
     """
-    found = parts(BEFORE, make_step(1, [15], [(20, 30)]), last_gradient=26)
-    assert 20 == found[STEP]
-    assert (5, 6, 4, 2, 0) == (
-        found[FORWARD],
-        found[BACKWARD],
-        found[EXPOSED],
-        found[OPTIMIZER],
-        found[BROADCAST],
-    )
-    assert 3 == found[STEP] - sum(found[STEP + 1 :])
-
-
-def test_accumulated_passes_count_together() -> None:
-    """Sum passes, and take exposed communication from the last backward pass alone.
-
-    Gaps between passes are no part.
-    """
-    step = make_step(1, [14, 24], [(16, 20), (27, 33)])
-    found = parts(BEFORE, step, last_gradient=32)
-    assert (5, 9, 1, 2) == (found[FORWARD], found[BACKWARD], found[EXPOSED], found[OPTIMIZER])
-    assert 23 - 5 - 9 - 1 - 2 == found[STEP] - sum(found[STEP + 1 :])
-
-
-def test_a_broadcast_is_no_part_of_the_forward_pass() -> None:
-    """Take the broadcast of buffers out of the forward pass in which DDP makes it."""
-    found = parts(BEFORE, make_step(1, [15], [(20, 30)]), last_gradient=26, broadcasts=[(15, 18)])
-    assert (3, 2) == (found[BROADCAST], found[FORWARD])
-
-
-def test_a_forward_pass_without_a_backward_pass_is_left_out() -> None:
-    """End a forward pass where the next one begins, and drop one that nothing follows."""
-    found = parts(BEFORE, make_step(1, [14, 15, 31], [(20, 30)]), last_gradient=30)
-    assert (6, 0) == (found[FORWARD], found[EXPOSED])
-
-
-def test_passes_inside_an_optimiser_step_are_not_the_optimiser() -> None:
-    """Divide an optimiser step with a closure, such as of LBFGS, into passes and the rest."""
-    before = make_step(0, [2], [(4, 10)])
-    step = make_step(1, [12], [(14, 20)], [(1, 40)])
-    found = parts(before, step, last_gradient=20)
-    assert (10, 2, 6, 2) == (found[STEP], found[FORWARD], found[BACKWARD], found[OPTIMIZER])
+    step.last_gradient = 1_000_000 * last_gradient
+    assert expected == tuple(split_step(before, step))

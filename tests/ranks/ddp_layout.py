@@ -2,6 +2,7 @@
 size, also static.
 """
 
+import dataclasses
 import itertools
 import json
 import sys
@@ -13,6 +14,10 @@ from gloo import join, report_and_exit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from commbench.ddp.buckets import bucket_bytes, bucket_parameters
+from commbench.ddp.models import parameter_facts, trainable
+from commbench.ddp.plan.arguments import ddp_arguments
+from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.workloads import load_workload
 
 
@@ -111,48 +116,28 @@ def observe(model: Any, loss: Loss) -> dict[str, Any]:
     DDP.
     """
     order: list[int] = []
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     handles = [
         parameter.register_post_accumulate_grad_hook(lambda _, index=index: order.append(index))
-        for index, parameter in enumerate(trained)
+        for index, parameter in enumerate(trainable(model).values())
     ]
     loss(model).backward()
     for handle in handles:
         handle.remove()
-    return {
-        "parameters": [
-            {
-                "numel": p.numel(),
-                "itemsize": p.element_size(),
-                "dtype": str(p.dtype).removeprefix("torch."),
-            }
-            for p in trained
-        ],
-        "ready_order": order,
-    }
+    parameters = [dataclasses.asdict(fact) for fact in parameter_facts(model)]
+    return {"parameters": parameters, "ready_order": order}
 
 
 def ask_ddp(model: Any, loss: Loss, cap: str, *, static: bool) -> dict[str, list[Any]]:
     """Return the bucket sizes and parameter indices that DDP logs."""
-    caps = [] if cap == "default" else [float(part) for part in cap.split("+")]
-    options = (
-        {"bucket_cap_mb_list": caps}
-        if len(caps) > 1
-        else {"bucket_cap_mb": caps[0]}
-        if caps
-        else {}
+    case = TrainingCase(
+        workload="", world_size=1, batch_per_rank=1, bucket_cap_mb=cap, static_graph=static
     )
-    ddp = DistributedDataParallel(model, static_graph=static, **options)
+    ddp = DistributedDataParallel(model, **ddp_arguments(case))
     for _ in range(
         4 if static else 3
     ):  # it rebuilds in the second forward pass, or the third, and logs in the next
         loss(ddp).backward()
-    logged = ddp._get_ddp_logging_data()
-    numbers = logged["rebuilt_per_bucket_param_indices"].split(", ")
-    return {
-        "sizes": [int(size) for size in logged["rebuilt_bucket_sizes"].split(", ")],
-        "indices": [[int(index) for index in bucket.split()] for bucket in numbers],
-    }
+    return {"sizes": bucket_bytes(ddp), "indices": bucket_parameters(ddp, case)}
 
 
 if __name__ == "__main__":

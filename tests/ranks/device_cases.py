@@ -7,11 +7,11 @@ import statistics
 from dataclasses import asdict, replace
 from typing import Any
 
+from measuring import measure
 from reporting import report_and_exit
 
 from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import Sweep
-from commbench.engine.measure import measure
 from commbench.engine.session import Session
 from commbench.engine.timing.loops import Progress
 from commbench.stats.budgets import BUDGETS

@@ -107,6 +107,6 @@ if starter != "conductor":
         lambda store: Path(f"{out}.finished").write_text(store.info["status"]),
     ).run()
 os.environ["CONDUCTOR"] = str(os.getpid())
-launcher = HarmfulMpirun(mpirun=mpirun().mpirun, oversubscribe=True)
+launcher = HarmfulMpirun(path=mpirun().path, oversubscribe=True)
 with Store.open(out, header) as opened:
     sys.exit(conduct(stages, opened, launcher, Display(), fail_fast=True))

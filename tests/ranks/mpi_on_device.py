@@ -5,23 +5,20 @@ directly.
 import os
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import verify_all
+from measuring import measure
 from reporting import report_and_exit
 
 from commbench.backends import connect_control
 from commbench.collectives.cases import Sweep
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
-from commbench.engine.measure import measure
 from commbench.engine.session import Session
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.stats.budgets import BUDGETS
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
 def records_of(communicator: Communicator, control: Control) -> list[dict[str, Any]]:
@@ -71,7 +68,7 @@ def main() -> None:
         "refusal": "",
     }
     try:
-        CudaMpiCommunicator(control, plain)
+        CudaMpiCommunicator.connect(control)
     except InputError as error:
         results["refusal"] = str(error)
     for communicator in (

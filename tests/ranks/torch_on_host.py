@@ -9,12 +9,12 @@ from unittest import mock
 
 import torch
 import verify_all
+from measuring import measure
 from reporting import report_and_exit
 
 from commbench.backends import connect_control
 from commbench.backends.torch_nccl import TorchNcclCommunicator
 from commbench.collectives.cases import Case
-from commbench.engine.measure import measure
 from commbench.engine.session import Session
 from commbench.engine.timing.loops import Progress
 from commbench.stats.budgets import BUDGETS, Budget

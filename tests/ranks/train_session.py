@@ -26,7 +26,6 @@ from commbench.engine.control import gather_everywhere
 from commbench.engine.timing.loops import Progress
 from commbench.hooks import Hook
 from commbench.hooks.base import Launched, Stopwatch
-from commbench.hooks.message import BucketShape, Message
 
 WORKLOADS = Path(__file__).parent / "train_workloads.py"
 
@@ -47,33 +46,8 @@ class Short(Hook):
         future, _ = self.reduce_whole(buffer, watch)
         return future, lambda _: buffer[1:] if self.steps > 3 else buffer
 
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002
-        """Return no messages."""
-        return ()
-
 
 RUN_BLOCK = block.Training.run_block
-
-
-class Spy:
-    """Notes what the blocks of trainings return on this rank."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, list[dict[str, Any]]] = {}
-
-    def run_block(
-        self, training: block.Training, steps: int, *, is_last: bool = True
-    ) -> block.BlockSamples:
-        """Run the block."""
-        samples = RUN_BLOCK(training, steps, is_last=is_last)
-        note = {
-            "events": [len(step) for step in samples.watched],
-            "steps": len(samples.times),
-            "tensors": samples.bucket_tensors,
-            "sent": samples.sent_bytes,
-        }
-        self.seen.setdefault(training.case.key, []).append(note)
-        return samples
 
 
 def make_case(fields: dict[str, Any]) -> TrainingCase:
@@ -86,11 +60,15 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
     cases = [make_case(fields) for fields in task["cases"]]
     records: list[Any] = []
     begun: list[int] = []
-    spy = Spy()
+    seen: dict[str, list[list[int]]] = {}
     made = vars(block)["make_hook"]
-    block.Training.run_block = lambda training, steps, **how: spy.run_block(  # noqa: PLW0108 - a bound method would not get the training
-        training, steps, **how
-    )
+
+    def run_block(training: block.Training, steps: int, **how: bool) -> block.BlockSamples:
+        samples = RUN_BLOCK(training, steps, **how)
+        seen.setdefault(training.case.key, []).append([len(step) for step in samples.watched])
+        return samples
+
+    block.Training.run_block = run_block
     vars(block)["make_hook"] = lambda name, **options: (
         Short() if "broken" in options["options"] else made(name, **options)
     )
@@ -111,7 +89,7 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
         )
         finished = launch.train()
     vars(block)["make_hook"], block.Training.run_block = made, RUN_BLOCK
-    observations = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
+    observations = gather_everywhere(control, [seen.get(case.key, []) for case in cases])
     by_key = {record.case.key: dataclasses.asdict(record) for record in records}
     return {
         "records": [by_key.get(case.key) for case in cases],

@@ -20,7 +20,7 @@ from commbench.engine.control import Control, agree_on, gather_everywhere
 from commbench.engine.setup import Prepared, prepare
 from commbench.engine.timing.loops import Call, Progress
 from commbench.engine.timing.sync import Synchroniser
-from commbench.findings import Finding
+from commbench.findings import UnsupportedError
 
 #: A number that no library likes; the least is tried in these types too.
 ELEMENTS_PER_RANK, OFTEN = 301, ("float32", "int8")
@@ -98,8 +98,10 @@ def prepared_everywhere(
     case: Case, communicator: Communicator, control: Control, hosts: Sequence[str]
 ) -> Prepared | str:
     """Return the prepared case, or the reason why some rank cannot prepare it."""
-    prepared = agree_on(control, lambda: prepare(case, communicator, hosts))
-    return str(prepared) if isinstance(prepared, Finding) else prepared
+    try:
+        return agree_on(control, lambda: prepare(case, communicator, hosts))
+    except UnsupportedError as error:
+        return str(error)
 
 
 def natively_wrong(prepared: Prepared, control: Control) -> int:
@@ -118,19 +120,19 @@ def findings(
     if isinstance(prepared, str):
         yield "refused", prepared
         return
-    checked = prepared.verify(control, shared_clock=True)
-    if checked.refusal:
-        yield "refused", str(checked.refusal)
+    try:
+        yield "clean", sum(prepared.verify(control))
+    except UnsupportedError as error:
+        yield "refused", str(error)
         return
-    yield "clean", checked.wrong
     chosen = holders(prepared)[number % len(holders(prepared))]
     corrupted = prepared
     if control.rank == chosen:
         corrupt = partial(corrupt_result, case, number, prepared.buffers.receive)
         corrupted = replace(prepared, calls=[*prepared.calls, Call(run=corrupt)])
-    yield "corrupted", corrupted.verify(control, shared_clock=True).wrong
+    yield "corrupted", sum(corrupted.verify(control))
     idle = replace(prepared, calls=[Call(run=lambda: None)])
-    yield "idle", idle.verify(control, shared_clock=True).wrong
+    yield "idle", sum(idle.verify(control))
     if "native" in communicator.loops:
         yield "native", natively_wrong(prepared, control)
 
@@ -142,7 +144,7 @@ def barrier_findings(communicator: Communicator, control: Control) -> dict[str, 
     if communicator.backend == "mpi":
         barriers["persistent"] = prepare(replace(case, persistent=True), communicator)
     barriers["idle"] = replace(barriers["real"], calls=[Call(run=lambda: None)])
-    return {name: each.verify(control, shared_clock=True).wrong for name, each in barriers.items()}
+    return {name: sum(each.verify(control)) for name, each in barriers.items()}
 
 
 def old_library_finding(control: Control) -> str:

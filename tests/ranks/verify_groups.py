@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from measuring import measure
 from reporting import report_and_exit
 from verify_all import prepared_everywhere
 
@@ -16,11 +17,11 @@ from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.communicator import Communicator, HostBuffer
 from commbench.engine.control import Control, gather_everywhere
-from commbench.engine.measure import measure
 from commbench.engine.session import Session
 from commbench.engine.setup import Prepared
 from commbench.engine.timing.loops import Call, Progress
 from commbench.engine.timing.sync import Synchroniser
+from commbench.findings import UnsupportedError
 from commbench.stats.budgets import BUDGETS
 
 PATTERNS = (
@@ -68,11 +69,16 @@ def corrupted(prepared: Prepared, number: int, control: Control) -> dict[str, An
     if control.rank == chosen:
         flipping = Call(run=partial(flip, prepared.buffers.receive))
         prepared = replace(prepared, calls=[*prepared.calls, flipping])
-    checked = prepared.verify(control, shared_clock=True)
     return {
         "expected": [int(chosen in group) for group in prepared.groups],
-        "found": [checked.within(group) for group in prepared.groups],
+        "found": by_group(prepared, control),
     }
+
+
+def by_group(prepared: Prepared, control: Control) -> list[int]:
+    """Return the wrong elements within each group."""
+    wrong = prepared.verify(control)
+    return [sum(wrong[rank] for rank in group) for group in prepared.groups]
 
 
 def findings(
@@ -82,17 +88,16 @@ def findings(
     prepared = prepared_everywhere(case, communicator, control, hosts)
     if isinstance(prepared, str):
         return {"refused": prepared}
-    clean = prepared.verify(control, shared_clock=True)
-    if clean.refusal:
-        return {"refused": str(clean.refusal)}
+    try:
+        clean = prepared.verify(control)
+    except UnsupportedError as error:
+        return {"refused": str(error)}
     timer = communicator.timer("auto", Synchroniser(control, "barrier"), Progress())
-    native = prepared.verify(control, shared_clock=True, timer=timer)
-    idle = replace(prepared, calls=[Call(run=lambda: None)]).verify(control, shared_clock=True)
     return {
         "groups": prepared.groups,
-        "clean": clean.wrong,
-        "native": native.wrong,
-        "idle": [idle.within(group) for group in prepared.groups],
+        "clean": sum(clean),
+        "native": sum(prepared.verify(control, timer)),
+        "idle": by_group(replace(prepared, calls=[Call(run=lambda: None)]), control),
         "corrupted": corrupted(prepared, number, control),
     }
 
@@ -112,15 +117,11 @@ def barriers(communicator: Communicator, hosts: str, control: Control) -> dict[s
         )
         prepared = prepared_everywhere(case, communicator, control, hosts)
         assert isinstance(prepared, Prepared)
-        checks = {
-            name: each.verify(control, shared_clock=True)
-            for name, each in (("real", prepared), ("idle", replace(prepared, calls=[])))
-        }
         results[pattern] = {
-            name: [check.within(group) for group in prepared.groups]
-            for name, check in checks.items()
+            "real": by_group(prepared, control),
+            "idle": by_group(replace(prepared, calls=[]), control),
+            "late": [len(group) - 1 for group in prepared.groups],
         }
-        results[pattern]["late"] = [len(group) - 1 for group in prepared.groups]
     return results
 
 
@@ -128,11 +129,10 @@ def measured(communicator: Communicator, hosts: str, control: Control) -> list[d
     """Return records of a few operations in patterns with different idle ranks."""
     session = Session(
         control=control,
-        budget=BUDGETS["quick"],
+        budget=replace(BUDGETS["quick"], slice_s=0.02),
         progress=Progress(),
         oversubscribed=True,
         hosts=hosts,
-        slice_s=0.02,
     )
     common: dict[str, Any] = {
         "sizes": [4096],

@@ -1,5 +1,7 @@
 """Tests of the cost of a recommendation and of the launches that would decide it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from training_builders import make_training_case, make_training_record
@@ -13,6 +15,11 @@ ENTRIES = [
 ]
 
 
+def advice_of(ratios: list[float], level: float = 0.95) -> Any:
+    """Return the advice on launches that would decide."""
+    return launch_advice(ratios, ENTRIES, level=level)
+
+
 def test_steps_count_all_blocks() -> None:
     """Count early steps too, and none without DDP."""
     record = make_training_record(block_steps=9, block_lengths=[6, 6, 6])
@@ -23,8 +30,7 @@ def test_steps_count_all_blocks() -> None:
 def test_so_many_launches_would_decide() -> None:
     """Name launches that decide most cases, their time, and the number to give."""
     ratios = [0.97, 1.03, 0.99, 1.01, 1.02, 0.98]
-    advice = launch_advice(ratios, 0.02, ENTRIES)
-    assert advice is not None
+    advice = advice_of(ratios)
     more = int(advice.numbers["high"])
     assert ("decide_between", 6 + more) == (advice.code, advice.numbers["launches"])
     assert 0 < int(advice.numbers["low"]) < more
@@ -34,44 +40,33 @@ def test_so_many_launches_would_decide() -> None:
     decided = 0
     for _ in range(200):
         interval = stats.median_interval(np.exp(spread * generator.standard_normal(6 + more)))
-        assert interval is not None
         decided += interval.high <= 1.02
     assert decided > 130
 
 
-def further(ratios: list[float], level: float = 0.95) -> int:
-    """Return the launches that would decide."""
-    advice = launch_advice(ratios, 0.02, [], level=level)
-    assert advice is not None
-    assert not advice.details
-    return int(advice.numbers["high"])
-
-
 def test_another_level_takes_more_launches() -> None:
     """Name more launches at a higher level, and at least what an interval needs."""
-    ratios = [0.98, 1.015, 0.99, 1.01]
-    assert further(ratios) < further(ratios, 0.975)
-    sure = [1.5, 1.51, 1.49]
-    assert (3, 4) == (further(sure), further(sure, 0.975))
+    near, sure = [0.98, 1.015, 0.99, 1.01], [1.5, 1.51, 1.49]
+    found = [advice_of(ratios, n).numbers["high"] for ratios in (near, sure) for n in (0.95, 0.975)]
+    assert found[0] < found[1]
+    assert [3, 4] == found[2:]
+    advice: Any = launch_advice(near, [])
+    assert not advice.details  # no launch says how long they take
 
 
 @pytest.mark.parametrize("shift", [1.0, 1.02, 1.05])
 def test_a_noisy_machine_is_named(shift: float) -> None:
     """Name no launches if hundreds are needed, also for a gain near the margin."""
-    ratios = [shift * ratio for ratio in (0.05, 0.4, 1.0, 2.5, 19.8)]
-    advice = launch_advice(ratios, 0.02, ENTRIES)
-    assert advice is not None
-    assert "decide_noisy" == advice.code
+    noisy = [shift * ratio for ratio in (0.05, 0.4, 1.0, 2.5, 19.8)]
+    assert "decide_noisy" == advice_of(noisy).code
 
 
 @pytest.mark.parametrize("ratios", [[], [1.1], [1.0, 0.0]])
 def test_too_few_launches_give_no_advice(ratios: list[float]) -> None:
     """Return nothing for one launch."""
-    assert launch_advice(ratios, 0.02, ENTRIES) is None
+    assert launch_advice(ratios, ENTRIES) is None
 
 
 def test_a_gain_at_the_margin_is_not_decided() -> None:
     """Report a gain at the margin instead of thousands of launches."""
-    advice = launch_advice([1.019, 1.021, 1.020, 1.022, 1.018, 1.02], 0.02, ENTRIES)
-    assert advice is not None
-    assert "decide_near" == advice.code
+    assert "decide_near" == advice_of([1.019, 1.021, 1.020, 1.022, 1.018, 1.02]).code

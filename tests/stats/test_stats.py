@@ -3,7 +3,6 @@ fixed seeds.
 """
 
 import math
-import statistics
 from collections.abc import Callable
 
 import numpy as np
@@ -15,8 +14,6 @@ from scipy.stats import mannwhitneyu, wilcoxon
 from commbench.stats import (
     Comparison,
     Interval,
-    StoppingRule,
-    Verdict,
     benjamini_hochberg,
     compare_family,
     family_hint,
@@ -76,17 +73,21 @@ def test_median_interval_needs_enough_values(level: float, fewest: int) -> None:
     assert fewest_launches(level) == fewest
 
 
-@pytest.mark.parametrize("launches", [2, 3, 5, 6, 20])
-def test_intervals_cover_the_truth_as_often_as_they_claim(launches: int) -> None:
-    """Cover the true median in 92 to 98.5 % of runs (97.9 % is exact for 10 launches), of 2 to 5
-    launches by Student's t.
+@pytest.mark.parametrize(
+    ("launches", "level"),
+    [(2, 0.95), (3, 0.95), (5, 0.95), (6, 0.95), (20, 0.95), (2, 0.9875), (7, 0.9875)],
+)
+def test_intervals_cover_the_truth_as_often_as_they_claim(launches: int, level: float) -> None:
+    """Cover the true median in 92 to 98.5 % of runs at 95 % (97.9 % is exact for 10 launches), of
+    too few launches for order statistics by Student's t.
     """
     rng = np.random.default_rng(launches)
     effects = rng.lognormal(math.log(100.0), 0.05, (2000, launches, 1))
     medians = np.median(effects * rng.lognormal(0.0, 0.01, (2000, launches, 31)), axis=2)
     plain = rng.lognormal(math.log(100.0), 0.3, (2000, launches))
     for runs in (medians, plain):
-        assert 0.92 <= np.mean([covered(launch_interval(run), 100.0) for run in runs]) <= 0.985
+        share = np.mean([covered(launch_interval(run, level), 100.0) for run in runs])
+        assert level - 0.03 <= share <= max(0.985, level + 0.01)
 
 
 def test_launch_interval_of_two_launches_by_hand() -> None:
@@ -94,25 +95,8 @@ def test_launch_interval_of_two_launches_by_hand() -> None:
     mean.
     """
     interval, apart = launch_interval([100.0, 102.0]), launch_interval([1.0, 1e9], 0.99)
-    assert interval is not None
     assert pytest.approx(12.706 * math.log(1.02)) == math.log(interval.high / interval.low)
-    assert apart is not None
     assert 1e17 < apart.high < 1e18  # the largest number in result files
-
-
-@pytest.mark.parametrize("level", [0.95, 0.975, 0.9875])
-def test_launch_interval_at_any_level_takes_two_launches(level: float) -> None:
-    """Assume log-normal launches if order statistics cannot reach the level, and keep the
-    coverage.
-    """
-    fewest = fewest_launches(level)
-    runs = np.random.default_rng(5).lognormal(0, 0.05, (500, fewest))
-    assert median_interval(runs[0][: fewest - 1], level) is None
-    assert launch_interval(runs[0], level) == median_interval(runs[0], level)
-    for launches in (2, fewest - 1):
-        assert level - 0.015 <= np.mean(
-            [covered(launch_interval(run[:launches], level), 1.0) for run in runs]
-        )
 
 
 def test_launch_interval_without_spread_or_logarithm() -> None:
@@ -142,43 +126,6 @@ def test_quantiles_are_numpys_to_the_last_bit(size: int) -> None:
         assert float(np.median(values)) == median(values)
 
 
-def test_stopping_rule_is_satisfied_at_the_target() -> None:
-    """Stop at the target width, never below the minimum number of repetitions, and never ask for
-    less than two clock ticks.
-    """
-    times = np.linspace(0.9, 1.1, 31)
-    interval = median_interval(times)
-    assert interval is not None
-    for target, kept, minimum, expected in (
-        (interval.half_width * 1.001, times, 30, True),
-        (interval.half_width * 0.999, times, 30, False),
-        (0.5, times[:29], 30, False),
-        (0.5, times[:29], 29, True),
-    ):
-        rule = StoppingRule(relative_half_width=target, ticks_s=0.0, minimum=minimum)
-        assert expected is rule.satisfied(kept)
-    for ticks_s, expected in ((0.11e-6, True), (0.09e-6, False)):
-        rule = StoppingRule(relative_half_width=0.01, ticks_s=ticks_s)
-        assert expected is rule.satisfied([1e-6, 1.4e-6] * 20)
-
-
-def test_stopping_rule_keeps_its_coverage_while_peeking() -> None:
-    """Cover the true median in at least 91 % of launches despite repeated checks."""
-    rng = np.random.default_rng(5)
-    rule = StoppingRule(relative_half_width=0.02, ticks_s=0.0)
-    truth = math.exp(statistics.NormalDist(0.0, 0.06).inv_cdf(0.5 / 0.98))
-    hits = 0
-    for _ in range(300):
-        times = rng.lognormal(0.0, 0.06, rule.maximum) * np.where(
-            rng.random(rule.maximum) < 0.02, 20.0, 1.0
-        )
-        n = rule.minimum
-        while not rule.satisfied(times[:n]):
-            n = rule.next_checkpoint(n)
-        hits += covered(median_interval(times[:n]), truth)
-    assert hits >= 0.91 * 300
-
-
 @pytest.mark.parametrize(
     ("start", "least", "most"),
     [
@@ -195,7 +142,6 @@ def test_warmup_ends_where_times_are_steady(start: Floats, least: int, most: int
         times = rng.lognormal(0.0, 0.01, 300)
         times[: len(start)] *= start
         count = warmup_count(times)
-        assert count is not None
         assert least <= count <= most
 
 
@@ -358,8 +304,8 @@ def test_pairing_removes_shared_drift() -> None:
     assert pytest.approx(float(np.median(b) / np.median(a))) == ratio
     assert 10 * together.half_width < alone.half_width
     assert covered(together, 1.05)
-    assert compare_family([(a, b)], paired=True)[0].verdict == Verdict.SLOWER
-    assert compare_family([(a, b)])[0].verdict == Verdict.INCONCLUSIVE
+    assert compare_family([(a, b)], paired=True)[0].verdict == "slower"
+    assert compare_family([(a, b)])[0].verdict == "inconclusive"
 
 
 @pytest.mark.parametrize(("launches", "paired"), [(6, False), (10, True)])
@@ -369,10 +315,10 @@ def test_equal_runs_get_few_verdicts(launches: int, *, paired: bool) -> None:
     shape = (3 if paired else 6, repetitions(40), 2, launches)
     smooth = rng.lognormal(0.0, 0.04, shape)
     bimodal = rng.lognormal(0.0, 0.005, shape) * np.where(rng.random(shape) < 0.4, 1.4, 1.0)
-    verdicts: list[Verdict] = []
+    verdicts: list[str] = []
     for run in (*smooth, *bimodal):
         verdicts += [each.verdict for each in compare_family(family(run), paired=paired)]
-    different = verdicts.count(Verdict.FASTER) + verdicts.count(Verdict.SLOWER)
+    different = verdicts.count("faster") + verdicts.count("slower")
     assert different <= 0.05 * len(verdicts)
 
 
@@ -397,7 +343,7 @@ def test_selected_cases_get_wider_intervals() -> None:
     comparisons = compare_family(family(samples))
     levels = [comparison.interval.level for comparison in comparisons if comparison.interval]
     assert pytest.approx([1 - 0.05 * 2 / 20] * 2 + [0.95] * 18) == levels
-    assert [comparison.verdict for comparison in comparisons[:2]] == [Verdict.SLOWER] * 2
+    assert [comparison.verdict for comparison in comparisons[:2]] == ["slower"] * 2
 
 
 def test_the_margin_decides() -> None:
@@ -406,10 +352,10 @@ def test_the_margin_decides() -> None:
     """
     a, b = np.random.default_rng(3).lognormal(0.0, 0.001, (2, 10))
     for factor, margin, verdict in (
-        (1.0, 0.02, Verdict.SAME),
-        (1.01, 0.02, Verdict.SAME),
-        (1.02, 0.02, Verdict.INCONCLUSIVE),
-        (1.01, 0.005, Verdict.SLOWER),
+        (1.0, 0.02, "same"),
+        (1.01, 0.02, "same"),
+        (1.02, 0.02, "inconclusive"),
+        (1.01, 0.005, "slower"),
     ):
         (comparison,) = compare_family([(a, factor * b)], margin=margin)
         assert verdict == comparison.verdict
@@ -424,10 +370,10 @@ def test_cases_without_a_spread_are_inconclusive() -> None:
     )
     assert Comparison(ratio=2.5, launches_a=1, launches_b=2) == lone
     assert math.isnan(empty.ratio)
-    assert [case.verdict for case in (lone, empty, zero)] == [Verdict.INCONCLUSIVE] * 3
+    assert [case.verdict for case in (lone, empty, zero)] == ["inconclusive"] * 3
     assert (None, 1.0, math.inf) == (zero.interval, zero.p_value, zero.detectable)
     assert compare_family([good]) == [others]
-    assert others.verdict == Verdict.SLOWER
+    assert others.verdict == "slower"
     assert compare_family([]) == []
 
 
@@ -441,22 +387,14 @@ def test_detectable_is_found_four_times_in_five(launches: int, cases: int) -> No
     assert math.inf == compare_family([(equals[0, 0, 0, :3],) * 2])[0].detectable
     planted = rng.lognormal(0.0, 0.02, (repetitions(200), cases, 2, launches))
     planted[:, 0, 1] *= 1 + np.median(sizes)
-    detections = [compare_family(family(run))[0].verdict == Verdict.SLOWER for run in planted]
+    detections = [compare_family(family(run))[0].verdict == "slower" for run in planted]
     assert 0.65 - slack(0.65, 200) <= np.mean(detections) <= 0.95 + slack(0.95, 200)
 
 
-@pytest.mark.parametrize(
-    ("m", "launches", "expected"),
-    [
-        (1, 3, True),
-        (1, 4, False),
-        (321, 8, False),
-        (322, 8, True),
-    ],
-)
-def test_family_hint_knows_the_smallest_p(m: int, launches: int, expected: bool) -> None:
+def test_family_hint_knows_the_smallest_p() -> None:
     """Advise more launches exactly where 2 / C(2n, n) exceeds q / m."""
-    assert expected is family_hint(m, launches, launches)
+    assert (True, False) == (family_hint(1, 3, 3), family_hint(1, 4, 4))
+    assert (False, True) == (family_hint(321, 8, 8), family_hint(322, 8, 8))
 
 
 def test_hodges_lehmann_is_the_median_of_pairwise_means() -> None:
@@ -475,7 +413,6 @@ def test_signed_rank_intervals_agree_with_the_test(n: int) -> None:
     """Hold exactly the centres that Wilcoxon's test does not reject."""
     values = np.random.default_rng(n).standard_normal(n)
     interval = signed_rank_interval(values)
-    assert interval is not None
     assert signed_rank_interval(values[:5]) is None
     for centre, is_rejected in (
         (interval.low - 1e-9, True),

@@ -5,12 +5,13 @@ length.
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from effort import repetitions, slack
-from training_builders import make_training_case, make_training_info, make_training_record
+from live_builders import make_record
+from training_builders import make_training_case
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.results.trained import Speedup, speedup_of_rounds
@@ -30,44 +31,41 @@ from commbench.tuner.rules import LIVE, judge, level_of
 STEPS = 20_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Noise:
-    """The noise of a simulated machine's steps."""
-
-    spread: float = 0.0
-    """Standard deviation of the logarithm of a step, independent from step to step."""
-    drift: float = 0.0
-    """Amplitude of a slow wave in the logarithm; its period is 300 to 1500 steps."""
-    state: float = 0.0
-    """Difference of the machine's two states in the logarithm."""
-    lasting: float = 30
-    """Mean steps in one state."""
-    stalls: float = 0.0
-    """Share of steps that take 2 to 10 times as long."""
-
-    def factors(self, seed: int) -> list[float]:
-        """Return the factor on each step of a training."""
-        generator = np.random.default_rng(seed)
-        logs = self.spread * generator.standard_normal(STEPS)
-        logs += self.drift * np.sin(
-            2 * np.pi * (np.arange(STEPS) / generator.uniform(300, 1500) + generator.random())
-        )
-        logs += self.state * (np.cumsum(generator.random(STEPS) < 1 / self.lasting) % 2)
-        logs += (generator.random(STEPS) < self.stalls) * np.log(generator.uniform(2, 10, STEPS))
-        return np.exp(logs).tolist()
-
-
+#: The noise of a machine's steps: the standard deviation ``spread`` of the logarithm of a step; the
+#: amplitude ``drift`` of a slow wave; the difference ``state`` of two states, each of which is
+#: ``lasting`` steps long on average; and the share ``stalls`` of steps that take 2 to 10 times as
+#: long.
+Noise = dict[str, float]
+QUIET, LOGNORMAL = {"spread": 0.01}, {"spread": 0.05}
 NOISES = {
-    "quiet": Noise(spread=0.01),
-    "lognormal": Noise(spread=0.05),
-    "two states": Noise(spread=0.03, state=0.15),
-    "long states": Noise(spread=0.03, state=0.15, lasting=80),
-    "all": Noise(spread=0.04, drift=0.05, state=0.15, lasting=40, stalls=0.01),
+    "quiet": QUIET,
+    "lognormal": LOGNORMAL,
+    "two states": {"spread": 0.03, "state": 0.15},
+    "long states": {"spread": 0.03, "state": 0.15, "lasting": 80},
+    "all": {"spread": 0.04, "drift": 0.05, "state": 0.15, "lasting": 40, "stalls": 0.01},
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tuning:
+def factors(
+    seed: int,
+    *,
+    spread: float,
+    drift: float = 0,
+    state: float = 0,
+    lasting: float = 30,
+    stalls: float = 0,
+) -> list[float]:
+    """Return the factor on each step of a training, see `Noise`."""
+    generator = np.random.default_rng(seed)
+    logs = spread * generator.standard_normal(STEPS)
+    wave = np.arange(STEPS) / generator.uniform(300, 1500) + generator.random()
+    logs += drift * np.sin(2 * np.pi * wave)
+    logs += state * (np.cumsum(generator.random(STEPS) < 1 / lasting) % 2)
+    logs += (generator.random(STEPS) < stalls) * np.log(generator.uniform(2, 10, STEPS))
+    return np.exp(logs).tolist()
+
+
+class Tuning(NamedTuple):
     """A finished simulated tuning."""
 
     blocks: Sequence[Block]
@@ -75,27 +73,10 @@ class Tuning:
     level: float
     times_ms: dict[tuple[int, str], list[list[float]]]
     """Timed steps of each block, by setting and phase."""
-    speedups: dict[int, list[float]]
-    """Of each alternative in each fresh round."""
-
-    @property
-    def found(self) -> dict[int, Speedup]:
-        """Return the speedup of each finalist."""
-        return {
-            setting: speedup_of_rounds(speedups, self.level)
-            for setting, speedups in self.speedups.items()
-        }
-
-    @property
-    def faster(self) -> list[int]:
-        """Return the finalists that call for a change."""
-        return [setting for setting, speedup in self.found.items() if judge(speedup) == "change"]
-
-    @property
-    def verdict(self) -> str:
-        """Return the verdict of the recommendation."""
-        verdicts = set(map(judge, self.found.values()))
-        return "change" if self.faster else "keep" if verdicts == {"keep"} else "inconclusive"
+    found: dict[int, Speedup]
+    """The speedup of each finalist."""
+    faster: list[int]
+    """The finalists that call for a change."""
 
 
 def steps_of(blocks: Sequence[Block]) -> int:
@@ -114,50 +95,39 @@ def simulate(
     *,
     seed: int = 0,
     settings: Sequence[TrainingCase] = (),
-    step_ms: float = 100.0,
-    max_steps: int | None = None,
-    time_limit_s: float | None = None,
-    withheld: Sequence[int] = (),
+    **conditions: Any,
 ) -> Tuning:
-    """Tune a training whose settings have these true speedups."""
-    settings = settings or make_settings(len(speedups))
-    experiment = Experiment(settings, seed=seed, max_steps=max_steps, withheld=withheld)
-    steps_ms = [step_ms * factor for factor in noise.factors(seed)]
+    """Tune a training with steps of 100 ms whose settings have these true speedups."""
+    experiment = Experiment(settings or make_settings(len(speedups)), seed=seed, **conditions)
+    steps_ms = [100 * factor for factor in factors(seed, **noise)]
     made, passed_s = 0, 0.0
-    blocks: list[Block] = []
-    times_ms: dict[tuple[int, str], list[list[float]]] = {}
-    while block := experiment.next_block(
-        made, None if time_limit_s is None else time_limit_s - passed_s
-    ):
+    blocks = []
+    times_ms = {}
+    while block := experiment.next_block(made, passed_s):
         blocks.append(block)
-        own_ms = [
-            step / speedups[block.setting] for step in steps_ms[made : made + UNTIMED + block.steps]
-        ]
-        made, passed_s = made + len(own_ms), passed_s + sum(own_ms) / 1e3
+        end = made + UNTIMED + block.steps
+        own_ms = [step_ms / speedups[block.setting] for step_ms in steps_ms[made:end]]
+        made, passed_s = end, passed_s + sum(own_ms) / 1e3
         experiment.add(block, own_ms[UNTIMED:])
         times_ms.setdefault((block.setting, block.phase), []).append(own_ms[UNTIMED:])
-    baseline = times_ms.get((0, CONFIRM), [])
-    ratios = {
-        setting: [
-            median(base) / median(own) for base, own in zip(baseline, blocks_ms, strict=False)
-        ]
-        for (setting, phase), blocks_ms in times_ms.items()
-        if phase == CONFIRM and setting
-    }
-    return Tuning(
-        blocks=blocks,
-        ending=experiment.ending,
-        level=getattr(experiment._stage, "level", level_of(1)),
-        times_ms=times_ms,
-        speedups=ratios,
-    )
+    medians_ms = {}
+    for (setting, phase), blocks_ms in times_ms.items():
+        if phase == CONFIRM:
+            medians_ms[setting] = list(map(median, blocks_ms))
+    base_ms = medians_ms.pop(0, [])
+    level = getattr(experiment._stage, "level", level_of(1))
+    found = {}
+    for setting, own_ms in medians_ms.items():
+        ratios = [base / own for base, own in zip(base_ms, own_ms, strict=False)]
+        if ratios:
+            found[setting] = speedup_of_rounds(ratios, level)
+    faster = [setting for setting in found if judge(found[setting]) == "change"]
+    return Tuning(blocks, experiment.ending, level, times_ms, found, faster)
 
 
-def simulate_many(
-    speedups: Sequence[float], noise: Noise, runs: int, **conditions: float | None
-) -> list[Tuning]:
+def simulate_many(speedups: Sequence[float], noise: Noise, runs: int) -> list[Tuning]:
     """Tune ``runs`` trainings with independent noise."""
-    return [simulate(speedups, noise, seed=seed, **conditions) for seed in range(runs)]
+    return [simulate(speedups, noise, seed=seed) for seed in range(runs)]
 
 
 # ---------------------------------------------------------------------------- how often it is right
@@ -171,7 +141,7 @@ def test_no_gain_beyond_the_margin_seldom_calls_for_a_change(
     """Recommend a change in at most 5 % of 200 tunings despite repeated looks."""
     runs = 200
     tunings = simulate_many(speedups, NOISES[noise], repetitions(runs))
-    changes = sum(tuning.verdict == "change" for tuning in tunings) / len(tunings)
+    changes = sum(bool(tuning.faster) for tuning in tunings) / len(tunings)
     assert changes <= 0.05 + slack(0.05, runs)
 
 
@@ -179,7 +149,7 @@ def test_no_gain_beyond_the_margin_seldom_calls_for_a_change(
 def test_gains_are_found(gain: float, least: float) -> None:
     """Detect the one faster setting of eight with 5 % noise."""
     runs = 100
-    tunings = simulate_many([1, 1, 1, gain, 1, 1, 1, 1], NOISES["lognormal"], repetitions(runs))
+    tunings = simulate_many([1, 1, 1, gain, 1, 1, 1, 1], LOGNORMAL, repetitions(runs))
     assert sum(tuning.faster == [3] for tuning in tunings) / len(tunings) >= least - slack(
         least, runs
     )
@@ -188,13 +158,11 @@ def test_gains_are_found(gain: float, least: float) -> None:
 @pytest.mark.parametrize("settings", [6, 10])
 def test_a_large_gain_is_decided_within_200_steps(settings: int) -> None:
     """Decide a gain of 1.3 within 200 steps in nine of ten tunings."""
-    tunings = simulate_many(
-        [1.0, 1.3, *[1.0] * (settings - 2)], NOISES["lognormal"], repetitions(100)
-    )
+    tunings = simulate_many([1.0, 1.3, *[1.0] * (settings - 2)], LOGNORMAL, repetitions(100))
     quick = 0
     for tuning in tunings:
-        is_decided = (tuning.ending, tuning.verdict) == ("decided", "change")
-        quick += is_decided and steps_of(tuning.blocks) <= 200
+        is_decided = tuning.ending == "decided" and tuning.faster
+        quick += bool(is_decided) and steps_of(tuning.blocks) <= 200
     assert quick >= 0.9 * len(tunings)
 
 
@@ -219,19 +187,18 @@ def test_a_recommendation_agrees_with_the_experiment(max_steps: int | None, seed
         settings=settings,
         max_steps=max_steps,
     )
-    records = [
-        dataclasses.replace(
-            make_training_record(dataclasses.replace(settings[setting], phase=phase)),
-            step_ms=[step_ms for block_ms in blocks_ms for step_ms in block_ms],
-            block_lengths=[len(block_ms) for block_ms in blocks_ms],
-            block_at=range(len(blocks_ms)),
-        )
-        for (setting, phase), blocks_ms in tuning.times_ms.items()
-    ]
-    info = make_training_info(baseline=settings[0].key, plan={"live": True})
+    records = []
+    for (setting, phase), blocks_ms in tuning.times_ms.items():
+        case = dataclasses.replace(settings[setting], phase=phase)
+        records.append(make_record(case, blocks_ms, range(len(blocks_ms))))
+    info = {"baseline": settings[0].key, "plan": {"live": True}}
     recommendation = recommend(records, info)
-    assert recommendation is not None
-    assert (recommendation.verdict, recommendation.level) == (tuning.verdict, tuning.level)
+    verdict = "inconclusive"
+    if tuning.faster:
+        verdict = "change"
+    elif {"keep"} == set(map(judge, tuning.found.values())):
+        verdict = "keep"
+    assert (recommendation.verdict, recommendation.level) == (verdict, tuning.level)
     intervals = [speedup.interval for speedup in tuning.found.values()]
     assert {choice.speedup_ci for choice in recommendation.alternatives} == {
         (interval.low, interval.high) for interval in intervals if interval
@@ -243,9 +210,9 @@ def test_a_recommendation_agrees_with_the_experiment(max_steps: int | None, seed
 
 def test_every_round_has_the_baseline_and_an_order_of_its_own() -> None:
     """Start each shuffled round with a longer block of the baseline."""
-    tuning = simulate([1.0] * 4, NOISES["lognormal"], max_steps=600)
+    tuning = simulate([1.0] * 4, LOGNORMAL, max_steps=600)
     assert tuning.blocks[0] == Block(0, SWEEP, FIRST_STEPS)
-    rounds: dict[tuple[str, int], list[int]] = {}
+    rounds = {}
     for block in tuning.blocks:
         rounds.setdefault((block.phase, block.round), []).append(block.setting)
     screened = [rounds[SWEEP, number] for number in range(3)]
@@ -258,7 +225,7 @@ def test_every_round_has_the_baseline_and_an_order_of_its_own() -> None:
 
 def test_a_clearly_slower_setting_is_tried_once() -> None:
     """Drop a setting after one round if it is half as fast."""
-    tuning = simulate([1.0, 0.5, 1.0, 1.05], NOISES["lognormal"])
+    tuning = simulate([1.0, 0.5, 1.0, 1.05], LOGNORMAL)
     assert Counter(block.setting for block in tuning.blocks)[1] == 1
 
 
@@ -280,7 +247,7 @@ def test_no_limit_of_steps_is_exceeded(max_steps: int) -> None:
 @pytest.mark.parametrize("time_limit_s", [-1.0, 0.0, 0.5, 5.0, 30.0])
 def test_no_limit_of_time_is_exceeded(time_limit_s: float) -> None:
     """End within the time limit, except for the first block."""
-    tuning = simulate([1.0] * 10, NOISES["lognormal"], time_limit_s=time_limit_s)
+    tuning = simulate([1.0] * 10, LOGNORMAL, time_limit_s=time_limit_s)
     assert 0.1 * steps_of(tuning.blocks[1:]) <= 1.1 * max(time_limit_s, 0)
     assert tuning.ending == "time"
     screening = [block for block in tuning.blocks if block.phase == SWEEP]
@@ -289,9 +256,9 @@ def test_no_limit_of_time_is_exceeded(time_limit_s: float) -> None:
 
 def test_the_last_look_ends_a_tuning() -> None:
     """End inconclusive after the last look, although steps and time remain."""
-    tuning = simulate([1.0, 1.02], NOISES["lognormal"], max_steps=STEPS)
+    tuning = simulate([1.0, 1.02], LOGNORMAL, max_steps=STEPS)
     assert tuning.ending == "undecided"
-    assert len(tuning.speedups[1]) == LIVE.looks[-1]
+    assert tuning.found[1].blocks == LIVE.looks[-1]
 
 
 # --------------------------------------------------------------------------- settings that are safe
@@ -303,12 +270,12 @@ def test_the_best_of_each_effect_on_learning_is_confirmed() -> None:
     """
     hooked = [make_training_case(hook, cap="1") for hook in ("fp16", "bf16", "topk:0.01")]
     settings = make_settings(3, *hooked)
-    tuning = simulate([1.0, 1.15, 1.0, 1.3, 1.2, 2.0], NOISES["quiet"], settings=settings)
-    assert {1, 3, 5} == tuning.speedups.keys() == set(tuning.faster)
+    tuning = simulate([1.0, 1.15, 1.0, 1.3, 1.2, 2.0], QUIET, settings=settings)
+    assert {1, 3, 5} == tuning.found.keys() == set(tuning.faster)
     assert tuning.level == level_of(3) == pytest.approx(1 - 0.05 / 3)
-    assert LIVE.looks[0] == len(tuning.speedups[5])
-    slow_fp16 = simulate([1.0, 1.3, 1.0, 1.15, 1.1, 2.0], NOISES["quiet"], settings=settings)
-    assert {1, 5} == slow_fp16.speedups.keys()
+    assert LIVE.looks[0] == tuning.found[5].blocks
+    slow_fp16 = simulate([1.0, 1.3, 1.0, 1.15, 1.1, 2.0], QUIET, settings=settings)
+    assert {1, 5} == slow_fp16.found.keys()
 
 
 @pytest.mark.parametrize("withheld", [[], [2]])
@@ -318,8 +285,8 @@ def test_the_fastest_that_may_be_recommended_ends_the_confirmation(withheld: lis
     """
     settings = make_settings(2, make_training_case("topk:0.01", cap="1"))
     speedups = [1.0, 1.025, 1.5]
-    tuning = simulate(speedups, NOISES["lognormal"], settings=settings, withheld=withheld)
-    rounds = [len(tuning.speedups[setting]) for setting in (1, 2)]
+    tuning = simulate(speedups, LOGNORMAL, settings=settings, withheld=withheld)
+    rounds = [tuning.found[setting].blocks for setting in (1, 2)]
     assert withheld or tuning.ending == "decided"
     assert LIVE.looks[0] == rounds[1]
     assert (LIVE.looks[1] == rounds[0]) == (not withheld)
@@ -331,18 +298,15 @@ def test_the_fastest_that_may_be_recommended_ends_the_confirmation(withheld: lis
 
 def begin(count: int = 4) -> tuple[Experiment, Block]:
     """Return an experiment after its first block, and the second block."""
-    experiment = Experiment(make_settings(count), seed=1, max_steps=None)
-    first = experiment.next_block(0, None)
-    assert first is not None
+    experiment = Experiment(make_settings(count), seed=1)
+    first = experiment.next_block(0, 0)
     experiment.add(first, [100.0] * first.steps)
     return experiment, next_of(experiment)
 
 
 def next_of(experiment: Experiment) -> Block:
     """Return the next block, which there is."""
-    block = experiment.next_block(20, None)
-    assert block is not None
-    return block
+    return experiment.next_block(20, 0)
 
 
 @pytest.mark.parametrize("steps_ms", [[], [100.0]])
@@ -350,7 +314,7 @@ def test_a_disturbed_block_is_repeated(steps_ms: list[float]) -> None:
     """Repeat a block with fewer than half valid steps, a few times."""
     experiment, block = begin()
     experiment.add(block, steps_ms)
-    assert experiment.next_block(15, None) == block
+    assert experiment.next_block(15, 0) == block
     experiment.add(block, [100.0, 100.0])
     block = next_of(experiment)
     for _ in range(MOST_TRIES):
@@ -371,25 +335,24 @@ def test_a_slow_first_block_does_not_shorten_the_others() -> None:
 
 def test_a_baseline_that_is_always_disturbed_ends_the_tuning() -> None:
     """End the tuning if the baseline is always disturbed."""
-    experiment = Experiment(make_settings(3), seed=1, max_steps=None)
+    experiment = Experiment(make_settings(3), seed=1)
     for _ in range(MOST_TRIES):
-        block = experiment.next_block(0, None)
+        block = experiment.next_block(0, 0)
         assert block == Block(0, SWEEP, FIRST_STEPS)
         experiment.add(block, [])
-    assert experiment.next_block(0, None) is None
+    assert experiment.next_block(0, 0) is None
     assert experiment.ending == "disturbed"
 
 
 def test_settings_disturbed_once_each_are_kept() -> None:
     """Count the disturbed blocks of each setting apart, with blocks that begin ahead."""
     settings = MOST_TRIES + 2
-    experiment = Experiment(make_settings(settings), seed=1, max_steps=None)
-    measured: set[int] = set()
-    disturbed: set[int] = set()
-    block = experiment.next_block(0, None)
+    experiment = Experiment(make_settings(settings), seed=1)
+    measured = set()
+    disturbed = set()
+    block = experiment.next_block(0, 0)
     while len(measured) < settings:
-        assert block is not None
-        following = experiment.next_block(0, None, is_ahead=True)
+        following = experiment.next_block(0, 0, is_ahead=True)
         times = [100.0] * block.steps
         if block.setting and block.setting not in disturbed:
             disturbed.add(block.setting)
@@ -397,7 +360,7 @@ def test_settings_disturbed_once_each_are_kept() -> None:
         else:
             measured.add(block.setting)
         experiment.add(block, times)
-        block = following or experiment.next_block(0, None)
+        block = following or experiment.next_block(0, 0)
     assert disturbed == set(range(1, settings))
 
 
@@ -407,7 +370,7 @@ def test_a_setting_left_out_never_returns() -> None:
     experiment.leave_out(block.setting)
     experiment.add(block, [1.0] * block.steps)
     tried = set()
-    while following := experiment.next_block(20, None):
+    while following := experiment.next_block(20, 0):
         tried.add(following.setting)
         experiment.add(following, [100.0] * following.steps)
     assert tried == {0, 1, 2, 3} - {block.setting}
@@ -416,15 +379,15 @@ def test_a_setting_left_out_never_returns() -> None:
 
 def test_a_tuning_without_alternatives_ends() -> None:
     """End without comparison if there is no alternative, or all are dropped."""
-    experiment = Experiment(make_settings(1), seed=0, max_steps=None)
-    assert (experiment.next_block(0, None), experiment.ending) == (None, "nothing")
+    experiment = Experiment(make_settings(1), seed=0)
+    assert (experiment.next_block(0, 0), experiment.ending) == (None, "nothing")
     experiment, _ = begin()
     for setting in (1, 2, 3):
         experiment.leave_out(setting)
-    assert (experiment.next_block(20, None), experiment.ending) == (None, "nothing")
+    assert (experiment.next_block(20, 0), experiment.ending) == (None, "nothing")
     experiment, block = begin(2)
     while block.phase != CONFIRM:
         experiment.add(block, [100.0] * block.steps)
-        block = experiment.next_block(20, None) or block
+        block = experiment.next_block(20, 0) or block
     experiment.leave_out(1)
-    assert (experiment.next_block(20, None), experiment.ending) == (None, "nothing")
+    assert (experiment.next_block(20, 0), experiment.ending) == (None, "nothing")

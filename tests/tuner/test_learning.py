@@ -22,7 +22,7 @@ def trained(case: TrainingCase, ends: Sequence[float], metric: str) -> Trained:
     """Return a configuration with the final metric, or loss, of each launch."""
     launches = []
     for launch, end in enumerate(ends):
-        learnt: dict[str, Any] = {"losses": [end] * 20}
+        learnt = {"losses": [end] * 20}
         if metric:
             learnt = {"metric_name": metric, "metrics": [(5, 0.1), (20, end)]}
         launches.append(make_training_record(case, launch=launch, **learnt))

@@ -24,9 +24,7 @@ def decide(
     records: Sequence[TrainingRecord], own: TrainingCase = OWN, **info: Any
 ) -> Recommendation:
     """Return the recommendation for records of a live tuning."""
-    recommendation = recommend(records, {"plan": {"live": True}, "baseline": own.key, **info})
-    assert recommendation is not None
-    return recommendation
+    return recommend(records, {"plan": {"live": True}, "baseline": own.key, **info})
 
 
 def fresh(
@@ -42,20 +40,6 @@ def fresh(
     return make_blocks(dataclasses.replace(case, phase=CONFIRM), medians_ms, launch=launch)
 
 
-def test_a_change_is_worded_in_blocks() -> None:
-    """State blocks, launch, the script's setting, the level, and that there is one launch."""
-    recommendation = decide([fresh(OWN, 100), fresh(FIVE, 76.5)])
-    text = paragraph(recommendation)
-    assert {"12", "1.307", f"{100 * level_of(1, 1):.4g}"} < set(text.split())
-    assert "default" not in text
-    assert (1, ROUNDS, True) == (
-        recommendation.launches,
-        recommendation.blocks,
-        recommendation.is_live,
-    )
-    assert recommendation == Recommendation.from_json(recommendation.to_json())
-
-
 @pytest.mark.parametrize(
     ("five", "verdict"),
     [
@@ -65,10 +49,19 @@ def test_a_change_is_worded_in_blocks() -> None:
     ],
 )
 def test_verdicts_name_the_script_s_own_setting(five: TrainingRecord, verdict: str) -> None:
-    """Keep the script's setting, whatever DDP's default is."""
-    recommendation = decide([fresh(OWN, 100), five])
-    assert verdict == recommendation.verdict
-    assert ("keep the script as it is" in recommendation.snippet) == (verdict != "change")
+    """Keep the script's setting, whatever DDP's default is; state blocks, launch and level."""
+    found = decide([fresh(OWN, 100), five])
+    assert (verdict, 1, ROUNDS, True) == (
+        found.verdict,
+        found.launches,
+        found.blocks,
+        found.is_live,
+    )
+    assert ("keep the script as it is" in found.snippet) == (verdict != "change")
+    assert found == Recommendation.from_json(found.to_json())
+    text = paragraph(found)
+    assert {"12", f"{100 * level_of(1, 1):.4g}"} < set(text.split())
+    assert "default" not in text
 
 
 def test_one_block_shows_nothing() -> None:
@@ -84,45 +77,30 @@ def test_the_screening_alone_decides_nothing() -> None:
     assert recommendation.speedup is None
 
 
-def in_launches(launches: int) -> list[TrainingRecord]:
-    """Return confirmation blocks of two settings in launches that differ slightly."""
+@pytest.mark.parametrize(
+    ("launches", "blocks", "level", "speedup"),
+    [(3, 3 * ROUNDS, level_of(1, 5), 1.247), (4, 0, 0.95, 1.245)],
+)
+def test_few_launches_are_judged_over_their_blocks(
+    launches: int, blocks: int, level: float, speedup: float
+) -> None:
+    """Pool the blocks of three launches, at the level of the sixth look, and pair four launches at
+    the level of one look; warn.
+    """
     settings = ((OWN, 100.0), (FIVE, 80.0))
-    return [fresh(case, ms + n, launch=n) for n in range(launches) for case, ms in settings]
-
-
-def test_few_launches_are_judged_over_their_blocks() -> None:
-    """Pool the blocks of few launches, at the level of the sixth look, and warn."""
-    recommendation = decide(in_launches(3))
-    assert (3, 3 * ROUNDS, level_of(1, 5), "change") == (
-        recommendation.launches,
-        recommendation.blocks,
-        recommendation.level,
-        recommendation.verdict,
-    )
-    assert 1.247 == pytest.approx(recommendation.speedup, abs=1e-3)
-    assert 1 == len(recommendation.warnings)
-
-
-def test_four_launches_are_judged_over_launches() -> None:
-    """Pair four launches at the level of one look, and warn."""
-    recommendation = decide(in_launches(4))
-    assert (4, 0, 0.95, "change") == (
-        recommendation.launches,
-        recommendation.blocks,
-        recommendation.level,
-        recommendation.verdict,
-    )
-    assert 1.245 == pytest.approx(recommendation.speedup, abs=1e-3)
-    assert 1 == len(recommendation.warnings)
-    assert "" == recommendation.launch_advice
+    records = [fresh(case, ms + n, launch=n) for n in range(launches) for case, ms in settings]
+    found = decide(records)
+    assert (launches, blocks, level) == (found.launches, found.blocks, found.level)
+    assert ("change", "") == (found.verdict, found.launch_advice)
+    assert speedup == pytest.approx(found.speedup, abs=1e-3)
+    assert 1 == len(found.warnings)
 
 
 def test_alternatives_of_different_launches_are_each_compared_in_their_own() -> None:
     """Judge each alternative over the launches that measured it."""
     ten = with_cap("10")
-    records = [*(fresh(case, ms) for case, ms in ((OWN, 100), (FIVE, 80)))]
-    records += [fresh(case, ms, launch=1) for case, ms in ((OWN, 100), (ten, 90))]
-    recommendation = decide(records)
+    first, second = (fresh(OWN, 100, launch=launch) for launch in (0, 1))
+    recommendation = decide([first, fresh(FIVE, 80), second, fresh(ten, 90, launch=1)])
     assert {"5": 1.25, "10": 1 / 0.9} == {
         choice.bucket_cap_mb: pytest.approx(choice.speedup)
         for choice in recommendation.alternatives

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 from step_builders import make_facts, true_ms
-from training_builders import make_training_case, make_training_record
+from training_builders import (
+    make_training_case,
+    make_training_launches,
+    make_training_record,
+)
 
-from commbench.ddp.plan.cases import CONFIRM, TrainingCase, TrainingSweep
+from commbench.ddp.plan.cases import CONFIRM, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.launch.schedule import next_launch
 from commbench.results.plan import RunRequest, missing_cases
@@ -38,23 +42,18 @@ def names(cases: Sequence[Any]) -> list[tuple[str, str]]:
     return [(case.hook_name, case.bucket_cap_mb) for case in cases]
 
 
-def swept(
-    plan: TrainingPlan, step_ms: dict[tuple[str, str], float], launches: int = 3
-) -> list[TrainingRecord]:
+def swept(plan: TrainingPlan, step_ms: dict[tuple[str, str], float]) -> list[TrainingRecord]:
     """Return the records of a sweep with step times by hook and bucket size, 20 ms by default."""
     records = []
     for case, name in zip(plan.measured, names(plan.measured), strict=True):
-        for launch in range(launches):
-            ms = step_ms.get(name, 20.0) + launch
-            records.append(make_training_record(case, launch=launch, step_ms=ms))
+        ms = step_ms.get(name, 20.0)
+        records += make_training_launches([ms, ms + 1, ms + 2], case)
     return records
 
 
 def confirmation(plan: TrainingPlan, records: Sequence[TrainingRecord]) -> RunRequest:
     """Return the request for the confirmation, which there is."""
     request = plan.stages()[1](records)
-    assert request is not None
-    assert request.training is not None
     assert {CONFIRM} == {getattr(case, "phase", "") for case in request.cases}
     return request
 
@@ -81,7 +80,6 @@ def test_the_sweep_leaves_time_for_the_confirmation() -> None:
     assert 60 + 40 * TRAIN.share == pytest.approx(late.first_request().time_limit_s)
     assert 100.0 == confirmation(late, swept(late, {})).time_limit_s
     request = make_plan().first_request()
-    assert QUICK.aim_s is not None
     assert (None, TRAIN.share * QUICK.aim_s, 2) == (
         request.time_limit_s,
         request.aim_s,
@@ -97,15 +95,11 @@ def test_the_winners_are_confirmed_against_the_baseline() -> None:
     assert ("none", "default") == names(request.cases)[0]
     assert {("none", "5"), ("fp16", "25")} == set(names(request.cases)[1:])
     assert ("confirm", QUICK.confirm_launches) == (request.name, request.budget.launches)
-    assert sweep.training is not None
     assert request.training == dataclasses.replace(
         sweep.training, blocks=QUICK.confirm_blocks, divides_blocks=True
     )
     assert request.budget.slice_s == pytest.approx(QUICK.confirm_blocks * sweep.budget.slice_s)
-    begun = []
-    for case in request.cases[::-1]:
-        assert isinstance(case, TrainingCase)
-        begun.append(make_training_record(case))
+    begun = [make_training_record(case) for case in request.cases[::-1]]
     later = confirmation(plan, [*swept(plan, {("none", "25"): 4.0}), *begun])
     assert set(request.cases) == set(later.cases)
     assert request.cases[0] == later.cases[0]
@@ -129,9 +123,7 @@ def test_each_environment_has_its_own_winners() -> None:
     records = []
     for case in plan.measured:
         is_best = case.is_plain and case.bucket_cap_mb == winner[case.env]
-        for launch in range(3):
-            ms = 10.0 if is_best else 20.0
-            records.append(make_training_record(case, launch=launch, step_ms=ms))
+        records += make_training_launches([10.0 if is_best else 20.0] * 3, case)
     cases = confirmation(plan, records).cases
     for env, cap in winner.items():
         own = names([case for case in cases if case.env == env])
@@ -150,7 +142,6 @@ def tuned(plan: TrainingPlan, launches: int, gain: float) -> list[TrainingRecord
     """
     made = [make_training_record(case, step_ms=true_ms(case)) for case in plan.cases]
     for number, case in enumerate(confirmation(plan, made).cases):
-        assert isinstance(case, TrainingCase)
         for launch in range(launches):
             step_ms = 100.0
             if number:
@@ -169,9 +160,7 @@ def test_the_winners_of_the_search_are_confirmed(slower: float, blocks: int) -> 
     request = confirmation(plan, made)
     fresh = {("none", "default"), ("none", "5"), ("fp16", "5"), ("topk:0.01", "5")}
     assert fresh == set(names(request.cases))
-    assert 6 == request.budget.launches
-    assert request.training is not None
-    assert blocks == request.training.blocks
+    assert (6, blocks) == (request.budget.launches, request.training.blocks)
 
 
 @pytest.mark.parametrize(("gain", "launches"), [(0.5, None), (0.03, (6, 12))])
@@ -194,7 +183,6 @@ def test_a_search_is_over_when_the_default_has_its_record() -> None:
     assert request.searches
     assert 1 == request.budget.launches
     default = request.cases[0]
-    assert isinstance(default, TrainingCase)
     dropped = make_training_record(make_training_case("topk:0.01", "5"), step_ms=20.0)
     assert list(request.cases) == missing_cases(request, [dropped], 0)
     assert 0 == next_launch(request, [dropped])
@@ -206,5 +194,4 @@ def test_a_search_is_over_when_the_default_has_its_record() -> None:
 def test_a_time_limit_shortens_the_search() -> None:
     """Give half of the time to the search."""
     request = make_tuning(time_limit_s=30.0).first_request()
-    assert request.training is not None
     assert 15.0 == request.training.search_s == request.time_limit_s

@@ -3,7 +3,6 @@
 import itertools
 import types
 from collections import defaultdict
-from typing import Any
 
 import pytest
 from test_search import BLOCK_STEPS, make_cases, true_ms
@@ -54,7 +53,7 @@ def train(blocks: int | None) -> tuple[bool, list[TrainingCase]]:
     Return whether it came to the end, and the cases with a record.
     """
     numbers = itertools.count()
-    unused: Any = dict.fromkeys(("terms", "launch", "device", "progress", "on_record"))
+    unused = dict.fromkeys(("terms", "launch", "device", "progress", "on_record"))
     launch = OneRank(
         **unused,
         cases=CASES,

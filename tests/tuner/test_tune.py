@@ -47,8 +47,7 @@ def tune(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def info_of(folder: Path) -> dict[str, Any]:
     """Return run.json."""
-    info: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return info
+    return json.loads((folder / "run.json").read_text())
 
 
 def stages_of(folder: Path) -> list[tuple[str, int]]:

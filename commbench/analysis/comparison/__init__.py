@@ -2,11 +2,6 @@
 unlike conditions.
 """
 
-from commbench.analysis.comparison.verdicts import (
-    BrokenCase,
-    ComparedCase,
-    ComparisonTable,
-    compare,
-)
+from commbench.analysis.comparison.verdicts import ComparisonTable, compare
 
-__all__ = ["BrokenCase", "ComparedCase", "ComparisonTable", "compare"]
+__all__ = ["ComparisonTable", "compare"]

@@ -173,30 +173,28 @@ def _reason(name: str, info: RunInfo, carriers: Collection[str]) -> str:
     return CONDITIONS[name].why
 
 
-def differing_cases(
-    pairs: Sequence[tuple[Sequence[Measured], Measured]], *, force: bool
-) -> list[Difference]:
+def differing_cases(cases: Sequence[Sequence[Measured]], *, force: bool) -> list[Difference]:
     """Return the differences in how cases were carried and timed, each kind once with its number of
     cases.
 
     Args:
-        pairs: for each case, the rows of the baselines and of B.
+        cases: the rows of each in the baselines, and in B.
         force: whether to compare cases that were timed differently.
     """
     differences = []
     for name in conditions_from("row"):
         counts: Counter[str] = Counter()
-        for before, row_b in pairs:
-            if is_unlike(before, row_b, name):
-                texts = dict.fromkeys(row.condition(name) for row in before)
-                counts[f"{', '.join(texts)} vs {row_b.condition(name)}"] += 1
+        for rows in cases:
+            if is_unlike(rows, name):
+                *before, after = [row.condition(name) for row in rows]
+                counts[f"{', '.join(dict.fromkeys(before))} vs {after}"] += 1
         # a probe always chooses the batch; if another way of timing differs in all cases, the runs
         # were requested differently
-        is_timing = name in _TIMED and not force and counts.total() < len(pairs)
+        is_timing = name in _TIMED and not force and counts.total() < len(cases)
         for text, count in counts.items():
             difference = Difference(
                 name=name,
-                text=f"{text} (in {count} of {len(pairs)} cases)",
+                text=f"{text} (in {count} of {len(cases)} cases)",
                 reason=CONDITIONS[name].why,
                 is_of_cases=is_timing or name in _CHOSEN,
             )
@@ -204,17 +202,15 @@ def differing_cases(
     return differences
 
 
-def is_unlike(before: Sequence[Measured], row_b: Measured, name: str) -> bool:
-    """Return whether B and the baselines, or the baselines among each other, differ in a condition
-    that all state.
-    """
-    texts = [row.condition(name) for row in (*before, row_b)]
-    return all(texts) and len(set(texts)) > 1
+def is_unlike(rows: Sequence[Measured], name: str) -> bool:
+    """Return whether the rows of a case differ in a condition that all state."""
+    texts = {row.condition(name) for row in rows}
+    return all(texts) and len(texts) > 1
 
 
-def is_timed_alike(before: Sequence[Measured], row_b: Measured, *, force: bool) -> bool:
+def is_timed_alike(rows: Sequence[Measured], *, force: bool) -> bool:
     """Return whether a case can be judged: it was timed in the same way, except for what ``force``
     allows.
     """
     names = _CHOSEN if force else _TIMED
-    return not any(is_unlike(before, row_b, name) for name in names)
+    return not any(is_unlike(rows, name) for name in names)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from commbench.analysis.comparison.sides import AnyCase
 from commbench.analysis.comparison.verdicts import (
@@ -13,7 +13,7 @@ from commbench.analysis.comparison.verdicts import (
 )
 from commbench.collectives.cases import Case
 from commbench.findings import Finding, Value
-from commbench.stats import Effort, Verdict
+from commbench.stats import Verdict
 from commbench.stats.ratios import MOST_LAUNCHES
 
 
@@ -24,7 +24,7 @@ def answer(table: ComparisonTable) -> list[Finding]:
     slower.sort(key=lambda compared: compared.severity, reverse=True)
     changes = []
     for each in slower:
-        name, change = name_of(each, names), {"change": each.estimate}
+        name, change = name_of(each, names), {"change": each.comparison.estimate}
         changes.append(Finding("compare_change", name, change))
     numbers: dict[str, Value] = {
         **{str(verdict): count for verdict, count in table.counts.items()},
@@ -120,7 +120,14 @@ def _inconclusive(table: ComparisonTable) -> list[Finding]:
     counts = Counter(effort.forecast for effort in efforts)
     findings = []
     if settled:
-        findings.append(_settled(settled))
+        low = min(effort.low for effort in settled)
+        high = max(effort.high or effort.low for effort in settled)
+        code = "compare_settled"
+        if any(effort.high is None for effort in settled):
+            code = "compare_settled_open"
+        elif low == high:
+            code = "compare_settled_by"
+        findings.append(Finding(code, numbers={"cases": len(settled), "low": low, "high": high}))
     if counts["near"]:
         findings.append(Finding("compare_near", numbers={"cases": counts["near"]}))
     if counts["noisy"]:
@@ -128,14 +135,3 @@ def _inconclusive(table: ComparisonTable) -> list[Finding]:
         noisy = {"cases": counts["noisy"], "launches": MOST_LAUNCHES}
         findings.append(Finding(code, numbers=noisy))
     return findings
-
-
-def _settled(efforts: Sequence[Effort]) -> Finding:
-    low = min(effort.low for effort in efforts)
-    high = max(effort.high or effort.low for effort in efforts)
-    code = "compare_settled"
-    if any(effort.high is None for effort in efforts):
-        code = "compare_settled_open"
-    elif low == high:
-        code = "compare_settled_by"
-    return Finding(code, numbers={"cases": len(efforts), "low": low, "high": high})

@@ -37,11 +37,6 @@ class Measured:
     time_means: str = OWN_TIME
     """Definition of these times; other tools use other definitions."""
 
-    @property
-    def is_timed(self) -> bool:
-        """Whether there are times to compare."""
-        return self.row.status == "ok" and bool(self.medians_us)
-
     def condition(self, name: str) -> str:
         """Return the value of a condition of single cases; empty if not stated."""
         return self.time_means if name == "time" else str(getattr(self.row, name, None) or "")
@@ -89,7 +84,7 @@ def like_states(runs: Sequence[Run]) -> tuple[list[set[str]], dict[str, str]]:
     better states, by backend without a state that all runs met.
     """
     slow: list[set[str]] = [set() for _ in runs]
-    unlike: dict[str, str] = {}
+    unlike = {}
     for backend in dict.fromkeys(backend for run in runs for backend in run.divided.states):
         levels = [_levels(run, backend) for run in runs]
         if not all(levels):
@@ -161,7 +156,7 @@ def in_like_groups(sides: Sequence[Rows]) -> list[dict[RowKey, Measured]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Pooled:
-    """One row of several runs."""
+    """One row of one run or several."""
 
     members: Sequence[Measured]
 
@@ -173,7 +168,7 @@ class Pooled:
     @property
     def timed(self) -> Sequence[Measured]:
         """The runs with times."""
-        return [member for member in self.members if member.is_timed]
+        return [each for each in self.members if each.row.status == "ok" and each.medians_us]
 
     @property
     def launches_us(self) -> list[float]:

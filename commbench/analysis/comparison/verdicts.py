@@ -16,7 +16,6 @@ from commbench.analysis.comparison.conditions import (
 )
 from commbench.analysis.comparison.sides import (
     AnyCase,
-    Measured,
     Pooled,
     in_like_groups,
     like_states,
@@ -30,7 +29,6 @@ from commbench.results import Run, load_run
 from commbench.results.info import is_complete
 from commbench.results.summary import RowKey
 from commbench.stats import MARGIN, Comparison, Verdict
-from commbench.words import Estimate
 
 #: With fewer baselines the variance between runs is poorly known (see `commbench.stats.runs`).
 ENOUGH_BASELINES = 5
@@ -50,11 +48,6 @@ class ComparedCase:
     baselines: int = 1
     """Number of baselines with times."""
     comparison: Comparison
-
-    @property
-    def estimate(self) -> Estimate:
-        """B's time over A's, with the interval that decided."""
-        return Estimate(self.comparison.ratio, *self.comparison.bounds)
 
     @property
     def least(self) -> float:
@@ -124,19 +117,6 @@ class ComparisonTable:
         worst_first = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE)
         return {verdict: counts[verdict] for verdict in worst_first}
 
-    @property
-    def regressions(self) -> tuple[AnyCase, ...]:
-        """The cases that became slower or that only A could measure."""
-        return self.regressions_beyond(self.margin)
-
-    def regressions_beyond(self, threshold: float) -> tuple[AnyCase, ...]:
-        """Return the cases slower with the interval beyond ``threshold``, and those that only A
-        could measure.
-        """
-        regressions = [case.case for case in self.cases if case.is_beyond(threshold)]
-        regressions += [case.case for case in self.broken if case.is_regression]
-        return tuple(dict.fromkeys(regressions))
-
     def worst_first(self) -> "ComparisonTable":
         """Return the same table with the cases sorted by severity."""
         ordered = sorted(self.cases, key=lambda compared: compared.severity, reverse=True)
@@ -178,15 +158,15 @@ def compare(
     *baselines, run_b = runs
     _check_distinct(runs)
     slow_states, unlike_states = like_states(runs)
-    *sides, side_b = in_like_groups(
+    sides = in_like_groups(
         [measured(run, slow) for run, slow in zip(runs, slow_states, strict=True)]
     )
-    side_a = pooled(sides)
-    pairs: dict[RowKey, tuple[Pooled, Measured]] = {}
-    not_compared: list[RowKey] = []
-    for key, row_b in side_b.items():
-        if key in side_a and side_a[key].timed and row_b.is_timed:
-            pairs[key] = side_a[key], row_b
+    side_a, side_b = pooled(sides[:-1]), pooled(sides[-1:])
+    pairs = {}
+    not_compared = []
+    for key, of_b in side_b.items():
+        if key in side_a and side_a[key].timed and of_b.timed:
+            pairs[key] = side_a[key], of_b
         elif key in side_a:
             not_compared.append(key)
     unlike = _differences(baselines, run_b, list(pairs.values()), force=force)
@@ -199,7 +179,7 @@ def compare(
         lost = [key for key in side_a if key not in side_b and side_a[key].timed]
         not_compared += lost
     comparisons = stats.compare_family(
-        [(of_a.launches_us, of_b.medians_us) for of_a, of_b in pairs.values()],
+        [(of_a.launches_us, of_b.launches_us) for of_a, of_b in pairs.values()],
         runs=[[len(member.medians_us) for member in of_a.timed] for of_a, _ in pairs.values()],
         margin=margin,
         q=q,
@@ -208,13 +188,13 @@ def compare(
     cases = []
     for (key, (of_a, of_b)), compared in zip(pairs.items(), comparisons, strict=True):
         comparison = compared
-        if not is_timed_alike(of_a.timed, of_b, force=force):
+        if not is_timed_alike([*of_a.timed, *of_b.timed], force=force):
             comparison = replace(compared, verdict=Verdict.INCONCLUSIVE, further=None)
         case = ComparedCase(
             case=of_b.case,
             group=key[1],
             time_a_us=of_a.time_us,
-            time_b_us=float(median(of_b.medians_us)),
+            time_b_us=of_b.time_us,
             baselines=len(of_a.timed),
             comparison=comparison,
         )
@@ -233,9 +213,7 @@ def compare(
     )
 
 
-def _cases_beside(
-    side: Mapping[RowKey, Pooled] | Mapping[RowKey, Measured], keys: Collection[RowKey]
-) -> tuple[AnyCase, ...]:
+def _cases_beside(side: Mapping[RowKey, Pooled], keys: Collection[RowKey]) -> tuple[AnyCase, ...]:
     """Return the cases of a side that have none of these keys."""
     return tuple(dict.fromkeys(row.case for key, row in side.items() if key not in keys))
 
@@ -270,12 +248,12 @@ def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:
 
 
 def _broken(
-    side_a: Mapping[RowKey, Pooled], side_b: Mapping[RowKey, Measured], keys: Sequence[RowKey]
+    side_a: Mapping[RowKey, Pooled], side_b: Mapping[RowKey, Pooled], keys: Sequence[RowKey]
 ) -> tuple[BrokenCase, ...]:
     broken = []
     for key in keys:
         status_a = side_a[key].status
-        status_b = side_b[key].row.status if key in side_b else "missing"
+        status_b = side_b[key].status if key in side_b else "missing"
         if not status_a == status_b == "unsupported":
             case = side_a[key].case
             broken.append(BrokenCase(case=case, group=key[1], status_a=status_a, status_b=status_b))
@@ -283,14 +261,14 @@ def _broken(
 
 
 def _differences(
-    baselines: Sequence[Run], run_b: Run, pairs: Sequence[tuple[Pooled, Measured]], *, force: bool
+    baselines: Sequence[Run], run_b: Run, pairs: Sequence[tuple[Pooled, Pooled]], *, force: bool
 ) -> list[Difference]:
     """Return the differences between the sides and among the baselines; unsound ones first."""
     carriers = {b.case.backend for _, b in pairs} | {
         TRAINING for _, b in pairs if isinstance(b.case, TrainingCase)
     }
     between = differences([run.info for run in baselines], run_b.info, carriers=carriers)
-    of_cases = differing_cases([(a.timed, b) for a, b in pairs], force=force)
+    of_cases = differing_cases([[*a.timed, *b.timed] for a, b in pairs], force=force)
     return sorted(
         [*between, *of_cases],
         key=lambda difference: (not difference.is_unsound, not difference.reason),

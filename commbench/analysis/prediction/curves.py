@@ -108,7 +108,10 @@ class Curve:
         sizes = np.array(self.sizes, dtype=float)
         for times_us in zip(*self.launches_us, strict=True):
             if None not in times_us:
-                segments = [each.refitted(sizes, np.array(times_us)) for each in self.segments]
+                segments = []
+                for each in self.segments:
+                    within = (sizes >= each.from_bytes) & (sizes <= each.to_bytes)
+                    segments.append(Segment.fit(sizes[within], np.array(times_us)[within]))
                 curves.append(Curve(sizes=self.sizes, times_us=times_us, segments=tuple(segments)))
         return curves
 
@@ -160,7 +163,7 @@ def fit_curve(table: Mapping[int, Mapping[int, float]]) -> Curve:
     medians_us = np.nanmedian(times_us, axis=1)
     complete_us = times_us[:, np.isfinite(times_us).all(axis=0)]
     segments = fit_segments(sizes, medians_us, noise_of(complete_us))
-    residuals: list[float] = []
+    residuals = []
     held_out_errors = []
     for place, (size, time_us) in enumerate(zip(sizes.tolist(), medians_us.tolist(), strict=True)):
         segment = next(each for each in segments if size <= each.to_bytes)

@@ -52,11 +52,6 @@ class Segment:
         first, last = int(sizes[0]), int(sizes[-1])
         return cls(from_bytes=first, to_bytes=last, alpha_us=alpha, beta_us_per_byte=beta)
 
-    def refitted(self, sizes: Floats, times_us: Floats) -> Segment:
-        """Return the segment between the same sizes, fitted to other times."""
-        within = (sizes >= self.from_bytes) & (sizes <= self.to_bytes)
-        return Segment.fit(sizes[within], times_us[within])
-
 
 def fit_line(sizes: Floats, times_us: Floats) -> tuple[float, float]:
     """Return (alpha, beta), neither below 0, that minimise the sum of squares of (alpha + beta n) /

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from typing import Any
 
 from commbench.analysis.prediction.fits import log_half_width
 from commbench.analysis.prediction.law import (
@@ -98,9 +98,6 @@ class StepForecast:
         """The predicted hook."""
         return self.hook
 
-
-#: Values of columns that forecasts share, by the name of the column.
-Columns: TypeAlias = Mapping[str, Any]
 
 AnyForecast = CollectiveForecast | StepForecast
 #: Columns of one table of all rows; a row leaves the columns of other kinds empty.

@@ -79,14 +79,24 @@ class NetworkModel:
         operations (their start-up is hidden), operations that move no data, and times below the
         clock's resolution.
         """
-        tables: dict[tuple[CurveKey, _Variant], _Table] = {}
+        # median time by message size and launch
+        tables: dict[tuple[CurveKey, _Variant], dict[int, dict[int, float]]] = {}
         for record in latest(records).values():
-            time_us = launch_values([record]).get(record.launch, 0.0)
-            if time_us > 0 and _is_fittable(record.case):
-                table = tables.setdefault((_key(record), _variant(record.case)), {})
-                table.setdefault(record.case.message_bytes, {})[record.launch] = time_us
+            case, time_us = record.case, launch_values([record]).get(record.launch, 0.0)
+            moves_data = case.dtype is not None and OPERATIONS[case.operation].moves_data
+            is_alone = case.pattern != MATRIX and case.mode == "isolated"
+            if time_us > 0 and moves_data and is_alone:
+                key = CurveKey(
+                    operation=case.operation,
+                    backend=case.backend,
+                    dtype=str(case.dtype),
+                    pattern=case.pattern,
+                    world_size=record.group_size or case.world_size or 0,
+                )
+                table = tables.setdefault((key, _variant(case)), {})
+                table.setdefault(case.message_bytes, {})[record.launch] = time_us
         curves: dict[CurveKey, Curve] = {}
-        notes: dict[CurveKey, str] = {}
+        notes = {}
         for key, variant in sorted(tables):  # the nearest variant first
             table = tables[key, variant]
             sizes = sorted(table)
@@ -112,8 +122,6 @@ class NetworkModel:
         }
 
 
-_Table = dict[int, dict[int, float]]
-"""Median time by message size and launch."""
 _Variant = tuple[tuple[str, ...], int]
 """In words the differences of a case from DDP's communication, the most important first, and its
 ranks in a scaling study (0: all). Smaller is nearer."""
@@ -134,22 +142,6 @@ def _variant(case: Case) -> _Variant:
     )
     words = tuple("" if value in usual else unusual for value, usual, unusual in settings)
     return words, case.world_size or 0
-
-
-def _is_fittable(case: Case) -> bool:
-    moves = case.dtype is not None and OPERATIONS[case.operation].moves_data
-    return moves and case.pattern != MATRIX and case.mode == "isolated"
-
-
-def _key(record: Record) -> CurveKey:
-    case = record.case
-    return CurveKey(
-        operation=case.operation,
-        backend=case.backend,
-        dtype=str(case.dtype),
-        pattern=case.pattern,
-        world_size=record.group_size or case.world_size or 0,
-    )
 
 
 @once_per_run

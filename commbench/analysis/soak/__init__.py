@@ -42,7 +42,24 @@ class Soak:
 
     def findings(self) -> list[Finding]:
         """Return its extent, events and drifts."""
-        findings = [self._extent()]
+        spikes = sum(event.kind == "spike" for event in self.events)
+        failures = len(self.events) - spikes
+        code = "soak_quiet"
+        if failures:
+            code = "soak_events"
+        elif spikes:
+            code = "soak_spikes"
+        extent = Finding(
+            code,
+            numbers={
+                "seconds": self.seconds,
+                "launches": len({row.launch for row in self.timeline}),
+                "visits": len(self.timeline),
+                "spikes": spikes,
+                "failures": failures,
+            },
+        )
+        findings = [extent]
         findings += [event.finding for event in self.events[:MOST_NAMED]]
         more = len(self.events) - MOST_NAMED
         if more > 0:
@@ -53,25 +70,6 @@ class Soak:
             if verdicts[verdict]:
                 findings.append(Finding(code, numbers={"cases": verdicts[verdict]}))
         return findings
-
-    def _extent(self) -> Finding:
-        spikes = sum(event.kind == "spike" for event in self.events)
-        failures = len(self.events) - spikes
-        code = "soak_quiet"
-        if failures:
-            code = "soak_events"
-        elif spikes:
-            code = "soak_spikes"
-        return Finding(
-            code,
-            numbers={
-                "seconds": self.seconds,
-                "launches": len({row.launch for row in self.timeline}),
-                "visits": len(self.timeline),
-                "spikes": spikes,
-                "failures": failures,
-            },
-        )
 
 
 @once_per_run

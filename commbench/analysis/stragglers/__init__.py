@@ -5,7 +5,7 @@ by how much.
 from __future__ import annotations
 
 from commbench.analysis.stragglers.cases import tables_of_peers
-from commbench.analysis.stragglers.judging import ALPHA, Family, Search, judge
+from commbench.analysis.stragglers.judging import ALPHA, Family, Search, judged_family
 from commbench.analysis.stragglers.matrix import judge_matrix
 from commbench.findings import Finding
 from commbench.results import Run, once_per_run
@@ -32,7 +32,6 @@ def straggler_findings(run: Run) -> Search:
         remarks += [remark for remark in search.remarks if remark not in remarks]
     for peers, values in tables:
         kind, code, measured, names = peers
-        judgement = judge(values, alpha=level)
-        family = Family(kind=kind, measured=measured, names=names, judgement=judgement, level=level)
-        families.append(family.with_slow([code] * len(judgement.slow)))
+        family = judged_family(kind, names, values, measured, level)
+        families.append(family.with_slow([code] * len(family.judgement.slow)))
     return Search(families=families, remarks=remarks)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench import stats
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.results.tables import rows_by
 from commbench.schema import JsonObject
 from commbench.stats import Floats
@@ -92,7 +92,7 @@ def judge(values: Floats, *, alpha: float, is_minority: bool = True) -> Judgemen
     limit = max(math.log(RELEVANT), reach * max(_spread(medians[peers]), error))
     is_beyond = medians > limit
     sums, ranks = _rank_sums(relative, is_beyond & (relative.min(axis=0) > limit / 2))
-    p_values: dict[int, float] = {}
+    p_values = {}
     for unit in np.argsort(-medians)[: int(is_beyond.sum())].tolist():
         p_value = rank_sum_p(int(sums[unit]), int(ranks[unit]), len(values))
         if p_value <= level:
@@ -231,29 +231,20 @@ class Straggler:
     """What is slow, as a code of `commbench.words`."""
     measured: str
     """The measured cases."""
-    factor: float
-    """Its time divided by its typical peer's time."""
-    ci: tuple[float, float] | None
-    """The factor's 95 % interval over launches; None for one launch."""
+    factor: Estimate
+    """Its time divided by its typical peer's time, with the 95 % interval over launches."""
     evidence: Finding
     """In how many launches it was slow, or how many of its links are."""
     links: Ends = ()
     """The slow links of a matrix that it explains."""
-
-    @property
-    def observation(self) -> Finding:
-        """The factor and where it was measured."""
-        low, high = self.ci or (None, None)
-        factor = Estimate(self.factor, low, high)
-        return Finding("slow_observation", numbers={"factor": factor, "measured": self.measured})
 
     def to_json(self) -> JsonObject:
         """Return its entry in ``run.json``."""
         return {
             "kind": self.kind,
             "name": self.name,
-            "factor": round(self.factor, 4),
-            "ci": None if self.ci is None else [round(bound, 4) for bound in self.ci],
+            "factor": round(self.factor.value, 4),
+            "ci": None if self.factor.low is None else [round(n, 4) for n in self.factor.bounds],
             "evidence": str(self.evidence),
         }
 
@@ -269,26 +260,16 @@ class Family:
     names: Sequence[str]
     """Of the units."""
     judgement: Judgement
-    level: float
-    """Probability of a false alarm in this family."""
+    count: int
+    """Number of compared units, without those that a coarser straggler explains."""
+    needed: int
+    """Launches needed to name the slowest of these units; 0 for a single one."""
     stragglers: Sequence[Straggler] = ()
-
-    @property
-    def count(self) -> int:
-        """Number of compared units, without those that a coarser straggler explains."""
-        return int(np.isfinite(self.judgement.effects).sum())
 
     @property
     def launches(self) -> int:
         """Number of launches."""
         return len(self.judgement.launches)
-
-    @property
-    def needed(self) -> int:
-        """Launches needed to name the slowest of these units; 0 for a single one."""
-        if self.count < 2:  # noqa: PLR2004 - a unit and its peer
-            return 0
-        return launches_needed(self.count - 1, self.level / self.count)
 
     def with_slow(self, codes: Sequence[str], links: Sequence[Ends] = ()) -> Family:
         """Return the family with its stragglers, the slowest first.
@@ -300,33 +281,53 @@ class Family:
         judgement, stragglers = self.judgement, []
         for unit, code, own_links in itertools.zip_longest(judgement.slow, codes, links):
             in_launches = judgement.launches[:, unit]
-            evidence: dict[str, Value] = {
-                "measured": self.measured,
-                "kind": self.kind,
-                "slower": int((in_launches > 0).sum()),
-                "launches": len(in_launches),
-                "p_value": judgement.p_values[unit],
-            }
+            evidence = Finding(
+                "slow_evidence",
+                numbers={
+                    "measured": self.measured,
+                    "kind": self.kind,
+                    "slower": int((in_launches > 0).sum()),
+                    "launches": len(in_launches),
+                    "p_value": judgement.p_values[unit],
+                },
+            )
             straggler = Straggler(
                 kind=self.kind,
                 name=self.names[unit],
                 code=code,
                 measured=self.measured,
-                factor=math.exp(judgement.effects[unit]),
-                ci=ratio_ends(in_launches),
-                evidence=Finding("slow_evidence", numbers=evidence),
+                factor=factor_of(in_launches),
+                evidence=evidence,
                 links=own_links or (),
             )
             stragglers.append(straggler)
         return replace(self, stragglers=stragglers)
 
 
-def ratio_ends(in_launches: Floats) -> tuple[float, float] | None:
-    """Return the ends of the 95 % interval of a ratio from its logarithm in each launch."""
+def judged_family(
+    kind: str, names: Sequence[str], values: Floats, measured: str, level: float
+) -> Family:
+    """Return units with their judgement, without stragglers; most links may be slow.
+
+    ``level`` is the probability of a false alarm.
+    """
+    judgement = judge(values, alpha=level, is_minority=kind != "link")
+    count = int(np.isfinite(judgement.effects).sum())
+    needed = 0
+    if count > 1:
+        needed = launches_needed(count - 1, level / count)
+    return Family(
+        kind=kind, measured=measured, names=names, judgement=judgement, count=count, needed=needed
+    )
+
+
+def factor_of(in_launches: Floats) -> Estimate:
+    """Return a ratio with its 95 % interval, from its logarithm in each launch."""
+    factor = math.exp(float(np.median(in_launches)))
     interval = stats.launch_interval(np.exp(in_launches))
     if interval is None:
-        return None
-    return interval.low, interval.high
+        return Estimate(factor)
+    return Estimate(factor, interval.low, interval.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,9 +377,15 @@ def _name(stragglers: Iterable[Straggler]) -> list[Finding]:
     """Return one finding for each straggler, also if several quantities show it."""
     findings = []
     for (code, name), observed in rows_by(stragglers, attrgetter("code", "name")).items():
-        observed.sort(key=attrgetter("factor"), reverse=True)
-        seen = tuple(straggler.observation for straggler in observed)
-        findings.append(Finding(code, name, {"seen": seen}))
+        observed.sort(key=attrgetter("factor.value"), reverse=True)
+        seen = []
+        for straggler in observed:
+            observation = Finding(
+                "slow_observation",
+                numbers={"factor": straggler.factor, "measured": straggler.measured},
+            )
+            seen.append(observation)
+        findings.append(Finding(code, name, {"seen": tuple(seen)}))
     more = len(findings) - MOST_NAMED
     if more > 0:
         findings[MOST_NAMED:] = [Finding("slow_more", numbers={"more": more})]
@@ -391,14 +398,17 @@ def _by_kind(code: str, families: Iterable[Family]) -> list[Finding]:
     """
     findings = []
     for kind, of_kind in rows_by(families, attrgetter("kind")).items():
-        numbers: dict[str, Value] = {
-            "kind": kind,
-            "count": max(family.count for family in of_kind),
-            "launches": max(family.launches for family in of_kind),
-            "needed": max(family.needed for family in of_kind),
-            "slowdown": max(family.judgement.detectable for family in of_kind) - 1,
-        }
-        findings.append(Finding(code, numbers=numbers))
+        finding = Finding(
+            code,
+            numbers={
+                "kind": kind,
+                "count": max(family.count for family in of_kind),
+                "launches": max(family.launches for family in of_kind),
+                "needed": max(family.needed for family in of_kind),
+                "slowdown": max(family.judgement.detectable for family in of_kind) - 1,
+            },
+        )
+        findings.append(finding)
     return findings
 
 

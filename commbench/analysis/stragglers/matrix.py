@@ -25,15 +25,13 @@ from commbench.analysis.stragglers.judging import (
     FEWEST,
     RELEVANT,
     Family,
-    Judgement,
     Search,
     Straggler,
-    judge,
-    ratio_ends,
+    factor_of,
+    judged_family,
 )
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.results.pairs import Matrix
-from commbench.stats import Floats
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -143,7 +141,7 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
     slow_hosts: list[int] = []
     if has_pairs:
         own = _gathered(within, host).droplevel(1).reindex(range(len(names)))
-        family = _judged("host", names, own.to_numpy().T, matrix.name, 8 * share)
+        family = judged_family("host", names, own.to_numpy().T, matrix.name, 8 * share)
         slow_hosts = family.judgement.slow
         pairs = [[(names[unit], names[unit])] for unit in slow_hosts]
         families.append(family.with_slow(["slow_within"] * len(pairs), pairs))
@@ -157,52 +155,34 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
     return Search(families=families, remarks=_remarks(names, len(host), between_hosts))
 
 
-def _judged(kind: str, names: Sequence[str], values: Floats, measured: str, alpha: float) -> Family:
-    judgement = judge(values, alpha=alpha, is_minority=kind != "link")
-    return Family(kind=kind, measured=measured, names=names, judgement=judgement, level=alpha)
-
-
 def _scored(
     kind: str, names: Sequence[str], links: DataFrame, measured: str, alpha: float
 ) -> tuple[Family, dict[int, str]]:
     """Judge units by their links; return the family and the code of each slow unit's direction.
 
-    A unit's scores as sender and as receiver are the lower quartile over its partners.
+    A unit's scores as sender and as receiver are the lower quartile over its partners. A slow unit
+    is slow in both directions if it is at least half as slow in the better one.
     """
     scores = []
     for end in (0, 1):
         by_unit = links.groupby(level=end).quantile(GOOD_SHARE, interpolation="lower")
         scores.append(by_unit.reindex(range(len(names))).to_numpy().T)
-    sends, receives = scores
-    family = _judged(kind, names, np.fmax(sends, receives), measured, alpha)
+    family = judged_family(kind, names, np.fmax(*scores), measured, alpha)
+    is_typical = np.isfinite(family.judgement.effects)
+    is_typical[family.judgement.slow] = False
     ways: dict[int, str] = {}
     ends = []
     for unit in family.judgement.slow:
-        ways[unit] = _way(unit, sends, receives, family.judgement)
-        own_ends = []
-        if ways[unit] != "slow_receives":
-            own_ends.append((names[unit], ANY))
-        if ways[unit] != "slow_sends":
-            own_ends.append((ANY, names[unit]))
+        send, receive = (
+            np.median(each[:, unit] - np.median(each[:, is_typical], axis=1)) for each in scores
+        )
+        ways[unit], own_ends = "slow_receives", [(ANY, names[unit])]
+        if min(send, receive) > max(send, receive) / 2:
+            ways[unit], own_ends = "slow_both", [(names[unit], ANY), (ANY, names[unit])]
+        elif send > receive:
+            ways[unit], own_ends = "slow_sends", [(names[unit], ANY)]
         ends.append(own_ends)
     return family.with_slow(list(ways.values()), ends), ways
-
-
-def _way(unit: int, sends: Floats, receives: Floats, judgement: Judgement) -> str:
-    """Return whether a slow unit is slow as sender, receiver or both, as a code: both if the better
-    direction is half as slow.
-    """
-    is_typical = np.isfinite(judgement.effects)
-    is_typical[judgement.slow] = False
-    send, receive = (
-        float(np.median(scores[:, unit] - np.median(scores[:, is_typical], axis=1)))
-        for scores in (sends, receives)
-    )
-    if min(send, receive) > max(send, receive) / 2:
-        return "slow_both"
-    if send > receive:
-        return "slow_sends"
-    return "slow_receives"
 
 
 def _single(
@@ -219,7 +199,7 @@ def _single(
         links = links[source < target]
     ends = [(names[source], names[target]) for source, target in links.index]
     link_names = [f"{source} {arrow} {target}" for source, target in ends]
-    family = _judged("link", link_names, links.to_numpy().T, measured, alpha)
+    family = judged_family("link", link_names, links.to_numpy().T, measured, alpha)
     slow_ends = [[ends[link]] for link in family.judgement.slow]
     if is_symmetric:
         slow_ends = [[forth, forth[::-1]] for (forth,) in slow_ends]
@@ -248,7 +228,7 @@ def _merge_uplink(
 
     source, target = _ends_of(links)
     linked = np.zeros((len(names), len(names)), dtype=bool)
-    linked[source, target] = linked[target, source] = True
+    linked[source, target] = True
     source, target = source[slow], target[slow]
     linked[source, target] = linked[target, source] = False
     _, part_of_host = connected_components(linked)
@@ -262,15 +242,15 @@ def _merge_uplink(
     merged = list(itertools.compress(family.stragglers, is_between))
     others = list(itertools.compress(family.stragglers, ~is_between))
     in_launches = np.median(family.judgement.launches[:, np.array(slow)[is_between]], axis=1)
-    numbers: dict[str, Value] = {"measured": family.measured, "links": len(merged)}
     uplink = Straggler(
         kind="uplink",
         name=f"links between {' and '.join(map(_listed, parts.values()))}",
         code="slow_uplink",
         measured=family.measured,
-        factor=math.exp(float(np.median(in_launches))),
-        ci=ratio_ends(in_launches),
-        evidence=Finding("slow_uplink_evidence", numbers=numbers),
+        factor=factor_of(in_launches),
+        evidence=Finding(
+            "slow_uplink_evidence", numbers={"measured": family.measured, "links": len(merged)}
+        ),
         links=[link for straggler in merged for link in straggler.links],
     )
     return replace(family, stragglers=[uplink, *others])

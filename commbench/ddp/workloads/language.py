@@ -23,7 +23,6 @@ from commbench.ddp.workloads.sampling import (
     STRUCTURE,
     Batches,
     beside,
-    cycled,
     evaluating,
     generator,
     initial_weights,
@@ -57,7 +56,7 @@ def gpt(*, seed: int, rank: int, batch_size: int = GPT_BATCH) -> Workload:
     return Workload(
         model=model,
         loss=next_token_loss,
-        batches=cycled(chains(batch_size, seed=seed, rank=rank)),
+        batches=chains(batch_size, seed=seed, rank=rank),
         batch_size=batch_size,
         optimizer=ADAM,
         steps=100,

@@ -9,7 +9,7 @@ torch and numba's decorators are untyped here: torch's classes count as Any.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.traces import Trace, TracedParameter, load_trace
-from commbench.ddp.workloads.sampling import GRADIENTS, STRUCTURE, cycled, generator
+from commbench.ddp.workloads.sampling import GRADIENTS, STRUCTURE, generator
 from commbench.errors import InputError
 from commbench.system.compiling import compiled
 
@@ -45,7 +45,7 @@ class Replay(nn.Module):
         super().__init__()
         self.trace = trace
         self.pace = pace
-        self._gradients = _Gradients(trace, seed=seed, rank=rank)
+        self._gradients = _Shared(_draw_gradients(trace, seed=seed, rank=rank))
         self._handed_out: dict[int, Tensor] = {}
         self._registered = _register(self, trace)
 
@@ -56,18 +56,20 @@ class Replay(nn.Module):
         """
         self.pace.begin()
         self.pace.enter()
-        value = torch.zeros((), device=self._registered[0].device, requires_grad=True)
-        value = _Mark.apply(value, self._end)
+        start = torch.zeros((), device=self._registered[0].device, requires_grad=True)
+        value = start.clone()  # its hook runs after the last gradient is accumulated
+        value.register_hook(self._end_backward)
         for index in reversed(self.trace.ready_order):
             value = _Release.apply(value, self._registered[index], self, index)
-        value = _Mark.apply(value, self.pace.begin)
+        value.register_hook(self._begin_backward)
         self.pace.until(self.trace.forward_ms)
         return value
 
     def release(self, index: int) -> Tensor:
         """Wait until a parameter's gradient is due and return it; the caller may write to it."""
         self.pace.enter()
-        gradient = self._gradients.on(self._registered[index].device, index)
+        gradient = self._gradients[index].to(self._registered[index].device)
+        self._gradients[index] = gradient  # it stays there
         if (
             self._registered[index].grad is None
         ):  # else torch would add the new gradient to the old one
@@ -77,39 +79,32 @@ class Replay(nn.Module):
         self.pace.until(self.trace.parameters[index].ready_ms)
         return gradient.detach()  # a new tensor on the same memory: torch keeps it without a copy
 
-    def _end(self) -> None:
+    def _begin_backward(self, _upstream: Tensor) -> None:
+        self.pace.begin()
+
+    def _end_backward(self, _upstream: Tensor) -> None:
         self.pace.enter()
         self.pace.until(self.trace.backward_ms)
 
 
-class _Gradients:
-    """Every tensor's gradient: ranks share the standard deviation and have different values.
+class _Shared(list[Tensor]):
+    """Tensors that copies of a model share."""
 
-    Copies share memory.
-    """
-
-    def __init__(self, trace: Trace, *, seed: int, rank: int) -> None:
-        low, high = SCALES
-        powers = low + (high - low) * torch.rand(
-            len(trace.parameters), generator=generator(seed, STRUCTURE)
-        )
-        self.tensors = [
-            torch.randn(parameter.shape, generator=generator(seed, GRADIENTS, rank, index))
-            .mul_(10**power)
-            .to(_dtype(parameter))
-            for index, (parameter, power) in enumerate(
-                zip(trace.parameters, powers.tolist(), strict=True)
-            )
-        ]
-
-    def on(self, device: torch.device, index: int) -> Tensor:
-        """Return a tensor's gradient on the tensor's device; it stays there."""
-        if self.tensors[index].device != device:
-            self.tensors[index] = self.tensors[index].to(device)
-        return self.tensors[index]
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> _Gradients:
+    def __deepcopy__(self, _memo: dict[int, Any]) -> _Shared:
         return self
+
+
+def _draw_gradients(trace: Trace, *, seed: int, rank: int) -> Iterator[Tensor]:
+    """Yield every tensor's gradient: ranks share the standard deviation and have different
+    values.
+    """
+    low, high = SCALES
+    uniform = torch.rand(len(trace.parameters), generator=generator(seed, STRUCTURE))
+    powers = (low + (high - low) * uniform).tolist()
+    for index, parameter in enumerate(trace.parameters):
+        numbers = generator(seed, GRADIENTS, rank, index)
+        drawn = torch.randn(parameter.shape, generator=numbers)
+        yield drawn.mul_(10 ** powers[index]).to(_dtype(parameter))
 
 
 class _Release(torch.autograd.Function):
@@ -123,20 +118,6 @@ class _Release(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:  # noqa: ANN401 - autograd's own
         return upstream, ctx.replay.release(ctx.index), None, None
-
-
-class _Mark(torch.autograd.Function):
-    """Calls a function when the backward pass reaches it."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, passed: Callable[[], None]) -> Tensor:  # noqa: ANN401 - autograd's own
-        ctx.passed = passed
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 - autograd's own
-        ctx.passed()
-        return upstream, None
 
 
 class ReplayedOptimizer(torch.optim.SGD):
@@ -176,7 +157,7 @@ def workload(name_or_path: str, *, seed: int, rank: int, batch_size: int | None)
     return Workload(
         model=Replay(trace, pace, seed=seed, rank=rank),
         loss=lambda model, batch: model(batch),
-        batches=cycled([torch.zeros(trace.batch, 1)]),
+        batches=[torch.zeros(trace.batch, 1)],
         batch_size=trace.batch,
         optimizer=lambda parameters: ReplayedOptimizer(parameters, trace, pace),
     )

@@ -47,11 +47,6 @@ class Batches:
             number += 1
 
 
-def cycled(batches: Sequence[Any]) -> Batches:
-    """Return these batches in a cycle; they exist already, so they cost no time in a step."""
-    return Batches(lambda number: batches[number % len(batches)])
-
-
 def sharded(
     samples: int,
     batch_size: int,
@@ -110,7 +105,7 @@ def beside(model: nn.Module, data: Tensor) -> Tensor:
 
 def labelled_patterns(
     shape: Sequence[int], batch_size: int, *, strength: float, seed: int, rank: int
-) -> Batches:
+) -> list[tuple[Tensor, Tensor]]:
     """Return batches of (inputs, labels): inputs are the pattern of one of 10 classes, equal on all
     ranks, plus noise.
 
@@ -122,7 +117,6 @@ def labelled_patterns(
     batches = []
     for _ in range(DISTINCT_BATCHES):
         labels = torch.randint(CLASSES, (batch_size,), generator=data_rng)
-        batches.append(
-            (patterns[labels] + torch.randn(batch_size, *shape, generator=data_rng), labels)
-        )
-    return cycled(batches)
+        noise = torch.randn(batch_size, *shape, generator=data_rng)
+        batches.append((patterns[labels] + noise, labels))
+    return batches

@@ -176,6 +176,13 @@ class GlobalClock:
         """This rank's clock over rank 0's."""
         self.error_ns = 0.0
         """Error bound of every rank's reading of rank 0's clock; the same on every rank."""
+        self.facts: ClockFacts = {
+            "method": "shared",
+            "domains": 1,
+            "error_us": 0.0,
+            "drift_ppm": 0.0,
+        }
+        """The entry of run.json."""
 
     def to_global(self, stamps: Times) -> Times:
         """Return rank 0's times for stamps of this rank, in nanoseconds, any shape."""
@@ -192,10 +199,6 @@ class GlobalClock:
 
     def refresh(self) -> None:
         """Compare the clocks again; collective."""
-
-    def facts(self) -> ClockFacts:
-        """Return the entry of run.json."""
-        return {"method": "shared", "domains": 1, "error_us": 0.0, "drift_ppm": 0.0}
 
 
 class SynchronisedClock(GlobalClock):
@@ -226,13 +229,12 @@ class SynchronisedClock(GlobalClock):
         super().__init__()
         self._control = control
         self._now = now
-        first = {domain: rank for rank, domain in reversed(list(enumerate(domains)))}
-        self._leaders = sorted(first.values())
-        self._own = self._leaders.index(first[domains[control.rank]])
+        different = list(dict.fromkeys(domains))
+        self._leaders = [domains.index(domain) for domain in different]
+        self._own = different.index(domains[control.rank])
         self._leading = self._leaders[self._own] == control.rank
         self._points: deque[Offset] = deque(maxlen=POINTS_KEPT)
         self._fastest_ns = 1 << 62
-        self._worst_drift = 0.0
         for point in range(FIT_POINTS):
             if point:
                 time.sleep(spacing_s)
@@ -247,15 +249,6 @@ class SynchronisedClock(GlobalClock):
         """Add a point to every line."""
         self._compare()
         self._agree()
-
-    def facts(self) -> ClockFacts:
-        """See `GlobalClock.facts`; of the rank with the largest error."""
-        return {
-            "method": "synchronised",
-            "domains": len(self._leaders),
-            "error_us": round(self.error_ns / 1e3, 3),
-            "drift_ppm": round(self._worst_drift * 1e6, 3),
-        }
 
     def _compare(self) -> None:
         """Compare every leader's clock with its parent's once, round by round."""
@@ -305,7 +298,13 @@ class SynchronisedClock(GlobalClock):
         self.line = ways[self._own][0]
         self.local_line = self.line.invert()
         self.error_ns = max(error for _, error in ways.values())
-        self._worst_drift = max((line.drift for line, _ in ways.values()), key=abs)
+        worst_drift = max((line.drift for line, _ in ways.values()), key=abs)
+        self.facts = {
+            "method": "synchronised",
+            "domains": len(self._leaders),
+            "error_us": round(self.error_ns / 1e3, 3),
+            "drift_ppm": round(worst_drift * 1e6, 3),
+        }
         self._agreed = time.monotonic()
 
 

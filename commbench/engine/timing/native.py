@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,28 +35,16 @@ MAX_ARGUMENTS = 12
 IN_REGISTERS = 6
 ROW = 2 + MAX_ARGUMENTS
 CLOCK_MONOTONIC = 1
-METHODS = ("none", "barrier", "dissemination", "round-time")
 READINGS = 1000
-ROUND_TIME = METHODS.index("round-time")
 
 Table = NDArray[np.int64]
+Rows = Sequence[tuple[int, ...]]
+"""C calls as in `commbench.engine.timing.loops.Call.rows`."""
 
 _is_late = compiled(is_late)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SyncCalls:
-    """The control plane's own C calls: ``barrier`` before every repetition, ``broadcast`` to
-    broadcast ``instant``.
-    """
-
-    barrier: Sequence[tuple[int, ...]]
-    broadcast: Sequence[tuple[int, ...]]
-    instant: NDArray[np.int64]
-    """One 64-bit integer: the memory that ``broadcast`` sends from rank 0."""
-
-
-def call_table(rows: Sequence[tuple[int, ...]]) -> Table:
+def call_table(rows: Rows) -> Table:
     """Lay out C calls as an array of shape (calls, ROW)."""
     table = np.zeros((len(rows), ROW), dtype=np.int64)
     for line, (address, *arguments) in zip(table, rows, strict=True):
@@ -125,47 +112,12 @@ def _stamp(clock: int, stamps: NDArray[np.int64]) -> None:
 
 
 @compiled
-def _align(
-    method: int,
-    barrier: Table,
-    broadcast: Table,
-    instant: NDArray[np.int64],
-    slack_ns: int,
-    origin_ns: int,
-    offset_ns: int,
-    drift: float,
-    yield_address: int,
-    clock: int,
-    timespec: NDArray[np.int64],
-) -> bool:
-    """Wait until this rank may start; return whether it was too late for the agreed instant.
-
-    The instant is of rank 0's clock. ``origin_ns``, ``offset_ns`` and ``drift`` are this rank's
-    line over it, see `commbench.engine.timing.clocks.Line`.
-    """
-    if method == 0:
-        return False
-    _issue(barrier)
-    if method != ROUND_TIME:
-        return False
-    instant[0] = _now(clock, timespec) + slack_ns
-    _issue(broadcast)
-    target = instant[0] + offset_ns + round(drift * (instant[0] - origin_ns))
-    if _is_late(_now(clock, timespec), target, 0):
-        return True
-    while _now(clock, timespec) < target:
-        if yield_address != 0:
-            _call_address(yield_address, (0,))
-    return bool(_is_late(_now(clock, timespec), target, slack_ns))
-
-
-@compiled
 def _timed_loop(
     tables: Table,
     first: int,
     batch: int,
-    method: int,
     barrier: Table,
+    has_instant: bool,
     broadcast: Table,
     instant: NDArray[np.int64],
     slack_ns: int,
@@ -179,6 +131,11 @@ def _timed_loop(
     end: NDArray[np.int64],
     late: NDArray[np.bool_],
 ) -> int:
+    """Fill ``start``, ``end`` and ``late``; return the number of errors.
+
+    The instant is of rank 0's clock. ``origin_ns``, ``offset_ns`` and ``drift`` are this rank's
+    line over it, see `commbench.engine.timing.clocks.Line`.
+    """
     timespec = np.zeros(2, dtype=np.int64)
     errors = 0
     sets = tables.shape[0]
@@ -186,19 +143,18 @@ def _timed_loop(
     for repetition in range(start.shape[0]):
         if sets > 1:
             table = tables[(first + repetition) % sets]
-        late[repetition] = _align(
-            method,
-            barrier,
-            broadcast,
-            instant,
-            slack_ns,
-            origin_ns,
-            offset_ns,
-            drift,
-            yield_address,
-            clock,
-            timespec,
-        )
+        _issue(barrier)
+        if has_instant:
+            instant[0] = _now(clock, timespec) + slack_ns
+            _issue(broadcast)
+            target = instant[0] + offset_ns + round(drift * (instant[0] - origin_ns))
+            if _is_late(_now(clock, timespec), target, 0):
+                late[repetition] = True
+            else:
+                while _now(clock, timespec) < target:
+                    if yield_address != 0:
+                        _call_address(yield_address, (0,))
+                late[repetition] = _is_late(_now(clock, timespec), target, slack_ns)
         counters[0] += 1
         begun = _now(clock, timespec)
         for _ in range(batch):
@@ -210,15 +166,31 @@ def _timed_loop(
 
 
 class NativeTimer:
-    """Times calls from machine code; needs every call's ``rows``."""
+    """Times calls from machine code; needs every call's ``rows``.
+
+    Args:
+        sync: how ranks start together.
+        progress: counts the repetitions.
+        barrier: calls before every repetition, none without synchronisation.
+        broadcast: calls that broadcast ``instant`` from rank 0, for an agreed start.
+        instant: one 64-bit integer.
+    """
 
     name = "native"
 
-    def __init__(self, sync: Synchroniser, calls: SyncCalls, progress: Progress) -> None:
+    def __init__(
+        self,
+        sync: Synchroniser,
+        progress: Progress,
+        *,
+        barrier: Rows,
+        broadcast: Rows,
+        instant: NDArray[np.int64],
+    ) -> None:
         self.sync = sync
-        self._instant = calls.instant
-        self._barrier = call_table(calls.barrier)
-        self._broadcast = call_table(calls.broadcast)
+        self._instant = instant
+        self._barrier = call_table(barrier)
+        self._broadcast = call_table(broadcast)
         self._counters = progress.counters
         libc = ctypes.CDLL(None)
         self._clock = address_of(libc.clock_gettime)
@@ -259,8 +231,8 @@ class NativeTimer:
                 tables,
                 order.first,
                 order.batch,
-                METHODS.index(sync.method),
                 self._barrier,
+                sync.method == "round-time",
                 self._broadcast,
                 self._instant,
                 sync.slack_ns,

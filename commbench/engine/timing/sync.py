@@ -150,13 +150,21 @@ class Synchroniser:
         self.control.barrier(patient=self.patient)
         return False
 
-    def _disseminate(self) -> bool:
-        """Rounds of empty messages over doubling distances (Hensgen, Finkel & Manber 1988)."""
+    def rounds(self) -> list[tuple[int, int]]:
+        """Return the target and the source of empty messages in each round of a dissemination
+        barrier: ranks at doubling distances (Hensgen, Finkel & Manber 1988).
+        """
         rank, size = self.control.rank, self.control.size
+        partners = []
         distance = 1
         while distance < size:
-            self.control.exchange((rank + distance) % size, (rank - distance) % size)
+            partners.append(((rank + distance) % size, (rank - distance) % size))
             distance *= 2
+        return partners
+
+    def _disseminate(self) -> bool:
+        for target, source in self.rounds():
+            self.control.exchange(target, source)
         return False
 
 

@@ -126,20 +126,6 @@ def _find_kth(magnitudes: Words, k: int) -> tuple[int, int, int]:
 
 
 @compiled
-def _sum(gradient: Floats, residual: Floats, into: Floats) -> None:
-    """Write gradient + residual.
-
-    Two loops, because a loop that may be in place is not vectorised.
-    """
-    if residual.ctypes.data == into.ctypes.data:
-        for i in range(into.shape[0]):
-            into[i] += gradient[i]
-    else:
-        for i in range(into.shape[0]):
-            into[i] = gradient[i] + residual[i]
-
-
-@compiled
 def _mark(
     gradient: Floats | None, values: Floats, level: int, marks: NDArray[np.uint8]
 ) -> np.int32:
@@ -160,15 +146,14 @@ def _mark(
 
 @compiled
 def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
-    gradient: Floats,
-    residual: Floats | None,
+    gradient: Floats | None,
     source: Floats,
     level: int,
     positions: Words,
     magnitudes: Words,
     counts: Words,
 ) -> int:
-    """Write gradient + residual, if given, to ``source``.
+    """Add the gradient, if given, to ``source``.
 
     Write ``positions`` and ``magnitudes`` of the elements above ``level``, and to ``counts`` how
     many elements of each chunk are equal to it.
@@ -186,11 +171,9 @@ def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
         end = min(start + CHUNK, source.shape[0])
         values = source[start:end]
         marks[end - start :] = 0
-        if residual is None:
+        if gradient is None:
             counts[chunk] = _mark(None, values, threshold, marks)
         else:
-            if residual.ctypes.data != source.ctypes.data:
-                values[:] = residual[start:end]
             counts[chunk] = _mark(gradient[start:end], values, threshold, marks)
         marked, before = 0, above
         for group in range(groups.shape[0]):
@@ -254,16 +237,13 @@ def _fill(source: Floats, level: int, counts: Words, step: int, ties: Words) -> 
 
 
 @compiled
-def select(
-    gradient: Floats, residual: Floats | None, source: Floats, step: int, chosen: Words
-) -> int:
+def select(gradient: Floats, residual: Floats | None, step: int, chosen: Words) -> int:
     """Fill ``chosen`` with the positions of the largest elements of gradient + residual, ties last.
 
     Args:
         gradient: shape (n,).
-        residual: shape (n,); None stands for zeros.
-        source: shape (n,), becomes gradient + residual, but is unchanged if one is not finite;
-            ``residual`` itself or disjoint from it. The gradient if there is no residual.
+        residual: shape (n,), becomes gradient + residual, but is unchanged if one is not finite;
+            None stands for zeros.
         step: the choice among equal elements rotates with it.
         chosen: shape (k,).
 
@@ -281,7 +261,12 @@ def select(
     room = min(n, k * rows) + GROUP  # whole groups are written
     positions, magnitudes = np.empty(room, dtype=np.int32), np.empty(room, dtype=np.int32)
     counts = np.empty(-(-n // CHUNK), dtype=np.int32)
-    above = _collect(gradient, residual, source, level, positions, magnitudes, counts)
+    if residual is None:
+        source = gradient
+        above = _collect(None, source, level, positions, magnitudes, counts)
+    else:
+        source = residual
+        above = _collect(gradient, source, level, positions, magnitudes, counts)
     if above >= k:
         _choose(positions[:above], magnitudes[:above], step, chosen)
         return k
@@ -296,12 +281,16 @@ def select(
 
 
 @compiled
-def take(source: Floats, rest: Floats | None, indices: Words, values: Floats) -> None:
-    """Write the elements at ``indices`` to ``values``, and zero to ``rest``."""
+def take(gradient: Floats, residual: Floats | None, indices: Words, values: Floats) -> None:
+    """Move the elements at ``indices`` from the residual to ``values``; without one, copy those of
+    the gradient.
+    """
     for slot in range(indices.shape[0]):
-        values[slot] = source[indices[slot]]
-        if rest is not None:
-            rest[indices[slot]] = 0
+        if residual is None:
+            values[slot] = gradient[indices[slot]]
+        else:
+            values[slot] = residual[indices[slot]]
+            residual[indices[slot]] = 0
 
 
 @compiled
@@ -382,22 +371,25 @@ def choose_chunks(norms: Floats, chosen: Words) -> bool:
 
 
 @compiled
-def take_chunks(  # noqa: PLR0917 - as `select`
+def _add(gradient: Floats, residual: Floats) -> None:
+    for i in range(residual.shape[0]):
+        residual[i] += gradient[i]
+
+
+@compiled
+def take_chunks(
     gradient: Floats,
     residual: Floats | None,
-    rest: Floats | None,
     chosen: Words,
     divisor: float,
     values: Floats,
 ) -> None:
-    """Write the chosen chunks of gradient + residual, divided by ``divisor``, to ``values``, and
-    the other elements to ``rest``.
+    """Write the chosen chunks of gradient + residual, divided by ``divisor``, to ``values``; the
+    other elements are the new residual.
 
     Args:
         gradient: shape (n,).
-        residual: shape (n,); None stands for zeros.
-        rest: shape (n,), zero in the chosen chunks; ``residual`` itself or disjoint from it. None
-            if ``residual`` is.
+        residual: shape (n,), becomes zero in the chosen chunks; None stands for zeros.
         chosen: numbers of chunks, ascending.
         divisor: of the values.
         values: shape (chosen, chunk); elements beyond the gradient become zero.
@@ -406,17 +398,17 @@ def take_chunks(  # noqa: PLR0917 - as `select`
     for slot in range(chosen.shape[0]):
         start = np.int64(chosen[slot]) * chunk
         end = min(start + chunk, n)
-        if residual is not None and rest is not None:
-            _sum(gradient[begin:start], residual[begin:start], rest[begin:start])
+        if residual is not None:
+            _add(gradient[begin:start], residual[begin:start])
         begin = end
         for i in range(start, end):
             total = gradient[i] if residual is None else gradient[i] + residual[i]
             values[slot, i - start] = total / np.float32(divisor)
         values[slot, end - start :] = 0
-        if rest is not None:
-            rest[start:end] = 0
-    if residual is not None and rest is not None:
-        _sum(gradient[begin:], residual[begin:], rest[begin:])
+        if residual is not None:
+            residual[start:end] = 0
+    if residual is not None:
+        _add(gradient[begin:], residual[begin:])
 
 
 @compiled

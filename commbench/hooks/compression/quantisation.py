@@ -87,21 +87,14 @@ def _multiply(values: Bytes, scale: float, into: Floats) -> None:
 
 
 @compiled
-def quantise(  # noqa: PLR0917 - numba compiles positional arguments only
-    gradient: Floats,
-    residual: Floats | None,
-    rest: Floats | None,
-    block: int,
-    shard: int,
-    payload: Bytes,
+def quantise(
+    gradient: Floats, residual: Floats | None, block: int, shard: int, payload: Bytes
 ) -> None:
-    """Write the payload of gradient + residual, and its rounding errors to ``rest``.
+    """Write the payload of gradient + residual; its rounding errors are the new residual.
 
     Args:
         gradient: shape (n,).
-        residual: shape (n,); None stands for zeros.
-        rest: shape (n,), unchanged in blocks that are not finite; ``residual`` itself or disjoint
-            from it; None: not written.
+        residual: shape (n,), unchanged in blocks that are not finite; None stands for zeros.
         block: elements of a block.
         shard: elements of a shard.
         payload: shape (shards, row bytes).
@@ -121,8 +114,8 @@ def quantise(  # noqa: PLR0917 - numba compiles positional arguments only
                 largest = _find_largest(gradient[start:end], residual[start:end], sums)
             scales[row, number] = scale = _scale_of(largest)
             packed = payload[row, at : at + most]
-            if rest is not None and scale >= 0:
-                _pack(sums, scale, packed[: end - start], rest[start:end])
+            if residual is not None and scale >= 0:
+                _pack(sums, scale, packed[: end - start], residual[start:end])
             else:
                 _pack(sums, scale, packed[: end - start], errors)
             for i in range(end - start, most):
@@ -130,7 +123,7 @@ def quantise(  # noqa: PLR0917 - numba compiles positional arguments only
 
 
 @compiled
-def combine(  # noqa: PLR0917 - as `quantise`
+def combine(  # noqa: PLR0917 - numba compiles positional arguments only
     payload: Bytes,
     block: int,
     shard: int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, get_args
 
@@ -65,13 +65,10 @@ def _all_measures() -> dict[str, Measure]:
         measures[measure.name] = measure
         stem, _, unit = measure.name.rpartition("_")
         for end in _ENDS[measure.has_interval]:
-            measures[f"{stem}_ci_{end}_{unit}"] = Measure(
-                f"{stem}_ci_{end}_{unit}",
-                f"{end.capitalize()} end of the interval of {measure.name}.",
-                measure.labels,
-                f"{measure.column}_ci_{end}",
-                measure.factor,
-            )
+            name = f"{stem}_ci_{end}_{unit}"
+            about = f"{end.capitalize()} end of the interval of {measure.name}."
+            column = f"{measure.column}_ci_{end}"
+            measures[name] = replace(measure, name=name, help=about, column=column)
     return measures
 
 
@@ -288,9 +285,11 @@ def _of_stragglers(run: Run) -> list[Sample]:
     if not findings.comparisons:
         return []
     factors = []
-    for straggler in findings.stragglers:
-        labels = {"kind": straggler.kind, "name": straggler.name}
-        factors.append(sample("commbench_slow_factor_ratio", straggler.factor, **labels))
+    for each in findings.stragglers:
+        factor = each.factor.value
+        factors.append(
+            sample("commbench_slow_factor_ratio", factor, kind=each.kind, name=each.name)
+        )
     return [sample("commbench_slow_compared", findings.comparisons), *_largest(factors)]
 
 

@@ -27,8 +27,8 @@ _CLOCK = re.compile(
     r"(?:\d+[-/]\d+[-/]\d+[T ]|(?:[A-Z][a-z]{2} +)+\d+ )?\d+:\d\d:\d\d(?:[.,]\d+)?"
     r"(?:Z|[+-]\d\d:?\d\d)?(?: \d{4})?|\d{9,}\.\d+"
 )
-#: Parts of a prefix that differ from line to line: numbers, spaces, days and months.
-_VARYING = {r"\d+": r"\d+", r"\s+": r"\s*", "[A-Z][a-z]{2}": "[A-Z][a-z]{2}"}
+#: A day or a month.
+_NAME = "[A-Z][a-z]{2}"
 #: What NCCL_DEBUG writes, behind the host: process, thread, device.
 _MESSAGE = r":\d+:\d+ \[\d+\] .*"
 #: Numbers alone.
@@ -126,9 +126,13 @@ class Block:
 
 
 def read_blocks(
-    text: str, reading: Reading, layout: Layout, read_block: Callable[[Block, Reading], None]
+    text: str, reading: Reading, *, layout: Layout, read_block: Callable[[Block, Reading], None]
 ) -> None:
-    """Read each block of a text that has a table, and note those that cannot be imported."""
+    """Read each block of a text that has a table, and note those that cannot be imported.
+
+    Raises:
+        InputError: a block lacks a fact that no option gives.
+    """
     for block in split_blocks(text, layout, reading):
         with reading.noting():
             read_block(block, reading)
@@ -176,7 +180,7 @@ def _by_writer(text: str, layout: Layout, reading: Reading) -> list[list[Line]]:
     if messages:
         reading.leave_out(f"{counted(messages, 'line')} of NCCL_DEBUG")
     prefix = _prefix([line for _, line in lines], layout)
-    writers: list[str] = []
+    writers = []
     by_writer: dict[str, list[Line]] = {"": []}
     for place, line in lines:
         match = prefix.match(line)
@@ -220,15 +224,10 @@ def _prefix(lines: Sequence[str], layout: Layout) -> re.Pattern[str]:
 
 
 def _generalised(prefix: str) -> str:
-    """Return a pattern of a prefix that holds for other numbers and dates as well."""
-    pattern = ""
-    for part in re.split(f"({'|'.join(_VARYING)})", prefix):
-        general = re.escape(part)
-        for varying, replacement in _VARYING.items():
-            if re.fullmatch(varying, part):
-                general = replacement
-        pattern += general
-    return pattern
+    """Return a pattern of a prefix that holds for other numbers, spaces and dates as well."""
+    numbers = re.sub(r"\d+", r"\\d+", re.escape(prefix))
+    spaces = re.sub(r"(\\?\s)+", r"\\s*", numbers)
+    return re.sub(_NAME, _NAME, spaces)
 
 
 def whole_lines(text: str, reading: Reading) -> Iterator[Line]:

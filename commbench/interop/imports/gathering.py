@@ -7,11 +7,12 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from functools import partial
 
 from commbench.engine.records import Record
 from commbench.errors import InputError, check_choice
 from commbench.interop.imports import imb, nccl_json, nccl_tests, osu, param
+from commbench.interop.imports.blocks import read_blocks
 from commbench.interop.imports.reading import ImportOptions, Reading
 from commbench.schema import JsonObject
 
@@ -35,9 +36,19 @@ TOOLS = {
     for tool in (
         Tool("nccl-tests-json", "nccl-tests", nccl_json.recognises, nccl_json.read),
         Tool("nccl-tests", "nccl-tests", nccl_tests.LAYOUT.occurs_in, nccl_tests.read),
-        Tool("osu", "OSU Micro-Benchmarks", osu.LAYOUT.occurs_in, osu.read),
+        Tool(
+            "osu",
+            "OSU Micro-Benchmarks",
+            osu.LAYOUT.occurs_in,
+            partial(read_blocks, layout=osu.LAYOUT, read_block=osu.read_block),
+        ),
         Tool("imb", "Intel MPI Benchmarks", imb.LAYOUT.occurs_in, imb.read),
-        Tool("param", "PARAM", param.LAYOUT.occurs_in, param.read),
+        Tool(
+            "param",
+            "PARAM",
+            param.LAYOUT.occurs_in,
+            partial(read_blocks, layout=param.LAYOUT, read_block=param.read_block),
+        ),
     )
 }
 
@@ -109,7 +120,7 @@ def import_outputs(
             equal; no output has a measurement; or the times of a case have different meanings.
     """
     _check_distinct(sources)
-    readings: list[Reading] = []
+    readings = []
     for source in sources:
         if len(source.data) > LARGEST_BYTES:
             raise InputError(
@@ -161,7 +172,7 @@ def _info(sources: Sequence[Source], readings: Sequence[Reading], most: int) -> 
         output = {"file": source.name, "sha256": source.sha256}
         outputs.append({**output, "tool": reading.tool, "version": reading.version})
         if most in reading.places:
-            places = sorted(reading.places[most], key=attrgetter("rank"))
+            places = sorted(reading.places[most])
             hosts.add(tuple(place.host for place in places))
     info: JsonObject = {"imported": outputs, "world_size": most}
     if len(hosts) == 1:

@@ -58,7 +58,7 @@ def read(text: str, reading: Reading) -> None:
     Raises:
         InputError: a table lacks the number and -n was not given.
     """
-    read_blocks(text, reading, LAYOUT, _read_block)
+    read_blocks(text, reading, layout=LAYOUT, read_block=_read_block)
     if "All processes entering MPI_Finalize" not in text:
         reading.leave_out(
             "the output does not say that it is complete, so that lines may be missing"

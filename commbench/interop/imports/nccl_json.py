@@ -172,17 +172,12 @@ def _half(result: JsonMapping, key: str) -> tuple[dict[str, str], JsonObject]:
 
 def _places(config: JsonMapping) -> list[Place]:
     """Return the places of all ranks; the file lists only the first rank of each process."""
-    per_process = config.get("nthreads", 1) * config.get("ngpus", 1)
-    if any(
-        "rank" not in device or "hostname" not in device for device in config.get("devices", ())
-    ):
-        return []
-    return [
-        Place(
-            rank=device["rank"] + more,
-            host=device["hostname"],
-            device=device.get("device_info", "").strip(),
-        )
-        for device in config.get("devices", ())
-        for more in range(min(per_process, 10_000))
-    ]
+    per_process = min(config.get("nthreads", 1) * config.get("ngpus", 1), 10_000)
+    places = []
+    for device in config.get("devices", ()):
+        if "rank" not in device or "hostname" not in device:
+            return []
+        kind = device.get("device_info", "").strip()
+        for rank in range(device["rank"], device["rank"] + per_process):
+            places.append(Place(rank, device["hostname"], kind))
+    return places

@@ -353,7 +353,7 @@ def _check_rates(
     half: Mapping[str, str], operation: Operation, ranks: int, reading: Reading
 ) -> None:
     """Note an assumption if the printed bus bandwidth belongs to another number of ranks."""
-    if "N/A" in {half["algbw"], half["busbw"]}:
+    if "N/A" in {half.get("algbw", "N/A"), half.get("busbw", "N/A")}:
         return
     algbw, busbw = number(half["algbw"]), number(half["busbw"])
     expected = operation.busbw_factor(ranks) * algbw

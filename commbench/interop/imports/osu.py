@@ -10,7 +10,7 @@ from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS, WINDOW_MESSAGES, Operation
 from commbench.engine.records import Overlap, Record
 from commbench.findings import Finding
-from commbench.interop.imports.blocks import HEADING, Block, Layout, read_blocks
+from commbench.interop.imports.blocks import HEADING, Block, Layout
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
     OF_COMMBENCH,
@@ -61,16 +61,12 @@ OPERATIONS_BY_TITLE = {
 }
 
 
-def read(text: str, reading: Reading) -> None:
-    """Read the output of OSU.
+def read_block(block: Block, reading: Reading) -> None:
+    """Read a table of OSU.
 
     Raises:
         InputError: the number of ranks is neither stated nor given by -n.
     """
-    read_blocks(text, reading, LAYOUT, _read_block)
-
-
-def _read_block(block: Block, reading: Reading) -> None:
     operation = _operation(block)
     suite = block.fact("title")
     reading.version = reading.version or f"{suite} {block.fact('title', 4)}".strip()
@@ -178,7 +174,7 @@ def _time(line: Mapping[str, str], operation: Operation, message_bytes: int) -> 
             if not rate:
                 raise LeftOutError("a time or rate of 0 is below what the tool resolves")
             return {"time_us": operation.messages_at_once * message_bytes / rate, "time": PAIR_MEAN}
-    if "Overall" in line:
+    if line.keys() >= {"Overall", "Compute", "Pure Comm."}:
         overlap = Overlap(
             pure_us=number(line["Pure Comm."]),
             compute_us=number(line["Compute"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.errors import InputError
-from commbench.interop.imports.blocks import HEADING, Block, Layout, read_blocks
+from commbench.interop.imports.blocks import HEADING, Block, Layout
 from commbench.interop.imports.reading import (
     SLOWEST_RANK,
     LeftOutError,
@@ -29,16 +29,12 @@ _OPERATIONS = {
 }
 
 
-def read(text: str, reading: Reading) -> None:
-    """Read the output of PARAM.
+def read_block(block: Block, reading: Reading) -> None:
+    """Read a table of PARAM.
 
     Raises:
         InputError: the number of ranks is neither stated nor given by -n.
     """
-    read_blocks(text, reading, LAYOUT, _read_block)
-
-
-def _read_block(block: Block, reading: Reading) -> None:
     columns = block.columns
     if "QUANT" in columns[0]:
         raise LeftOutError("times of quantised communication cannot be imported")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from commbench.collectives.cases import Case
 from commbench.collectives.datatypes import DTYPES
@@ -71,8 +71,7 @@ class ImportOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """The host and device of a rank."""
 
     rank: int

@@ -31,6 +31,7 @@ from commbench.errors import InputError
 from commbench.launch.lab import agent
 from commbench.launch.lab.network import change_link, run_program
 from commbench.launch.lab.plan import DIRECTORY, PLAN, LabPlan, parse_rate
+from commbench.launch.signals import FROM_KEYS, PASSED_ON, foreground_group, passing_on
 
 #: What a person must know about every number from a lab.
 NOT_EMULATED = (
@@ -56,17 +57,6 @@ FRESH = [
     "--mount-proc",
     "--",
 ]
-#: Signals that are passed on to a command.
-PASSED_ON = (
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-#: Signals that a key sends; the terminal sends them to the command, too.
-FROM_KEYS = (signal.SIGINT, signal.SIGQUIT)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _FIRST = ["-m", "commbench.launch.lab.inside"]
 _VISIT = agent.call(DIRECTORY, "visit")
@@ -173,16 +163,12 @@ class Lab:
         report = b""
 
         def pass_on(number: int, _: FrameType | None) -> None:
-            has_come_by_key = number in FROM_KEYS and report and _is_foreground()
-            if not has_come_by_key:
+            is_of_keys = number in FROM_KEYS and report and foreground_group() == os.getpgrp()
+            if not is_of_keys:
                 with contextlib.suppress(OSError):  # the command has just ended
                     connection.send(bytes([number]))
 
-        before = {}
-        for number in PASSED_ON:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, pass_on)
-        try:
+        with passing_on(pass_on):
             with inner:
                 # Ctrl-C reaches the whole foreground: only the command may act on it.
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
@@ -196,9 +182,6 @@ class Lab:
                 while received := connection.recv(4096):
                     report += received
             code = process.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         problem = report.decode().strip()
         if problem:
             raise InputError(problem)
@@ -256,17 +239,6 @@ def find_all() -> list[Lab]:
 
 def _pid_namespace(pid: int) -> Path:
     return Path(f"/proc/{pid}/ns/pid").readlink()
-
-
-def _is_foreground() -> bool:
-    """Return whether the terminal's keys send signals to this process, and so to its children in
-    the same group.
-    """
-    try:
-        with Path("/dev/tty").open("rb") as terminal:
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except OSError:
-        return False
 
 
 # ------------------------------------------------------------------------------------------- start

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,24 +59,35 @@ class Placement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launcher(Placement, ABC):
+class Launcher(Placement):
     """A program that starts ranks: its command, its environment, and the number of ranks that it
     has room for.
     """
 
     name: str
     """The launcher's name in messages and in run.json."""
+    path: str
+    """Its program."""
     forwards_signals: bool
     """Whether a signal such as SIGUSR1 sent to the launcher reaches every rank, on other hosts
     too."""
 
-    @abstractmethod
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
         """Return the command that starts ``ranks`` times python with the arguments ``program``.
 
         ``training``: ranks compute with several threads, and nothing that is measured travels over
         MPI.
         """
+        options = self.options(ranks, training=training)
+        return [*self.start(ranks), *options, *self.extra, *self.run_python(program)]
+
+    def start(self, ranks: int) -> list[str]:
+        """Return the program with the number of ranks."""
+        return [self.path, "-n", str(ranks)]
+
+    def options(self, ranks: int, *, training: bool) -> list[str]:  # noqa: ARG002
+        """Return the options that place and bind ranks; none without such options."""
+        return []
 
     @property
     def carries_mpi(self) -> bool:
@@ -157,11 +167,9 @@ class Launcher(Placement, ABC):
             environ.pop(name, None)
         return replace(self, environ=environ, env=env)
 
-    def run_python(self, program: Sequence[str], *, by_mpi4py: bool = False) -> list[str]:
+    def run_python(self, program: Sequence[str]) -> list[str]:
         """Return the command of a rank: python with the arguments ``program`` and the variables of
-        ``env``.
-
-        ``by_mpi4py``: with mpi4py's runner, a rank that raises ends the other ranks.
+        ``env``; if MPI sees it, with mpi4py's runner: a rank that raises ends the other ranks.
         """
         words = []
         for name, value in variables_of(self.env).items():
@@ -170,24 +178,25 @@ class Launcher(Placement, ABC):
         if words:
             words.insert(0, "/usr/bin/env")
         words.append(sys.executable)
-        if by_mpi4py:
+        if self.carries_mpi:
             words += ["-m", "mpi4py"]
         return [*words, *program]
 
     def binding(self, ranks: int, *, training: bool) -> str:
-        """Return the binding of each of ``ranks`` ranks: as requested, else one core if possible.
+        """Return the binding of each of ``ranks`` ranks: as requested, else one core if possible;
+        empty if the extra options state one.
 
         Ranks that share cores are not bound, so that the scheduler can move them apart. A rank that
         trains may use its whole NUMA node.
         """
+        if any(word.lstrip("-").startswith(("bind-to", "cpu-bind")) for word in self.extra):
+            return ""
         if self.bind_to is not None:
             return self.bind_to
-        if self.shares_cores(ranks):
+        if self.shares_cores(ranks) or (training and len(numa_folders()) <= 1):
             return "none"
-        if training and len(numa_folders()) > 1:
-            return "numa"
         if training:
-            return "none"
+            return "numa"
         if self.is_local and ranks > hosts.local_cores():
             return "hwthread"  # there is room only with two ranks on the threads of one core
         return "core"
@@ -197,8 +206,3 @@ class Launcher(Placement, ABC):
         have the same cores.
         """
         return ranks > self.slots() or bool(self.environ.get(hosts.EMULATED))
-
-    @property
-    def has_own_binding(self) -> bool:
-        """Whether the extra options state a binding."""
-        return any(word.lstrip("-").startswith(("bind-to", "cpu-bind")) for word in self.extra)

@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 
 from commbench.errors import InputError, unknown_choice
 from commbench.launch.launchers.base import Launcher, Placement
@@ -16,14 +20,18 @@ from commbench.launch.launchers.mpirun import (
     has_mpi4py,
     no_launcher,
     open_mpi,
-    open_program,
 )
-from commbench.launch.launchers.slurm import in_allocation, open_srun
-from commbench.launch.launchers.torchrun import TorchrunLauncher
+from commbench.launch.launchers.slurm import open_srun
+from commbench.launch.launchers.torchrun import open_torchrun
 from commbench.units import counted
 
-#: The names of launchers that a person can request; a path works as well.
-LAUNCHERS = ("mpirun", "mpiexec", "srun", "torchrun")
+#: The launchers by the names that a person can request; a path works as well.
+LAUNCHERS: Mapping[str, Callable[[Placement], Launcher]] = {
+    "mpirun": open_mpi,
+    "mpiexec": partial(open_mpi, names=("mpiexec", "mpirun")),
+    "srun": open_srun,
+    "torchrun": open_torchrun,
+}
 
 
 def choose_launcher(requested: str | None = None, placement: Placement | None = None) -> Launcher:
@@ -35,32 +43,28 @@ def choose_launcher(requested: str | None = None, placement: Placement | None = 
             applies, else the node file of a PBS job.
 
     Raises:
-        InputError: there is no usable launcher, or it cannot do what was requested.
+        InputError: there is no usable launcher, it is no program, or it cannot do what was
+            requested.
     """
     placement = placement or Placement()
     hostfile = placement.hostfile or named_hostfile(placement.environ)
     placement = dataclasses.replace(placement, hostfile=hostfile)
     if requested is None:
         requested = _find_usable(placement)
-    launcher = _open(requested, placement)
+    if "/" in requested:
+        if not os.access(requested, os.X_OK):
+            raise InputError(
+                f"The launcher {requested} is not a program; give the path of an mpirun or mpiexec."
+            )
+        launcher = open_mpi(placement, path=str(Path(requested).absolute()))
+    elif requested in LAUNCHERS:
+        launcher = LAUNCHERS[requested](placement)
+    else:
+        raise unknown_choice("launcher", requested, LAUNCHERS, ", or give a path")
     # elsewhere interfaces may have other names
     if placement.interface is not None and launcher.is_local:
         check_interface(placement.interface)
     return launcher
-
-
-def _open(name: str, placement: Placement) -> Launcher:
-    if "/" in name:
-        return open_program(name, placement)
-    if name == "mpirun":
-        return open_mpi(find_mpirun(), placement)
-    if name == "mpiexec":
-        return open_mpi(find_mpirun(("mpiexec", "mpirun")), placement)
-    if name == "srun":
-        return open_srun(placement)
-    if name == "torchrun":
-        return TorchrunLauncher(**vars(placement))
-    raise unknown_choice("launcher", name, LAUNCHERS, ", or give a path")
 
 
 def _find_usable(placement: Placement) -> str:
@@ -71,7 +75,7 @@ def _find_usable(placement: Placement) -> str:
     """
     if find_mpirun() is not None and has_mpi4py():
         return "mpirun"
-    if in_allocation(placement.environ) and shutil.which("srun") is not None:
+    if "SLURM_JOB_ID" in placement.environ and shutil.which("srun") is not None:
         return "srun"
     if importlib.util.find_spec("torch") is not None:
         return "torchrun"

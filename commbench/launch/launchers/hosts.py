@@ -76,16 +76,9 @@ class Hostfile:
     port or binding."""
 
 
-@dataclass(frozen=True)
-class _Line:
-    name: str
-    slots: int | None
-    """None if the line does not state them."""
-    is_plain: bool
-
-
-def _read_line(words: list[str]) -> _Line:
-    """Return the host of a line.
+def _read_line(words: list[str]) -> tuple[str, int | None, bool]:
+    """Return the host of a line, its slots if the line states them, and whether it has nothing
+    else.
 
     Raises:
         ValueError: the line is not understood.
@@ -113,11 +106,10 @@ def _read_line(words: list[str]) -> _Line:
             is_plain = False
         else:
             raise ValueError(option)
-    most = stated.get("most")
-    slots = stated.get("slots", most)
-    if slots is not None and most is not None and slots > most:
+    slots = stated.get("slots", stated.get("most"))
+    if slots is not None and slots > stated.get("most", slots):
         raise ValueError(slots)
-    return _Line(name, slots, is_plain)
+    return name, slots, is_plain
 
 
 def _count(text: str) -> int:
@@ -146,32 +138,32 @@ def read_hostfile(path: Path, environ: Mapping[str, str] | None = None) -> Hostf
         raise InputError(
             f"The hostfile {path} cannot be read ({error.strerror}); name another by --hostfile."
         ) from error
-    lines: dict[str, list[_Line]] = {}
+    lines: dict[str, list[int | None]] = {}
+    content = Hostfile(Counter(), is_plain=True)
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         words = re.sub(r"\s*=\s*", "=", re.split("#|//", line)[0]).split()
         if not words:
             continue
         try:
-            host = _read_line(words)
+            name, slots, is_plain = _read_line(words)
         except ValueError:
             raise InputError(
                 f"Line {number} of the hostfile {path} is not understood: {line.strip()!r}; write"
                 " one host a line, e.g. `node1 slots=4`."
             ) from None
-        lines.setdefault(host.name, []).append(host)
+        lines.setdefault(name, []).append(slots)
+        content.is_plain = content.is_plain and is_plain
     if not lines:
         raise InputError(
             f"The hostfile {path} names no host; write one a line, e.g. `node1 slots=4`."
         )
     is_pbs = environ is not None and str(path) == environ.get("PBS_NODEFILE")
-    content = Hostfile(Counter(), is_plain=True)
-    for name, hosts in lines.items():
+    for name, stated in lines.items():
         unstated = 1
-        if len(hosts) == 1 and not is_pbs:
+        if len(stated) == 1 and not is_pbs:
             unstated = local_cpus()
-        for host in hosts:
-            content.slots[name] += unstated if host.slots is None else host.slots
-            content.is_plain = content.is_plain and host.is_plain
+        for each in stated:
+            content.slots[name] += unstated if each is None else each
     return content
 
 

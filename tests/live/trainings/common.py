@@ -35,7 +35,7 @@ def begin() -> int:
 
 def network(outputs: int = 10) -> nn.Sequential:
     """Return layers that make several buckets at small bucket sizes."""
-    layers: list[nn.Module] = []
+    layers = []
     for _ in range(6):
         layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(WIDTH, outputs))
@@ -79,6 +79,17 @@ def report(*models: nn.Module) -> None:
     os._exit(0)  # torch sometimes aborts in the interpreter's shutdown
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimiser of the trainable parameters."""
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+
+
+def update(optimizer: torch.optim.Optimizer) -> None:
+    """Make an optimiser step, and release the gradients."""
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def train(
     ddp: nn.Module,
     rank: int,
@@ -93,10 +104,9 @@ def train(
     Return what was trained.
     """
     if optimizer is None:
-        optimizer = torch.optim.SGD([p for p in ddp.parameters() if p.requires_grad], lr=0.05)
+        optimizer = sgd(ddp)
     for step, x in enumerate(batches(rank, steps)):
         between(step)
         loss(ddp, x).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
     return [ddp]

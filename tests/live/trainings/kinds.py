@@ -12,7 +12,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import RANKS, STEPS, WIDTH, Parts, batches, begin, network, report, train
+from common import (
+    RANKS,
+    STEPS,
+    WIDTH,
+    Parts,
+    batches,
+    begin,
+    network,
+    report,
+    sgd,
+    train,
+    update,
+)
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -82,12 +94,10 @@ def adversaries(rank: int) -> list[nn.Module]:
     for x in batches(rank):
         judge.requires_grad_(requires_grad=True)
         (judge(x).mean() - judge(maker(x).detach()).mean()).backward()
-        optimizers[1].step()
-        optimizers[1].zero_grad()
+        update(optimizers[1])
         judge.requires_grad_(requires_grad=False)
         judge.module(maker(x)).mean().backward()
-        optimizers[0].step()
-        optimizers[0].zero_grad()
+        update(optimizers[0])
     judge.requires_grad_(requires_grad=True)
     return [maker, judge]
 
@@ -172,7 +182,7 @@ def reentrant(rank: int) -> list[nn.Module]:
 def sharpness(rank: int) -> list[nn.Module]:
     """Make two synchronised passes a step, as sharpness-aware minimisation does."""
     ddp = DistributedDataParallel(network())
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    optimizer = sgd(ddp)
     for x in batches(rank):
         ddp(x).square().mean().backward()
         shifts = []
@@ -185,8 +195,7 @@ def sharpness(rank: int) -> list[nn.Module]:
         with torch.no_grad():
             for parameter, shift in zip(ddp.parameters(), shifts, strict=True):
                 parameter.sub_(shift)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
     return [ddp]
 
 
@@ -205,15 +214,14 @@ def complex_numbers(rank: int) -> list[nn.Module]:
 def accumulated(rank: int) -> list[nn.Module]:
     """Accumulate gradients over four batches, three of them without synchronisation."""
     ddp = DistributedDataParallel(network(), gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    optimizer = sgd(ddp)
     for step, x in enumerate(batches(rank, 4 * STEPS)):
         if step % 4 < 3:
             with ddp.no_sync():
                 ddp(x).square().mean().backward()
             continue
         ddp(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
     return [ddp]
 
 
@@ -299,7 +307,7 @@ def wrapped_again(rank: int) -> list[nn.Module]:
 def scaled(rank: int) -> list[nn.Module]:
     """Skip steps whose gradients are infinite, and clip the others."""
     ddp = DistributedDataParallel(network())
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    optimizer = sgd(ddp)
     scaler = torch.amp.GradScaler("cpu")
     for step, x in enumerate(batches(rank)):
         loss = ddp(x).square().mean()
@@ -317,11 +325,11 @@ def scaled(rank: int) -> list[nn.Module]:
 def compiled(rank: int) -> list[nn.Module]:
     """Compile the module inside DDP, and the optimiser."""
     ddp = DistributedDataParallel(torch.compile(network(), backend="aot_eager"))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-    update = torch.compile(optimizer.step, backend="eager")
+    optimizer = sgd(ddp)
+    make_step = torch.compile(optimizer.step, backend="eager")
     for x in batches(rank):
         ddp(x).square().mean().backward()
-        update()
+        make_step()
         optimizer.zero_grad()
     return [ddp]
 
@@ -336,13 +344,12 @@ def compiled_whole(rank: int) -> list[nn.Module]:
 def compiled_step(rank: int) -> list[nn.Module]:
     """Compile the whole step."""
     ddp = DistributedDataParallel(network())
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    optimizer = sgd(ddp)
 
     @torch.compile(backend="eager")
     def make_step(x: torch.Tensor) -> None:
         ddp(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
 
     for x in batches(rank):
         make_step(x)
@@ -379,13 +386,12 @@ def zero(rank: int) -> list[nn.Module]:
 def workers(rank: int) -> list[nn.Module]:
     """Load data in forked processes that are started again in each epoch."""
     ddp = DistributedDataParallel(network())
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    optimizer = sgd(ddp)
     data = TensorDataset(torch.cat([*batches(rank)]))
     for _ in range(4):
         for (x,) in DataLoader(data, batch_size=32, num_workers=1, multiprocessing_context="fork"):
             ddp(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer)
     return [ddp]
 
 
@@ -454,14 +460,13 @@ def adapted(rank: int) -> list[nn.Module]:
 def by_own_exchange(rank: int) -> list[nn.Module]:
     """Average gradients by hand, and never let DDP do so."""
     ddp = DistributedDataParallel(network())
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    optimizer = sgd(ddp)
     for x in batches(rank):
         with ddp.no_sync():
             ddp(x).square().mean().backward()
         for parameter in ddp.parameters():
             dist.all_reduce(parameter.grad)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
     return [ddp]
 
 
