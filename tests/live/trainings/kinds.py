@@ -33,8 +33,6 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from commbench.hooks import TopK
-
 
 def plain(rank: int) -> list[nn.Module]:
     """Train as the documentation of torch does."""
@@ -152,6 +150,8 @@ def detached(rank: int) -> list[nn.Module]:
 
 def dropping(rank: int) -> list[nn.Module]:
     """Register a hook of commbench that sends the largest elements of each bucket."""
+    from commbench.hooks import TopK  # the other kinds do not know commbench
+
     ddp = DistributedDataParallel(network())
     TopK(density=0.1).register(ddp)
     return train(ddp, rank)
