@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import inspect
+import itertools
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -133,11 +135,9 @@ def _reader(annotation: Any) -> Reader:  # noqa: ANN401, PLR0911 - any annotatio
         return _choice_reader(arguments)
     if origin in {Union, types.UnionType}:
         return _optional_reader(arguments)
-    if origin is tuple and Ellipsis not in arguments:
-        return _pair_reader(arguments)
     if origin in {dict, collections.abc.Mapping}:
         return _mapping_reader(arguments[1])
-    return _list_reader(arguments[0], is_tuple=origin is tuple)
+    return _list_reader(origin, arguments)
 
 
 def _unfit(expected: str, value: object) -> _UnfitError:
@@ -208,30 +208,24 @@ def _optional_reader(kinds: tuple[Any, ...]) -> Reader:
     return lambda value: None if value is None else reader(value)
 
 
-def _list_reader(kind: Any, *, is_tuple: bool) -> Reader:  # noqa: ANN401 - any annotation
-    reader = _reader(kind)
+def _list_reader(origin: Any, kinds: tuple[Any, ...]) -> Reader:  # noqa: ANN401 - any annotation
+    """Return the reader of a list or tuple of one kind, or of a tuple with a kind for each item."""
+    readers = [_reader(kind) for kind in kinds if kind is not Ellipsis]
+    length, expected = None, "a list"
+    if origin is tuple and Ellipsis not in kinds:
+        length, expected = len(kinds), f"a list of {len(kinds)}"
 
     def read(value: Any) -> object:  # noqa: ANN401 - JSON
-        if type(value) not in {list, tuple}:
-            raise _unfit("a list", value)
+        if type(value) not in {list, tuple} or length not in {None, len(value)}:
+            raise _unfit(expected, value)
         items = value
-        if not (isinstance(reader, _Number) and reader.fit(value)):  # all numbers at once
-            items = [_at(f"[{place}]", reader, item) for place, item in enumerate(value)]
-        if is_tuple:
+        first, *others = readers
+        if others or not (isinstance(first, _Number) and first.fit(value)):  # all numbers at once
+            pairs = enumerate(zip(itertools.cycle(readers), value, strict=False))
+            items = [_at(f"[{place}]", *pair) for place, pair in pairs]
+        if origin is tuple:
             return tuple(items)
         return items
-
-    return read
-
-
-def _pair_reader(kinds: tuple[Any, ...]) -> Reader:
-    readers = [_reader(kind) for kind in kinds]
-
-    def read(value: Any) -> object:  # noqa: ANN401 - JSON
-        if type(value) not in {list, tuple} or len(value) != len(readers):
-            raise _unfit(f"a list of {len(readers)}", value)
-        pairs = enumerate(zip(readers, value, strict=True))
-        return tuple(_at(f"[{place}]", *pair) for place, pair in pairs)
 
     return read
 
@@ -281,9 +275,6 @@ def _entries_of(kind: Any) -> tuple[Sequence[str], frozenset[str]]:  # noqa: ANN
     """Return the names of all entries, and of those that must be there."""
     if is_typeddict(kind):
         return list(get_type_hints(kind)), kind.__required_keys__
-    names, required = [], set()
-    for field in dataclasses.fields(kind):
-        names.append(field.name)
-        if field.default is field.default_factory is dataclasses.MISSING:
-            required.add(field.name)
-    return names, frozenset(required)
+    parameters = inspect.signature(kind).parameters.values()
+    required = [each.name for each in parameters if each.default is each.empty]
+    return [each.name for each in parameters], frozenset(required)

@@ -104,15 +104,11 @@ def draw(file: Path) -> str:
     ]
     texts = []
     for number, (run, of_run) in enumerate(spans.items()):
+        animation = ""
         if of_run != [(0.0, total)]:
+            animation = f"k{number} {total:.2f}s step-end infinite"
             styles.append(f"@keyframes k{number}{{{_keyframes(of_run, total)}}}")
-        texts.append(
-            _text(
-                run,
-                f"k{number} {total:.2f}s step-end infinite" if of_run != [(0.0, total)] else "",
-                of_run[-1][1] == total,
-            )
-        )
+        texts.append(_text(run, animation, of_run[-1][1] == total))
     title = html.escape(json.loads(file.read_text("utf-8").splitlines()[0])["title"])
     return "\n".join(
         [

@@ -1,6 +1,7 @@
 """Cases, records and runs built by hand, for tests of everything that reads results."""
 
 import csv
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,19 +132,14 @@ def summarise_run(records: Iterable[Record], info: RunInfo) -> list[Row]:
 
 #: Columns that tell cases apart.
 CASE_COLUMNS = (
-    *(
-        "backend",
-        "operation",
-        "pattern",
-        "group",
-        "world_size",
-        "dtype",
-        "redop",
-        "root",
-        "in_place",
-    ),
-    *("message_bytes", "cadence", "algorithm_requested", "buffers", "sync", "loop", "env"),
+    "backend operation pattern group world_size dtype redop root in_place message_bytes cadence"
+    " algorithm_requested buffers sync loop env"
 )
+
+
+def read_info(out: Path) -> Any:
+    """Return the entries of ``run.json``."""
+    return json.loads((out / "run.json").read_text())
 
 
 def read_rows(out: Path) -> list[dict[str, str]]:
@@ -153,7 +149,9 @@ def read_rows(out: Path) -> list[dict[str, str]]:
     with (out / "collectives.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     slow_last = sorted(rows, key=lambda row: row["state"] == SLOW)
-    first = {tuple(row[name] for name in CASE_COLUMNS): id(row) for row in reversed(slow_last)}
+    first = {
+        tuple(row[name] for name in CASE_COLUMNS.split()): id(row) for row in reversed(slow_last)
+    }
     return [row for row in rows if id(row) in first.values()]
 
 

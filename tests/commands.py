@@ -1,11 +1,14 @@
 """Commands run within the test process, in an empty directory."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
 from commbench import cli
 
@@ -38,8 +41,8 @@ class Command:
         self._capsys = capsys
 
     def __call__(self, line: str) -> Outcome:
-        """Run a command line; arguments are separated by spaces."""
-        self._monkeypatch.setattr(sys, "argv", ["commbench", *line.split()])
+        """Run a command line; arguments are separated as in a shell."""
+        self._monkeypatch.setattr(sys, "argv", ["commbench", *shlex.split(line)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         captured = self._capsys.readouterr()
@@ -62,6 +65,18 @@ class Command:
             for path in self.home.rglob("*")
             if "__pycache__" not in path.parts
         }
+
+
+def parse(words: list[str]) -> None:
+    """Parse what follows ``commbench``, and a command of commbench that it starts."""
+    command: Any = typer.main.get_command(cli.app)
+    context = command.make_context("commbench", list(words), resilient_parsing=True)
+    rest = words
+    while hasattr(command, "commands"):
+        name, command, rest = command.resolve_command(context, rest)
+    command.make_context(name, list(rest))
+    if "commbench" in rest:
+        parse(rest[rest.index("commbench") + 1 :])
 
 
 def clear_of_launchers(monkeypatch: pytest.MonkeyPatch) -> None:

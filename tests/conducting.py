@@ -1,10 +1,9 @@
 """A run of few cases by the conductor, for tests of how runs end."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from builders import read_records
+from builders import read_info, read_records
 from launching import Recorder, ScriptLauncher, make_request, open_store
 
 from commbench.collectives.cases import Sweep
@@ -32,7 +31,7 @@ def run(
     display = display or Recorder()
     with open_store(path, request) as store:
         code = conduct(single_stage(request), store, launcher, display, fail_fast=fail_fast)
-    return code, json.loads((path / "run.json").read_text()), display
+    return code, read_info(path), display
 
 
 def measured(path: Path) -> list[tuple[str, int, str]]:

@@ -20,7 +20,7 @@ import pytest
 import slurm
 from commands import BENCHMARKS, Command, Outcome, RunBenchmark, clear_of_launchers
 from hypothesis import HealthCheck, settings
-from launching import NO_OFI, RANKS, RunRanks, marked_environment, serve_forks
+from launching import NO_OFI, RANKS, RunRanks, marked_environment, serve_forks, succeeded
 from launching import mpirun as open_mpirun
 
 from commbench.launch.launchers import MpirunLauncher
@@ -214,21 +214,13 @@ def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRan
             *(python, "-m", "mpi4py", str(RANKS / script), *arguments),
         ]
         try:
-            done = subprocess.run(
-                command,
-                env=mpi_environment,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
+            printed = succeeded(*command, env=mpi_environment, seconds=timeout)
         except subprocess.TimeoutExpired as error:
             pytest.fail(
                 f"{script} on {ranks} ranks did not end in {timeout} s: {error.stdout!r}"
                 f" {error.stderr!r}"
             )
-        assert 0 == done.returncode, done.stdout + done.stderr
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        return json.loads(printed.strip().splitlines()[-1])
 
     return run
 

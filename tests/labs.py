@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import termios
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from launching import MARK, find_marked, wait_until
+from launching import marked_environment
 
 LAB = ("-m", "commbench", "lab")
 SECONDS = 120
@@ -28,10 +27,7 @@ FLOWS = (sys.executable, str(Path(__file__).parent / "ranks" / "flows.py"))
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Mark all processes started; fail if a process or link remains."""
     links = psutil.net_if_addrs().keys()
-    token = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, token)
-    yield token
-    assert wait_until(lambda: not find_marked(token)), find_marked(token)
+    yield from marked_environment(monkeypatch)
     assert links == psutil.net_if_addrs().keys()
 
 

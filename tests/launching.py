@@ -4,7 +4,6 @@ behind.
 
 import contextlib
 import fcntl
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from builders import read_records, read_rows
+from builders import read_info, read_records, read_rows
 
 from commbench.launch.events import CaseFinished, CaseProgress, Event, Notice, RankOutput
 from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
@@ -245,6 +244,23 @@ def marked_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     assert [] == find_marked(mark)
 
 
+def finished(
+    *words: object, seconds: float = 120, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run a program to its end; return it with its output."""
+    command = [str(word) for word in words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, check=False, **options
+    )
+
+
+def succeeded(*words: object, **options: Any) -> str:
+    """Return what a program prints, which must succeed."""
+    done = finished(*words, **options)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    return done.stdout
+
+
 def assert_same_form(here: Path, there: Path) -> None:
     """Check that two runs have the same files, entries of run.json, columns and cases, of MPI and
     Gloo.
@@ -255,7 +271,7 @@ def assert_same_form(here: Path, there: Path) -> None:
         names = ("backend", "operation", "message_bytes", "status")
         cases = [[row[name] for name in names] for row in rows]
         assert {("mpi", "ok"), ("gloo", "ok")} == {(case[0], case[3]) for case in cases}
-        info = json.loads((out / "run.json").read_text())
+        info = read_info(out)
         forms.append(({file.name for file in out.iterdir()}, info.keys(), rows[0].keys(), cases))
     assert forms[0] == forms[1]
 
@@ -268,8 +284,6 @@ def records_from_lab(
     Return its records.
     """
     commbench = [sys.executable, "-m", "commbench"]
-    command = [*commbench, "lab", "run", *lab, "--", *commbench, "run", "--launches", "1"]
-    command += [*arguments, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    command = [*commbench, "run", "--launches", "1", *arguments, "--out", out]
+    succeeded(*commbench, "lab", "run", *lab, "--", *command, seconds=timeout_s)
     return list(read_records(out))

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from launching import finished
 from training_builders import make_training_case
 
 from commbench.ddp.plan.cases import TrainingCase
@@ -32,15 +33,8 @@ def run_python(
     words: Sequence[str], directory: Path, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python command to its end, with a thread for each rank."""
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environ},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environ}
+    return finished(sys.executable, *words, cwd=directory, env=env, seconds=240)
 
 
 def make_options(out: Path, **changes: object) -> LiveOptions:

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from builders import KIB, MIB, make_case, make_info, make_record
+from step_builders import make_facts
 from training_builders import make_bucket, make_training_case, make_training_record
 
 from commbench.analysis.prediction.law import ForecastNetwork
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 from commbench.engine.records import Record
 from commbench.results import Run
 
 SIZES = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB]
 STRAY = (0.99, 1.0, 1.01)
+#: A model of eight equal layers of 4 MiB.
+LAYERS = make_facts([4.0] * 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,30 +122,8 @@ def write_run(
     return path
 
 
-def workload_facts(layers: int = 8, elements: int = MIB) -> WorkloadFacts:
-    """Return a model of equal layers with evenly ready gradients, last layer first."""
-    parameters = tuple(
-        ParameterFacts(
-            name=f"layer{i}",
-            numel=elements,
-            itemsize=4,
-            dtype="float32",
-        )
-        for i in range(layers)
-    )
-    return WorkloadFacts(
-        parameters=parameters,
-        ready_order=tuple(reversed(range(layers))),
-        buffer_bytes=0,
-        batch_size=32,
-        metric="",
-        target=None,
-        steps=None,
-    )
-
-
 def training_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> list[TrainingRecord]:
-    """Return records of `workload_facts`: of the local step, and of each hook with its step
+    """Return records of `LAYERS`: of the local step, and of each hook with its step
     time.
     """
     local = make_training_record(

@@ -1,13 +1,14 @@
 """Parsing of pages as a browser does, and runs to draw."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import networks
 from builders import STEADY, make_case, make_info, make_launches, make_record
-from training_builders import make_training_info
+from drawings import run_of
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
@@ -80,15 +81,10 @@ def make_run(
     **info: Any,
 ) -> Run:
     """Return a run with these records and the conclusion of training ones."""
-    facts = make_training_info(**info) if training else make_info(**info)
-    recommendation = recommend(training, facts) if training else None
-    return Run(
-        path=Path(path),
-        info={"status": "complete", "started": "2026-11-21T11:08:59+00:00", **facts},
-        records=tuple(records),
-        training_records=tuple(training),
-        recommendation=recommendation,
-    )
+    ended = {"status": "complete", "started": "2026-11-21T11:08:59+00:00"}
+    run = run_of(records, training=training, **{**ended, **info})
+    recommendation = recommend(training, run.info) if training else None
+    return replace(run, path=Path(path), recommendation=recommendation)
 
 
 def read(*runs: Run) -> Reader:

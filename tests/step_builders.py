@@ -13,16 +13,18 @@ FACTORS = {"default": 1.0, "1": 1.2, "5": 0.9, "25": 1.05}
 
 def make_facts(sizes_mb: Sequence[float]) -> WorkloadFacts:
     """Return a model with parameters in order of readiness."""
-    parameters = [
-        ParameterFacts(
-            name=f"p{i}",
-            numel=round(size * MIB / 4),
-            itemsize=4,
-            dtype="float32",
-            shape=(size_of(size),),
+    parameters = []
+    for number, size_mb in enumerate(sizes_mb):
+        elements = round(size_mb * MIB / 4)
+        parameters.append(
+            ParameterFacts(
+                name=f"p{number}",
+                numel=elements,
+                itemsize=4,
+                dtype="float32",
+                shape=(elements,),
+            )
         )
-        for i, size in enumerate(sizes_mb)
-    ]
     return WorkloadFacts(
         parameters=tuple(reversed(parameters)),
         ready_order=tuple(reversed(range(len(parameters)))),
@@ -32,11 +34,6 @@ def make_facts(sizes_mb: Sequence[float]) -> WorkloadFacts:
         target=None,
         steps=None,
     )
-
-
-def size_of(size_mb: float) -> int:
-    """Return the float32 elements of a size in MiB."""
-    return round(size_mb * MIB / 4)
 
 
 def true_ms(case: TrainingCase) -> float:

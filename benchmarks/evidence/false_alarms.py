@@ -22,8 +22,9 @@ from pathlib import Path
 from keeping import add_out, empty_out, end, run, write_facts
 
 from commbench.analysis.comparison import ComparisonTable, compare
+from commbench.cli.conduct import Task
 from commbench.cli.options import Settings
-from commbench.cli.request import Place, make_request, run_header
+from commbench.cli.request import Place, make_request
 from commbench.cli.terminal import Display, make_console
 from commbench.collectives.cases import Sweep
 from commbench.collectives.suites import Suite
@@ -97,8 +98,9 @@ def measure_pair(folder: Path, suite: Suite, launches: int, launcher: Launcher) 
     with ExitStack() as stack:
         for side in ("a", "b"):  # each with a seed of its own
             place = Place(ranks=RANKS, ranks_here=RANKS)
-            requests[side] = make_request(suite, Settings(), budget, place)
-            header = {**run_header(suite.name, [requests[side]]), "argv": sys.argv}
+            request, _ = make_request(place, suite, Settings(), budget)
+            header = {**Task(name=suite.name, request=request).header(), "argv": sys.argv}
+            requests[side] = request
             stores[side] = stack.enter_context(Store.open(folder / side, header))
         for launch, side in turns(("a", "b"), launches):
             # A run of one launch more than there are has only that one to make. Both sides keep

@@ -18,7 +18,8 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -56,6 +57,9 @@ TIED = ("plus and minus one", "all equal")
 #: Milliseconds or microseconds of each call, by its name.
 Times = Mapping[str, Sequence[float]]
 Calls = Mapping[str, Callable[[], object]]
+T = TypeVar("T")
+#: Of torch, which is imported where it is needed.
+Tensor: TypeAlias = Any
 
 
 def draw(name: str, rng: np.random.Generator, n: int) -> NDArray[Any]:
@@ -112,95 +116,113 @@ def check(trial: HostTrial | GpuTrial) -> None:
             raise WrongDataError("The selections do not send the same magnitudes.")
 
 
-class HostTrial:
-    """The selection on one thread.
+class Trial:
+    """The selection on a device.
 
     One trial serves all data: from blocks that others give back, torch.topk would make its 16
     bytes an element faster or slower as it happens, whereas a process that has not freed so much
     gets them new in every call.
     """
 
+    def __init__(self, n: int, k: int, elsewhere: Tensor) -> None:
+        import torch
+
+        from commbench.hooks.selectors import make_selector
+
+        self.n, self.k = n, k
+        device = elsewhere.device
+        arrays = torch.zeros((5, n), device=device)
+        self.gradient, self.residual, self._gradient_before, self._residual_before, self._spare = (
+            arrays
+        )
+        self._elsewhere = elsewhere
+        self._fast = make_selector(n, k, "float32", fast=True, device=device)
+        self._exact = make_selector(n, k, "float32", fast=False, device=device)
+        self.payload = torch.zeros(8 * k, dtype=torch.uint8, device=device)
+        self._step = 0
+
+    def load(self, *pair: NDArray[Any]) -> None:
+        """Take another gradient and residual."""
+        import torch
+
+        for before, drawn in zip((self._gradient_before, self._residual_before), pair, strict=True):
+            before.copy_(torch.from_numpy(drawn.astype(np.float32)))
+
+    def encode(self, selector: Any) -> None:  # noqa: ANN401 - either of make_selector
+        """Select once."""
+        self._step += 1
+        selector.encode(self.gradient, self.residual, self.payload, self._step)
+
+    def add(self) -> Tensor:
+        """Return the residual, to which the gradient was added."""
+        return self.residual.add_(self.gradient)
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Return the indices and the values of the payload."""
+        import torch
+
+        from commbench.hooks.selectors import split
+
+        return split(self.payload, self.k, torch.float32)
+
+    def sent(self) -> tuple[NDArray[Any], bool]:
+        """Return magnitudes, and whether nothing is lost."""
+        import torch
+
+        self._exact.add(self.payload, self.residual)
+        magnitudes = self.parts()[1].abs().sort()[0]
+        whole = self._gradient_before + self._residual_before
+        return magnitudes.cpu().numpy(), torch.equal(whole, self.residual)
+
+
+class HostTrial(Trial):
+    """The selection on one thread."""
+
     unit = "ms"
 
     def __init__(self, n: int, k: int) -> None:
         import torch
 
-        from commbench.hooks.selectors import NativeSelector, prepare
+        from commbench.hooks.selectors import prepare
 
         torch.set_num_threads(1)
         prepare(torch.device("cpu"))
-        self.k = k
-        arrays = np.zeros((4, n), dtype=np.float32)
-        self.gradient, self.residual, self._gradient_before, self._residual_before = arrays
-        self._elsewhere = np.zeros(ELSEWHERE_MIB * MIB // 4, dtype=np.float32)
-        self._selector = NativeSelector(k, "float32")
-        self.payload = np.zeros(8 * k, dtype=np.uint8)
-        self._tensors = [
-            torch.from_numpy(each) for each in (self.gradient, self.residual, self.payload)
-        ]
-        self._magnitudes = torch.empty(n)
-        self._step = 0
-
-    def load(self, gradient: NDArray[Any], residual: NDArray[Any]) -> None:
-        """Take other data."""
-        self._gradient_before[:] = gradient
-        self._residual_before[:] = residual
+        elsewhere = np.zeros(ELSEWHERE_MIB * MIB // 4, dtype=np.float32)
+        super().__init__(n, k, torch.from_numpy(elsewhere))
 
     def selections(self) -> Calls:
         """Return the two selections."""
-        return {"commbench": self._select, "topk": self._select_by_torch}
+        return {"commbench": lambda: self.encode(self._fast), "topk": self._select_by_torch}
 
     def set_up(self) -> None:
         """Fill the caches as training does: the gradient was written just before."""
-        self.residual[:] = self._residual_before
+        self.residual.copy_(self._residual_before)
         self._elsewhere.sum()
-        self.gradient[:] = self._gradient_before
-
-    def _select(self) -> None:
-        self._step += 1
-        gradient, residual, payload = self._tensors
-        self._selector.encode(gradient, residual, payload, self._step)
+        self.gradient.copy_(self._gradient_before)
 
     def _select_by_torch(self) -> None:
         """Select in place and with memory of its own, as one would write it by hand."""
         import torch
 
-        total = self._add()
-        torch.abs(total, out=self._magnitudes)
-        chosen = torch.topk(self._magnitudes, self.k, sorted=False).indices
-        payload = torch.from_numpy(self.payload)
-        payload[: 4 * self.k].view(torch.int32).copy_(chosen)
-        torch.index_select(total, 0, chosen, out=payload[4 * self.k :].view(torch.float32))
+        indices, values = self.parts()
+        total = self.add()
+        torch.abs(total, out=self._spare)
+        chosen = torch.topk(self._spare, self.k, sorted=False).indices
+        indices.copy_(chosen)
+        torch.index_select(total, 0, chosen, out=values)
         total.index_fill_(0, chosen, 0.0)
 
-    def _add(self) -> Any:  # noqa: ANN401 - a tensor
-        import torch
-
-        return torch.from_numpy(self.residual).add_(torch.from_numpy(self.gradient))
-
-    def sent(self) -> tuple[NDArray[Any], bool]:
-        """Return magnitudes, and whether nothing is lost."""
-        indices = self.payload[: 4 * self.k].view(np.int32)
-        values = self.payload[4 * self.k :].view(np.float32)
-        np.add.at(self.residual, indices, values)
-        whole = self._gradient_before + self._residual_before
-        return np.sort(np.abs(values)), np.array_equal(whole, self.residual)
-
     def time_rounds(self, rounds: int) -> dict[str, list[float]]:
-        """Time after a round to warm up; each round begins with another call."""
-        calls = list({**self.selections(), "add": self._add}.items())
-        times: dict[str, list[float]] = {name: [] for name, _ in calls}
-        for number in range(-1, rounds):
-            turn = number % len(calls)
-            for name, call in calls[turn:] + calls[:turn]:
-                self.set_up()
-                with quiet_interpreter():
-                    begun = time.perf_counter_ns()
-                    call()
-                    ended = time.perf_counter_ns()
-                if number >= 0:
-                    times[name].append((ended - begun) / 1e6)
-        return times
+        """Time beside an addition, by the clock."""
+
+        def time_ms(call: Callable[[], object]) -> float:
+            with quiet_interpreter():
+                begun = time.perf_counter_ns()
+                call()
+                ended = time.perf_counter_ns()
+            return (ended - begun) / 1e6
+
+        return in_turn({**self.selections(), "add": self.add}, self.set_up, rounds, time_ms)
 
     def row_of(self, data: str, times: Times) -> dict[str, Any]:  # noqa: ARG002 - all is judged
         """Judge torch.topk / commbench and commbench / addition."""
@@ -211,7 +233,7 @@ class HostTrial:
         return row
 
 
-class GpuTrial:
+class GpuTrial(Trial):
     """The selection on a GPU."""
 
     unit = "us"
@@ -219,33 +241,15 @@ class GpuTrial:
     def __init__(self, n: int, k: int) -> None:
         import torch
 
-        from commbench.hooks.selectors import make_selector
-
-        self.n, self.k = n, k
         device = torch.device("cuda", torch.cuda.current_device())
-        arrays = torch.zeros((5, n), device=device)
-        self.gradient, self.residual, self._gradient_before, self._residual_before, self._copied = (
-            arrays
-        )
-        self._elsewhere = torch.zeros(GPU_ELSEWHERE_MIB * MIB // 4, device=device)
-        self._fast = make_selector(n, k, "float32", fast=True, device=device)
-        self._exact = make_selector(n, k, "float32", fast=False, device=device)
-        self.payload = torch.zeros(8 * k, dtype=torch.uint8, device=device)
-        self._step = 0
-
-    def load(self, gradient: NDArray[Any], residual: NDArray[Any]) -> None:
-        """Take other data."""
-        import torch
-
-        self._gradient_before.copy_(torch.from_numpy(gradient.astype(np.float32)))
-        self._residual_before.copy_(torch.from_numpy(residual.astype(np.float32)))
+        super().__init__(n, k, torch.zeros(GPU_ELSEWHERE_MIB * MIB // 4, device=device))
 
     def selections(self) -> Calls:
         """Return our kernels, the fewest calls of torch, and selection=exact."""
         return {
-            "commbench": lambda: self._encode(self._fast),
+            "commbench": lambda: self.encode(self._fast),
             "plain": self._select_plainly,
-            "exact": lambda: self._encode(self._exact),
+            "exact": lambda: self.encode(self._exact),
         }
 
     def set_up(self) -> None:
@@ -256,38 +260,20 @@ class GpuTrial:
         self.gradient.copy_(self._gradient_before)
         self._elsewhere.amax()
 
-    def _encode(self, selector: Any) -> None:  # noqa: ANN401 - either of make_selector
-        self._step += 1
-        selector.encode(self.gradient, self.residual, self.payload, self._step)
-
     def _select_plainly(self) -> None:
         """Select in as few calls of torch as it takes where everything is finite."""
         import torch
 
-        from commbench.hooks.selectors import split
-
-        indices, values = split(self.payload, self.k, torch.float32)
-        total = self.residual.add_(self.gradient)
+        indices, values = self.parts()
+        total = self.add()
         _, chosen = torch.topk(total.abs(), self.k, sorted=False)
         indices.copy_(chosen)
         torch.gather(total, 0, chosen, out=values)
         total.scatter_(0, chosen, 0.0)
 
-    def sent(self) -> tuple[NDArray[Any], bool]:
-        """Return magnitudes, and whether nothing is lost."""
-        import torch
-
-        self._exact.add(self.payload, self.residual)
-        magnitudes = self.payload[4 * self.k :].view(torch.float32).abs().sort()[0]
-        whole = self._gradient_before + self._residual_before
-        return magnitudes.cpu().numpy(), torch.equal(whole, self.residual)
-
     def time_rounds(self, rounds: int) -> dict[str, list[float]]:
         """Time by events, beside a copy of the gradient."""
-
-        def copy() -> None:
-            self._copied.copy_(self._gradient_before)
-
+        copy = partial(self._spare.copy_, self._gradient_before)
         return time_on_gpu({**self.selections(), "copy": copy}, self.set_up, rounds)
 
     def row_of(self, data: str, times: Times) -> dict[str, Any]:
@@ -310,37 +296,49 @@ class GpuTrial:
         import torch
 
         target = torch.empty_like(self._elsewhere)
-
-        def copy() -> None:
-            target.copy_(self._elsewhere)
-
+        copy = partial(target.copy_, self._elsewhere)
         times = time_on_gpu({"copy": copy}, lambda: None, rounds)["copy"]
         return float(2 * target.nbytes / np.median(times) / 1e3)
 
 
-def time_on_gpu(named: Calls, set_up: Callable[[], object], rounds: int) -> dict[str, list[float]]:
-    """Return the microseconds of every call by events, after a round to warm up.
+def in_turn(
+    named: Calls,
+    set_up: Callable[[], object],
+    rounds: int,
+    time_call: Callable[[Callable[[], object]], T],
+) -> dict[str, list[T]]:
+    """Return what ``time_call`` finds of every call, after a round to warm up.
 
     Each round begins with another call.
     """
-    import torch
-
     calls = list(named.items())
-    stamps: dict[str, list[tuple[Any, Any]]] = {name: [] for name, _ in calls}
+    found: dict[str, list[T]] = {name: [] for name in named}
     for number in range(-1, rounds):
         turn = number % len(calls)
         for name, call in calls[turn:] + calls[:turn]:
             set_up()
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
-            call()
-            last.record()
+            timed = time_call(call)
             if number >= 0:
-                stamps[name].append((first, last))
+                found[name].append(timed)
+    return found
+
+
+def time_on_gpu(named: Calls, set_up: Callable[[], object], rounds: int) -> dict[str, list[float]]:
+    """Return the microseconds of every call by events, see `in_turn`."""
+    import torch
+
+    def between(call: Callable[[], object]) -> tuple[Any, Any]:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        call()
+        last.record()
+        return first, last
+
+    events = in_turn(named, set_up, rounds, between)
     torch.cuda.synchronize()
     return {
         name: [1e3 * first.elapsed_time(last) for first, last in pairs]
-        for name, pairs in stamps.items()
+        for name, pairs in events.items()
     }
 
 

@@ -20,10 +20,9 @@ from commbench.analysis.expectations import (
     worst,
 )
 from commbench.cli.command_line import Given, refuse, takes_options
-from commbench.cli.conduct import carry_out
-from commbench.cli.measure import plan_suite
+from commbench.cli.conduct import Task, carry_out
 from commbench.cli.options import BudgetName, Expect, LinkRate, Settings, opt
-from commbench.cli.request import default_out, find_budget
+from commbench.cli.request import Place, default_out, find_budget, make_request
 from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Sweep
 from commbench.collectives.suites import Suite
@@ -119,9 +118,13 @@ def _measure(expectations: Sequence[Expectation], settings: Settings, budget: st
         )
     suite = Suite(name="check", sweeps=sweeps)
     is_named = any("backend" in each.filters for each in expectations)
-    return carry_out(
-        settings, plan_suite(suite, settings, find_budget(BUDGETS, budget), None, is_named=is_named)
-    )
+    effort = find_budget(BUDGETS, budget)
+
+    def plan(place: Place) -> Task:
+        request, left_out = make_request(place, suite, settings, effort, is_named=is_named)
+        return Task(name="check", request=request, left_out=left_out)
+
+    return carry_out(settings, plan)
 
 
 def _sweep_of(expectation: Expectation) -> Sweep:

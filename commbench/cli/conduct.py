@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,9 +20,8 @@ from rich.console import Console
 
 from commbench.cli.options import Settings
 from commbench.cli.presentation import check_style, print_answer, print_run, print_unfinished
-from commbench.cli.request import Place, default_out, run_header
+from commbench.cli.request import Place, default_out, plan_identity
 from commbench.cli.terminal import Display, make_console
-from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
 from commbench.fields import join_names
 from commbench.launch.conductor import conduct
@@ -38,8 +38,11 @@ from commbench.launch.standalone import AFTER_RANK_0_S, OwnRank
 from commbench.report.page import write_page
 from commbench.results import Run, Store
 from commbench.results.info import RunInfo, is_complete
-from commbench.results.plan import RunRequest, Stage, dry_run_estimate
+from commbench.results.plan import RunRequest, Stage, dry_run_estimate, single_stage
 from commbench.results.tables import visible
+from commbench.system.software import git_commit
+from commbench.tuner.conclusion import recommend
+from commbench.tuner.plans import TrainingPlan
 from commbench.units import counted, format_duration
 
 #: The most ranks on one host by default, if GPUs do not decide.
@@ -48,30 +51,41 @@ DEFAULT_RANKS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The work of a command."""
+    """The work of a command: collectives, a training, or one after the other."""
 
     name: str
     """The name of the suite or workload, used for the directory of results."""
-    requests: Sequence[RunRequest]
-    """Requests of the stages that are known in advance: they identify the run, and a dry run
-    lists them."""
-    stages: Sequence[Stage]
+    request: RunRequest | None = None
+    """The collectives."""
+    training: TrainingPlan | None = None
+    """The training, which ends with a recommendation."""
     left_out: Sequence[str] = ()
     """A sentence for each part that is not measured, with the reason."""
-    info: RunInfo = field(default_factory=RunInfo)
-    """Further entries of run.json."""
     identity: Mapping[str, object] = field(default_factory=dict)
     """Values that must be equal, beside the requests, to resume a run."""
-    conclude: Callable[[Store], None] = lambda _: None
-    """Called after the stages, however they ended, before the run is printed."""
-    then: str = ""
-    """Stages whose details are not known in advance, as text."""
-    seconds: float | None = None
-    """Time limit of the run in seconds; None: the limits of the requests."""
     draws_page: bool = False
     """Whether the conductor draws a page at the end."""
-    is_brief: bool = False
-    """Whether the first answer ends the run, not all tables."""
+
+    @property
+    def requests(self) -> list[RunRequest]:
+        """Requests of the stages that are known in advance: they identify the run, and a dry run
+        lists them.
+        """
+        requests = []
+        if self.request is not None:
+            requests.append(self.request)
+        if self.training is not None:
+            requests.append(self.training.first_request())
+        return requests
+
+    def stages(self) -> list[Stage]:
+        """Return all stages."""
+        stages = []
+        if self.request is not None:
+            stages += single_stage(self.request)
+        if self.training is not None:
+            stages += self.training.stages()
+        return stages
 
     @property
     def extent(self) -> str:
@@ -85,25 +99,59 @@ class Task:
                 launches += f" of each of {len(request.envs)} environments"
             cases, ranks = counted(len(request.cases), "case"), counted(request.ranks, "rank")
             parts.append(f"{cases} on {ranks} in {launches}")
-        if self.then:
-            parts.append(self.then)
+            if request.soak_s is not None:
+                parts.append(f"as many more as fit into {format_duration(request.soak_s)}")
+        if self.training is not None:
+            parts.append(self.training.then)
         return ", then ".join(parts)
 
     def header(self) -> RunInfo:
         """Return the initial entries of run.json."""
-        header = run_header(self.name, self.requests, self.info, self.identity)
+        requests = self.requests
+        header: RunInfo = {}
+        if self.training is not None:
+            header.update(self.training.info)
+        header |= {
+            "suite": self.name,
+            "argv": ["commbench", *sys.argv[1:]],
+            "seed": requests[0].seed,
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "git_commit": git_commit(Path(__file__).parent),
+            "plan": {**plan_identity(requests), **self.identity},
+            "status": "running",
+        }
+        envs = dict.fromkeys(env for request in requests for env in request.envs if env)
+        if envs:
+            header["env"] = list(envs)
         if self.left_out:
             header["left_out"] = list(self.left_out)
         return header
 
     def estimate_s(self) -> float:
         """Return an upper estimate of the run's time, in seconds."""
-        if self.seconds is not None:
-            return self.seconds
-        return sum(
-            dry_run_estimate(r.slices(r.cases), r.budget, r.budget.launches, starts=len(r.envs))
-            for r in self.requests
-        )
+        seconds = 0.0
+        if self.training is not None:
+            seconds = self.training.estimate_s()
+        request = self.request
+        if request is None:
+            return seconds
+        if request.soak_s is not None:
+            return request.soak_s
+        slices, launches = request.slices(request.cases), request.budget.launches
+        starts = len(request.envs)
+        return seconds + dry_run_estimate(slices, request.budget, launches, starts=starts)
+
+    def conclude(self, store: Store) -> None:
+        """Write the recommendation that follows from the records in the store.
+
+        A resumed run may permit other hooks.
+        """
+        if self.training is None:
+            return
+        store.update(**self.training.permission)
+        recommendation = recommend(store.training_records, store.info)
+        if recommendation is not None:
+            store.write_recommendation(recommendation)
 
 
 def carry_out(
@@ -213,9 +261,10 @@ def _print_plan(task: Task, messages: Console, hosts: Mapping[str, int]) -> int:
         for case in request.cases:
             messages.print(str(case))
     by_hook: dict[str, list[str]] = {}
-    for key in task.info.get("candidates") or ():
-        candidate = TrainingCase.from_key(key)
-        by_hook.setdefault(candidate.hook_name, []).append(candidate.bucket_cap_mb)
+    if task.training is not None and task.training.schedule.searches:
+        for case in task.training.measured:
+            if case.uses_ddp:
+                by_hook.setdefault(case.hook_name, []).append(case.bucket_cap_mb)
     for hook, caps in by_hook.items():
         line = f"To choose from: {hook} with buckets of {join_names(caps)} MiB"
         messages.print(line, soft_wrap=True)
@@ -240,7 +289,7 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
         )
         display = Display(messages)
         try:
-            code = conduct(task.stages, store, launcher, display, fail_fast=settings.fail_fast)
+            code = conduct(task.stages(), store, launcher, display, fail_fast=settings.fail_fast)
         except InputError:
             store.discard()
             raise
@@ -262,7 +311,8 @@ def _print_end(
     page: Path | None = None,
 ) -> None:
     """Print the first answer or all tables of a run, and why it is incomplete."""
-    if settings.prints_rows and task.is_brief and settings.style == "table":
+    is_brief = task.draws_page or task.training is not None
+    if settings.prints_rows and is_brief and settings.style == "table":
         print_answer(run, console, page)
     elif settings.prints_rows:
         print_run(run, settings.style, console, hint=page is None)
@@ -334,4 +384,4 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
         task.conclude(store)
         _print_end(task, settings, store.run, messages, make_console(plain=True))
 
-    OwnRank(task.stages, identity, lambda: Store.open(out, task.header()), display, finish).run()
+    OwnRank(task.stages(), identity, lambda: Store.open(out, task.header()), display, finish).run()

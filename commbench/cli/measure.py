@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,25 +19,19 @@ from commbench.cli.request import (
     foreign_sizes,
     make_request,
     ranks_by_gpus,
+    training_backend,
     unusable_reason,
-    usable_suite,
 )
 from commbench.cli.soak import as_soak, parse_soak
-from commbench.cli.train import (
-    Trained,
-    backend_at,
-    join_training,
-    plan_training,
-)
+from commbench.cli.train import Trained, plan_training
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.collectives.cases import Axes, Case, Sweep
-from commbench.collectives.suites import Suite, load_suite
+from commbench.collectives.suites import load_suite
 from commbench.ddp.plan.cases import TrainingSweep
 from commbench.errors import find_entry
 from commbench.fields import join_names
 from commbench.interop.conventions import CONVENTIONS
 from commbench.report.text_formats import STYLES
-from commbench.results.plan import single_stage
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
 
 #: Share of a time limit for the collectives if `bench` also trains.
@@ -97,43 +90,47 @@ def bench(
 
     def plan(place: Place) -> Task:
         lack = ""
+        limited = settings
         if trains_over is not None:
             lack = _training_lack(trains_over, place)
-        limited = settings
-        if trains_over is not None and not lack and settings.time_limit is not None:
-            limited = replace(settings, time_limit=settings.time_limit * COLLECTIVES_SHARE)
-        collectives = plan_suite(suite, limited, timing, like, is_named=backends is not None)
-        task = replace(collectives(place), draws_page=True, is_brief=True)
+            if not lack and settings.time_limit is not None:
+                limited = replace(settings, time_limit=settings.time_limit * COLLECTIVES_SHARE)
+        is_named = backends is not None
+        request, left_out = make_request(place, suite, limited, timing, like, is_named=is_named)
         if budget == "quick" and launches is None:
-            (request,) = task.requests
             request = replace(
                 request,
                 budget=replace(request.budget, launches=MOST_LAUNCHES),
                 aim_s=LAUNCHES_S,
                 fewest_launches=request.budget.launches,
             )
-            task = replace(task, requests=(request,), stages=single_stage(request))
         if lack:
-            task = replace(task, left_out=[*task.left_out, lack])
-        if trains_over is None or lack:
-            return task
-        sweep = TrainingSweep(env=axes.get("env", ()))
-        requested = trains_over
-        on_gpus = TRAINING_BACKENDS["nccl"].name
-        measures_gpus = any(case.backend == on_gpus for case in task.requests[0].cases)
-        if requested == AUTO_BACKEND and measures_gpus and not try_device(on_gpus).refusal:
-            requested = "nccl"
-        training_backend, left_out = backend_at(place, requested, sweep.workload)
-        sweep = replace(sweep, backend=training_backend)
-        seed = task.requests[0].seed
-        planned = plan_training(sweep, settings, training, ranks=place.ranks, seed=seed)
-        planned = replace(
-            planned,
-            begins_s=limited.time_limit or 0.0,
-            permission={"named_hooks": (), "accepts_loss": False},
-        )
-        return join_training(
-            replace(task, left_out=[*task.left_out, *left_out, *planned.left_out]), planned
+            left_out.append(lack)
+        planned = None
+        if trains_over is not None and not lack:
+            requested = trains_over
+            on_gpus = TRAINING_BACKENDS["nccl"].name
+            measures_gpus = any(case.backend == on_gpus for case in request.cases)
+            if requested == AUTO_BACKEND and measures_gpus and not try_device(on_gpus).refusal:
+                requested = "nccl"
+            sweep = TrainingSweep(env=axes.get("env", ()))
+            backend, reasons = training_backend(place, requested, sweep.workload)
+            planned = plan_training(
+                replace(sweep, backend=backend),
+                settings,
+                training,
+                place,
+                seed=request.seed,
+                begins_s=limited.time_limit or 0.0,
+                permission={"named_hooks": (), "accepts_loss": False},
+            )
+            left_out += [*reasons, *planned.left_out]
+        return Task(
+            name=suite.name,
+            request=request,
+            training=planned,
+            left_out=left_out,
+            draws_page=True,
         )
 
     return carry_out(settings, plan, lambda: ranks_by_gpus(suite.backends))
@@ -295,18 +292,20 @@ def run(
             settings = replace(settings, style=as_tool)
         return _run_as(as_tool, axes, settings, run_budget)
     full_suite = load_suite(suite).override(axes)
-    plan = plan_suite(full_suite, settings, run_budget, like, is_named="backends" in axes)
     soak_s = None
     if soak is not None:
         soak_s = parse_soak(soak)
 
-    def plan_kind(place: Place) -> Task:
-        task = plan(place)
+    def plan(place: Place) -> Task:
+        is_named = "backends" in axes
+        request, left_out = make_request(
+            place, full_suite, settings, run_budget, like, is_named=is_named
+        )
         if soak_s is not None:
-            return as_soak(task, soak_s, place)
-        return task
+            request = as_soak(request, soak_s, place)
+        return Task(name=full_suite.name, request=request, left_out=left_out)
 
-    return carry_out(settings, plan_kind, lambda: ranks_by_gpus(full_suite.backends))
+    return carry_out(settings, plan, lambda: ranks_by_gpus(full_suite.backends))
 
 
 def _run_as(tool: str, axes: Axes, settings: Settings, budget: Budget) -> int:
@@ -316,30 +315,9 @@ def _run_as(tool: str, axes: Axes, settings: Settings, budget: Budget) -> int:
 
     def plan(place: Place) -> Task:
         suite = convention.suite(axes, place.ranks)
-        task = plan_suite(suite, settings, budget, None, is_named=True)(place)
-        (request,) = task.requests
+        request, left_out = make_request(place, suite, settings, budget)
         cases = [case for case in request.cases if isinstance(case, Case)]
         request = replace(request, fixed=convention.fixed(cases, place.ranks))
-        return replace(
-            task, requests=(request,), stages=single_stage(request), identity={"as": tool}
-        )
+        return Task(name=suite.name, request=request, left_out=left_out, identity={"as": tool})
 
     return carry_out(settings, plan, lambda: ranks_by_gpus(backends))
-
-
-def plan_suite(
-    full_suite: Suite, settings: Settings, budget: Budget, like: Path | None, *, is_named: bool
-) -> Callable[[Place], Task]:
-    """Return the function that plans a suite for a place.
-
-    ``is_named``: whether the user named the backends.
-    """
-
-    def plan(place: Place) -> Task:
-        suite, left_out = usable_suite(full_suite, place, is_named=is_named)
-        request = make_request(suite, settings, budget, place, like)
-        return Task(
-            name=suite.name, requests=(request,), stages=single_stage(request), left_out=left_out
-        )
-
-    return plan

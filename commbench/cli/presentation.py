@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from commbench.analysis.env import variable_findings
@@ -63,25 +63,25 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     if style != "table":
         sys.stdout.write(_text(run_, style))
         return
+    parts: list[RenderableType] = []
     if run_.records or not run_.training_records:
-        _print_collectives(run_, console)
+        parts += _collectives(run_)
     if run_.training_records:
-        _print_training(run_, console)
-    if run_.info.get("candidates"):
-        _print_conclusion(run_, console)
-    lines = list(map(str, variable_findings(run_.info)))
-    lines += [f"- {advice.in_full}" for advice in advise_run(run_.info)]
-    lines += map(str, [*time_spent(run_), *origins(run_)])
-    for line in lines:
-        console.print(line)
+        parts += _training(run_)
+    is_tuned = bool(run_.info.get("candidates"))
+    if is_tuned:
+        parts += _conclusion(run_)
+    parts += map(str, variable_findings(run_.info))
+    parts += [f"- {advice.in_full}" for advice in advise_run(run_.info)]
+    parts += map(str, [*time_spent(run_), *origins(run_)])
+    for part in parts:
+        console.print(part)
     command = shlex.join(["commbench", "report", str(run_.path)])
     page_hint = f"; `{command}` draws a page of them" if hint else ""
-    console.print(
-        f"Results: {run_.path}{page_hint}",
-        soft_wrap=True,
-    )
-    if not run_.info.get("candidates"):
-        _print_conclusion(run_, console)
+    console.print(f"Results: {run_.path}{page_hint}", soft_wrap=True)
+    if not is_tuned:
+        for part in _conclusion(run_):
+            console.print(part)
 
 
 def print_answer(run_: Run, console: Console, page: Path | None) -> None:
@@ -104,17 +104,12 @@ def print_answer(run_: Run, console: Console, page: Path | None) -> None:
     console.print(f"\n{where}", soft_wrap=True)
 
 
-def _print_conclusion(run_: Run, console: Console) -> None:
-    """Print the recommendation and its cost; nothing for a tuning without its first decision."""
+def _conclusion(run_: Run) -> list[RenderableType]:
+    """Return the recommendation and its cost; nothing for a tuning without its first decision."""
     recommendation = run_.decision
     if not recommendation:
-        for finding in setting(run_):
-            console.print(str(finding))
-        return
-    for part in render_recommendation(recommendation):
-        console.print(part)
-    for finding in tuning_cost(run_):
-        console.print(str(finding))
+        return list(map(str, setting(run_)))
+    return [*render_recommendation(recommendation), *map(str, tuning_cost(run_))]
 
 
 def _text(run_: Run, style: str) -> str:
@@ -133,37 +128,37 @@ def _text(run_: Run, style: str) -> str:
     return render(run_.rows, style, means="as" in run_.info.get("plan", {}))
 
 
-def _print_collectives(run_: Run, console: Console) -> None:
+def _collectives(run_: Run) -> list[RenderableType]:
     runs = [run_]
-    tables = [
+    parts: list[RenderableType] = [
         *collective_tables(runs),
         *growth_tables(runs),
         *overlap_tables(runs),
         *overhead_tables(runs),
         *env_tables(runs),
+        *render_matrices(run_),
     ]
-    matrices = render_matrices(run_)
-    if not tables and not matrices:
-        console.print(str(Finding("run_empty")))
-    for part in [*tables, *matrices]:
-        console.print(part)
-    warnings = section_warnings(run_, "collectives", "pairs")
-    lines = list(map(str, [*group_sentences(run_), *precision(run_)]))
-    lines += [f"! {warning.in_full}" for warning in warnings]
-    lines += [each.in_full for each in [*stragglers(run_), *model_error(run_), *soak(run_)]]
-    for line in lines:
-        console.print(line)
+    if not parts:
+        parts = [str(Finding("run_empty"))]
+    parts += map(str, [*group_sentences(run_), *precision(run_)])
+    parts += _warnings(run_, "collectives", "pairs")
+    parts += [each.in_full for each in [*stragglers(run_), *model_error(run_), *soak(run_)]]
+    return parts
 
 
-def _print_training(run_: Run, console: Console) -> None:
+def _training(run_: Run) -> list[RenderableType]:
     runs = [run_]
-    tables = [*training_tables(runs), *env_tables(runs, of_training=True), *watched_tables(runs)]
-    for table in tables:
-        console.print(table)
-    for finding in watched(run_):
-        console.print(finding.in_full)
-    for warning in section_warnings(run_, "training"):
-        console.print(f"! {warning.in_full}")
+    return [
+        *training_tables(runs),
+        *env_tables(runs, of_training=True),
+        *watched_tables(runs),
+        *[finding.in_full for finding in watched(run_)],
+        *_warnings(run_, "training"),
+    ]
+
+
+def _warnings(run_: Run, *sections: str) -> list[str]:
+    return [f"! {warning.in_full}" for warning in section_warnings(run_, *sections)]
 
 
 def print_model(run_: Run, console: Console) -> None:

@@ -9,12 +9,10 @@ import hashlib
 import itertools
 import math
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
 import psutil
@@ -29,23 +27,20 @@ from commbench.collectives.backends import (
 )
 from commbench.collectives.cases import Case, all_cases
 from commbench.collectives.suites import Suite
+from commbench.ddp.traces import load_trace
 from commbench.engine.records import FixedSettings
 from commbench.errors import InputError, find_entry
 from commbench.launch.facts import emulated_conditions
 from commbench.results import load_run
-from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, fixed_settings
 from commbench.stats.budgets import Budget, TrainingBudget
 from commbench.system.gpus import gpu_addresses
-from commbench.system.software import git_commit
 from commbench.units import counted, format_size, parse_size, parse_sizes
 
 BudgetT = TypeVar("BudgetT", Budget, TrainingBudget)
 
 #: Send and receive buffers of every rank count twice: libraries also stage messages.
 BUFFERS_PER_RANK = 3
-#: Begins the sentence on why a training does not use GPUs.
-ON_CPUS = "Training on GPUs: this trains over Gloo on CPUs."
 #: The option value that trains over the backend that suits the machine.
 AUTO_BACKEND = "auto"
 
@@ -184,26 +179,34 @@ def _single_gpu_remark(backends: Sequence[str], place: Place) -> str:
     )
 
 
-def choose_training_backend(requested: str, place: Place) -> tuple[str, list[str]]:
+def training_backend(place: Place, requested: str, workload: str) -> tuple[str, list[str]]:
     """Return the training backend: the requested one, or for ``auto`` NCCL if each rank has a GPU,
-    else Gloo.
+    else Gloo, also for a trace that was recorded on CPUs.
 
     Args:
-        requested: one of `commbench.collectives.backends.TRAINING_BACKENDS`, or ``auto``.
         place: where the ranks train.
+        requested: one of `commbench.collectives.backends.TRAINING_BACKENDS`, or ``auto``.
+        workload: what they train.
 
     Returns:
         Its name, and a sentence on why ``auto`` does not use existing GPUs.
     """
+    kind, _, name = workload.partition(":")
+    is_of_cpu = kind == "trace" and load_trace(name).device == "cpu"
     if requested != AUTO_BACKEND:
         return requested, []
     on_cpus, on_gpus = TRAINING_BACKENDS.values()
     if not has_gpus():
         return on_cpus.training_name, []
     reason = unusable_reason(on_gpus.name, place, is_named=False)
+    if reason is None and is_of_cpu:
+        reason = (
+            f"{workload} was recorded on CPUs, which replay it; --backend nccl sends its gradients"
+            " by NCCL."
+        )
     if reason is None:
         return on_gpus.training_name, []
-    return on_cpus.training_name, [f"{ON_CPUS} {reason}"]
+    return on_cpus.training_name, [f"Training on GPUs: this trains over Gloo on CPUs. {reason}"]
 
 
 def ranks_by_gpus(backends: Sequence[str]) -> int | None:
@@ -244,23 +247,36 @@ def find_budget(budgets: Mapping[str, BudgetT], name: str, **changes: float | No
 
 
 def make_request(
-    suite: Suite, settings: Settings, budget: Budget, place: Place, like: Path | None = None
-) -> RunRequest:
-    """Return the request for a suite.
+    place: Place,
+    suite: Suite,
+    settings: Settings,
+    budget: Budget,
+    like: Path | None = None,
+    *,
+    is_named: bool = True,
+) -> tuple[RunRequest, list[str]]:
+    """Return the request for a suite, and a sentence for each backend that was left out.
 
-    ``like``: a run whose batch sizes and warm-ups are reused, so that every case can be compared.
+    Args:
+        place: where it is measured.
+        suite: what to measure.
+        settings: how.
+        budget: how long.
+        like: a run whose batch sizes and warm-ups are reused, so that all cases can be compared.
+        is_named: whether the user named the backends, see `usable_suite`.
 
     Raises:
         InputError: nothing to measure, or a message exceeds this host's memory.
     """
+    usable, left_out = usable_suite(suite, place, is_named=is_named)
     if place.ranks < 1:
         raise InputError(f"-n {place.ranks} was asked for; give at least 1 rank.")
-    cases = all_cases(suite.sweeps, place.ranks)
+    cases = all_cases(usable.sweeps, place.ranks)
     check_memory(cases, place.ranks_here)
     fixed: Mapping[str, FixedSettings] = {}
     if like is not None:
         fixed = fixed_settings(load_run(like).records, budget)
-    return RunRequest(
+    request = RunRequest(
         cases=cases,
         ranks=place.ranks,
         seed=settings.draw_seed(),
@@ -269,6 +285,7 @@ def make_request(
         time_limit_s=settings.time_limit,
         fixed=fixed,
     )
+    return request, left_out
 
 
 def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
@@ -309,38 +326,9 @@ def plan_identity(requests: Sequence[RunRequest]) -> dict[str, object]:
     if trainings:
         identity["steps"] = trainings[0].steps
         identity["threads"] = trainings[0].threads
+    if requests[0].soak_s is not None:
+        identity["soak_s"] = requests[0].soak_s
     return identity
-
-
-def run_header(
-    name: str,
-    requests: Sequence[RunRequest],
-    info: RunInfo | None = None,
-    identity: Mapping[str, object] = MappingProxyType({}),
-) -> RunInfo:
-    """Return the initial entries of ``run.json``.
-
-    Args:
-        name: of the suite or workload.
-        requests: as for `plan_identity`.
-        info: further entries.
-        identity: further entries that must be equal to resume the run.
-    """
-    header: RunInfo = {
-        **(info or RunInfo()),
-        "suite": name,
-        "argv": ["commbench", *sys.argv[1:]],
-        "seed": requests[0].seed,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "git_commit": git_commit(Path(__file__).parent),
-        "plan": {**plan_identity(requests), **identity},
-        "status": "running",
-    }
-    envs = dict.fromkeys(env for request in requests for env in request.envs)
-    envs.pop("", None)
-    if envs:
-        header["env"] = list(envs)
-    return header
 
 
 def default_out(name: str) -> Path:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from commbench.cli.conduct import Task
 from commbench.cli.request import Place
 from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.errors import InputError
-from commbench.results.plan import single_stage
-from commbench.units import format_duration, parse_duration
+from commbench.results.plan import RunRequest
+from commbench.units import parse_duration
 
 #: The shortest soak, in seconds: start-up takes some of it.
 SHORTEST_S = 10.0
@@ -39,13 +38,12 @@ def parse_soak(text: str) -> float:
     return seconds
 
 
-def as_soak(task: Task, soak_s: float, place: Place) -> Task:
-    """Return the task that measures the cases of ``task`` until the time is up.
+def as_soak(request: RunRequest, soak_s: float, place: Place) -> RunRequest:
+    """Return the request for the same cases until the time is up.
 
     Raises:
         InputError: the ranks run already, a case is a matrix, or there are several environments.
     """
-    (request,) = task.requests
     if place.started:
         raise InputError(
             "--soak starts ranks again and again, and these are started already; run it outside"
@@ -69,15 +67,7 @@ def as_soak(task: Task, soak_s: float, place: Place) -> Task:
         visits=max(1, min(MOST_VISITS, int(slice_s / VISIT_S))),
         is_soak=True,
     )
-    request = replace(request, budget=budget, soak_s=soak_s)
-    return replace(
-        task,
-        requests=(request,),
-        stages=single_stage(request),
-        identity={"soak_s": soak_s},
-        seconds=soak_s,
-        then=f"as many more as fit into {format_duration(soak_s)}",
-    )
+    return replace(request, budget=budget, soak_s=soak_s)
 
 
 def length_of_launch_s(soak_s: float) -> float:

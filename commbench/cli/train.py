@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from commbench.cli.command_line import Given, takes_options
 from commbench.cli.conduct import Task, carry_out
 from commbench.cli.options import Settings, opt
 from commbench.cli.request import (
     AUTO_BACKEND,
-    ON_CPUS,
     Place,
     check_counts,
-    choose_training_backend,
     find_budget,
     ranks_by_gpus,
+    training_backend,
 )
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.collectives.cases import Axes, Sweep
 from commbench.ddp.plan.cases import TrainingSweep
-from commbench.ddp.traces import load_trace
 from commbench.errors import InputError
 from commbench.fields import check_choices, join_names, option
 from commbench.hooks.registry import canonical_hook, find_file_hooks
 from commbench.launch.probe import probe_workload
-from commbench.results import Store
 from commbench.results.info import RunInfo
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
-from commbench.tuner.conclusion import recommend
 from commbench.tuner.plans import TrainingPlan
 
 
@@ -163,37 +158,23 @@ def train(
     permission = trained.permission(named)
 
     def plan(place: Place) -> Task:
-        seed = settings.draw_seed()
-        chosen_backend, left_out = backend_at(place, trained.backend, requested_sweep.workload)
-        sweep = dataclasses.replace(requested_sweep, backend=chosen_backend)
-        training = dataclasses.replace(
-            plan_training(sweep, settings, training_budget, ranks=place.ranks, seed=seed),
+        workload = requested_sweep.workload
+        backend, left_out = training_backend(place, trained.backend, workload)
+        training = plan_training(
+            dataclasses.replace(requested_sweep, backend=backend),
+            settings,
+            training_budget,
+            place,
+            seed=settings.draw_seed(),
             steps=steps,
             threads=trained.threads,
             max_accuracy_loss=trained.max_accuracy_loss,
             permission=permission,
         )
-        name = short_name("train", sweep.workload)
-        left_out = [*left_out, *training.left_out]
-        task = Task(name=name, requests=(), stages=(), left_out=left_out)
-        return join_training(task, training)
+        left_out += training.left_out
+        return Task(name=short_name("train", workload), training=training, left_out=left_out)
 
     return carry_out(settings, plan, lambda: training_ranks(trained.backend))
-
-
-def backend_at(place: Place, requested: str, workload: str) -> tuple[str, list[str]]:
-    """Return the training backend of a workload at a place, see `choose_training_backend`."""
-    backend, left_out = choose_training_backend(requested, place)
-    uses_gpu = TRAINING_BACKENDS[backend].uses_gpu
-    kind, _, name = workload.partition(":")
-    is_of_cpu = kind == "trace" and load_trace(name).device == "cpu"
-    if requested == AUTO_BACKEND and uses_gpu and is_of_cpu:
-        sentence = (
-            f"{workload} was recorded on CPUs, which replay it; --backend nccl sends its gradients"
-            " by NCCL."
-        )
-        return "gloo", [f"{ON_CPUS} {sentence}"]
-    return backend, left_out
 
 
 def training_ranks(backend: str) -> int | None:
@@ -204,12 +185,11 @@ def training_ranks(backend: str) -> int | None:
     Raises:
         InputError: there is one GPU to train on, and no number was given.
     """
-    if backend == AUTO_BACKEND:
-        return ranks_by_gpus([trainer.name for trainer in TRAINING_BACKENDS.values()])
-    trainer = TRAINING_BACKENDS[backend]
-    if not trainer.uses_gpu:
-        return None
-    ranks = ranks_by_gpus([trainer.name])
+    names = []
+    for name, trainer in TRAINING_BACKENDS.items():
+        if backend in {AUTO_BACKEND, name}:
+            names.append(trainer.name)
+    ranks = ranks_by_gpus(names)
     if ranks == 1:
         raise InputError(
             "Training with DDP takes 2 ranks or more, and this machine has 1 GPU for them; give -n"
@@ -218,29 +198,12 @@ def training_ranks(backend: str) -> int | None:
     return ranks
 
 
-def join_training(task: Task, training: TrainingPlan) -> Task:
-    """Return the task with a training sweep after its other stages, and a recommendation at the
-    end.
-    """
-    return dataclasses.replace(
-        task,
-        requests=[*task.requests, training.first_request()],
-        stages=[*task.stages, *training.stages()],
-        info={**task.info, **training.info},
-        then=training.then,
-        seconds=task.estimate_s() + training.estimate_s(),
-        conclude=functools.partial(write_recommendation, permission=training.permission),
-        is_brief=True,
-    )
-
-
 def plan_training(
     sweep: TrainingSweep,
     settings: Settings,
     budget: TrainingBudget,
-    *,
-    ranks: int,
-    seed: int,
+    place: Place,
+    **terms: Any,  # noqa: ANN401 - further fields of the plan
 ) -> TrainingPlan:
     """Try the workload and plan its sweep.
 
@@ -254,24 +217,12 @@ def plan_training(
     return TrainingPlan(
         sweep=sweep,
         facts=facts,
-        ranks=ranks,
-        seed=seed,
+        ranks=place.ranks,
         budget=budget,
         case_timeout_s=settings.case_timeout,
         time_limit_s=settings.time_limit,
+        **terms,
     )
-
-
-def write_recommendation(store: Store, permission: RunInfo) -> None:
-    """Write the recommendation that follows from the records in the store.
-
-    A resumed run may permit other hooks.
-    """
-    store.update(**permission)
-    trainings = store.training_records
-    recommendation = recommend(trainings, store.info)
-    if recommendation is not None:
-        store.write_recommendation(recommendation)
 
 
 def short_name(command: str, workload: str) -> str:

@@ -21,15 +21,10 @@ from commbench.cli.request import (
     check_counts,
     default_out,
     find_budget,
+    training_backend,
 )
 from commbench.cli.separator import command_behind
-from commbench.cli.train import (
-    Trained,
-    backend_at,
-    join_training,
-    short_name,
-    training_ranks,
-)
+from commbench.cli.train import Trained, short_name, training_ranks
 from commbench.collectives.cases import Axes
 from commbench.ddp.plan.cases import TrainingSweep
 from commbench.ddp.plan.workload import WorkloadFacts, check_all_used
@@ -192,7 +187,7 @@ def tune(
     def plan(place: Place) -> Task:
         if place.ranks < 2:  # noqa: PLR2004 - the fewest that exchange gradients
             raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
-        trains_over, left_out = backend_at(place, trained.backend, workload)
+        trains_over, left_out = training_backend(place, trained.backend, workload)
         facts = known_facts(settings, workload, batch) or probe_workload(
             workload, batch, hooks, backend=trains_over
         )
@@ -223,8 +218,7 @@ def tune(
             "candidates": candidates,
         }
         name = short_name("tune", workload)
-        task = Task(name=name, requests=(), stages=(), left_out=left_out, identity=identity)
-        return join_training(task, tuning)
+        return Task(name=name, training=tuning, left_out=left_out, identity=identity)
 
     return carry_out(settings, plan, lambda: training_ranks(trained.backend))
 

@@ -228,34 +228,21 @@ def peer_access(addresses: Sequence[str]) -> list[list[str]]:
     return rows
 
 
-def pci_links(addresses: Sequence[str]) -> Links:
-    """Return the PCI path of each pair of GPUs in nvidia-smi's words, in both directions, as far as
+def gpu_links(addresses: Sequence[str], *, by_pci: bool = False) -> Links:
+    """Return the link of each pair of GPUs in nvidia-smi's words, in both directions, as far as
     NVML reports it.
-    """
-    nvml = Nvml()
-    handles = list(map(nvml.device, addresses))
-    links = {}
-    for (gpu, one), (peer, other) in permutations(enumerate(handles), 2):
-        level = nvml.ask("nvmlDeviceGetTopologyCommonAncestor", one, other)
-        if level in _PCI_LEVELS:
-            links[gpu, peer] = _PCI_LEVELS[level]
-    return links
 
-
-def nvlinks(addresses: Sequence[str]) -> Links:
-    """Return ``NV4`` for a pair of GPUs with four NVLinks between them, in both directions: direct
-    ones, else those to switches, which connect all GPUs.
-
-    Empty without NVLinks and without NVML.
+    ``NV4`` is four NVLinks: direct ones, else those to switches, which connect all GPUs.
 
     Args:
         addresses: the GPUs' PCI addresses, ``0000:17:00.0``; pairs hold their indices.
+        by_pci: whether pairs without NVLinks have their PCI path.
     """
     nvml = Nvml()
+    handles = list(map(nvml.device, addresses))
     direct: list[Counter[str]] = []
     to_switches = []
-    for address in addresses:
-        handle = nvml.device(address)
+    for handle in handles:
         remotes = []
         for link in nvml.nvlinks(handle):
             remotes.append(_address(nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)))
@@ -267,4 +254,9 @@ def nvlinks(addresses: Sequence[str]) -> Links:
         count = direct[gpu][addresses[peer]] or min(to_switches[gpu], to_switches[peer])
         if count:
             links[gpu, peer] = f"NV{count}"
+        elif by_pci:
+            pair = handles[gpu], handles[peer]
+            level = nvml.ask("nvmlDeviceGetTopologyCommonAncestor", *pair)
+            if level in _PCI_LEVELS:
+                links[gpu, peer] = _PCI_LEVELS[level]
     return links

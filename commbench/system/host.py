@@ -108,7 +108,7 @@ def collect_host(root: Path = ROOT) -> Host:
         root: where /proc, /sys and /etc are found, for tests.
     """
     sockets, cores, _ = count_processors(root)
-    memory = parse_fields(read_text(root, "proc/meminfo"), ":")
+    memory = psutil.virtual_memory()
     loads = (read_text(root, "proc/loadavg") or "").split()[:3]
     release = parse_fields(read_text(root, "etc/os-release"), "=")
     # a container engine's, also in a virtual machine made from a container image
@@ -137,10 +137,10 @@ def collect_host(root: Path = ROOT) -> Host:
         "numa_nodes": len(numa_folders(root)) or None,
         "governor": _governor(root),
         "turbo": _turbo(root),
-        "cpu_steal_ratio": _steal_ratio(root),
+        "cpu_steal_ratio": _steal_ratio(),
         "load_average": list(map(float, loads)) or None,
-        "memory_total_bytes": _bytes(memory.get("MemTotal")),
-        "memory_available_bytes": _bytes(memory.get("MemAvailable")),
+        "memory_total_bytes": memory.total,
+        "memory_available_bytes": memory.available,
         "tcp_congestion_control": read_text(root, "proc/sys/net/ipv4/tcp_congestion_control"),
         "interfaces": _interfaces(),
         "rdma": rdma_ports(root),
@@ -230,25 +230,13 @@ def _turbo(root: Path) -> bool | None:
     return None
 
 
-def _steal_ratio(root: Path) -> float | None:
-    """Return the share of CPU time since boot that other guests took, by the 8th field of
-    /proc/stat's first line.
-    """
-    fields = (read_text(root, "proc/stat") or "").partition("\n")[0].split()[1:]
-    ticks = list(map(int, fields[:8]))  # user time already includes guest time, from the 9th on
-    if len(ticks) < 8 or not sum(ticks):  # noqa: PLR2004 - the 8th field is steal
+def _steal_ratio() -> float | None:
+    """Return the share of CPU time since boot that other guests took; None if unknown."""
+    times = psutil.cpu_times()
+    if not hasattr(times, "steal"):
         return None
-    return ticks[-1] / sum(ticks)
-
-
-def available_memory_bytes(root: Path = ROOT) -> int | None:
-    """Return the memory that processes of this host may still take, in bytes; None if unknown."""
-    return _bytes(parse_fields(read_text(root, "proc/meminfo"), ":").get("MemAvailable"))
-
-
-def _bytes(text: str | None) -> int | None:
-    """Return the bytes of an entry of /proc/meminfo such as '2048 kB'."""
-    return 1024 * int(text.split()[0]) if text else None
+    total: float = sum(times[:8])  # user time already includes guest time, from the 9th on
+    return float(times.steal) / total
 
 
 def _interfaces() -> list[Interface]:

@@ -17,9 +17,8 @@ from commbench.system.files import ROOT, read_text
 from commbench.system.gpus import (
     GpuPort,
     gpu_addresses,
+    gpu_links,
     gpu_ports,
-    nvlinks,
-    pci_links,
     peer_access,
 )
 from commbench.units import parse_link_rate
@@ -421,10 +420,8 @@ def _links(
     for index, row in enumerate(matrix):
         row[index] = "X"
     addresses = [gpu["pci"] for gpu in gpus]
-    links = nvlinks(addresses)
-    if not all(_pci_path(root, address) for address in addresses):
-        links = pci_links(addresses) | links
-    for (gpu, peer), link in links.items():
+    by_pci = not all(_pci_path(root, address) for address in addresses)
+    for (gpu, peer), link in gpu_links(addresses, by_pci=by_pci).items():
         matrix[gpu][peer] = link
     return {"devices": list(devices), "matrix": matrix}
 

@@ -5,49 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_ALLOWED_PREFIXES = (
-    *(
-        "NCCL_",
-        "OMPI_",
-        "PRTE_MCA_",
-        "MPICH_",
-        "MPIR_CVAR_",
-        "I_MPI_",
-        "MPI4PY_",
-        "UCX_",
-        "FI_",
-        "PSM2_",
-        "PSM3_",
-    ),
-    *(
-        "GLOO_",
-        "TORCH_NCCL_",
-        "TORCH_GLOO_",
-        "TORCH_DISTRIBUTED_",
-        "TORCH_SYMM_MEM_",
-        "TORCH_FR_",
-        "CUDA_MPS_",
-    ),
-    *("OMP_", "GOMP_", "KMP_", "NUMBA_", "COMMBENCH_", "SLURM_NTASKS"),
-)
-_ALLOWED_NAMES = frozenset(
-    {
-        *(
-            "MKL_NUM_THREADS",
-            "OPENBLAS_NUM_THREADS",
-            "CUDA_VISIBLE_DEVICES",
-            "CUDA_DEVICE_MAX_CONNECTIONS",
-        ),
-        *(
-            "SLURM_JOB_ID",
-            "SLURM_NNODES",
-            "SLURM_CPUS_PER_TASK",
-            "SLURM_JOB_PARTITION",
-            "SLURM_MPI_TYPE",
-            "PBS_JOBID",
-        ),
-    }
-)
+_PREFIXES = """
+    NCCL_ OMPI_ PRTE_MCA_ MPICH_ MPIR_CVAR_ I_MPI_ MPI4PY_ UCX_ FI_ PSM2_ PSM3_
+    GLOO_ TORCH_NCCL_ TORCH_GLOO_ TORCH_DISTRIBUTED_ TORCH_SYMM_MEM_ TORCH_FR_ CUDA_MPS_
+    OMP_ GOMP_ KMP_ NUMBA_ COMMBENCH_ SLURM_NTASKS
+"""
+_NAMES = """
+    MKL_NUM_THREADS OPENBLAS_NUM_THREADS CUDA_VISIBLE_DEVICES CUDA_DEVICE_MAX_CONNECTIONS
+    SLURM_JOB_ID SLURM_NNODES SLURM_CPUS_PER_TASK SLURM_JOB_PARTITION SLURM_MPI_TYPE PBS_JOBID
+"""
+_ALLOWED_PREFIXES = tuple(_PREFIXES.split())
+_ALLOWED_NAMES = frozenset(_NAMES.split())
 # Open MPI's own facts about each rank: no settings, different on every rank; some hold the command
 # line.
 _RANK_BOOKKEEPING = re.compile(

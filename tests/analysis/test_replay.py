@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from networks import forecast_network, training_of, workload_facts
+from networks import LAYERS, forecast_network, training_of
 from training_builders import make_bucket, make_training_case, make_training_record
 
 from commbench.analysis.prediction.law import Place
@@ -18,7 +18,7 @@ NETWORK = forecast_network((2, 4))
 def trained(records: list[TrainingRecord] | None = None) -> TrainedWorkload:
     """Return the training of two hooks on two hosts."""
     return TrainedWorkload(
-        facts=workload_facts(),
+        facts=LAYERS,
         records=records or training_of({"none": 420.0, "topk:0.01": 140.0}),
         place=HERE,
         run="t",

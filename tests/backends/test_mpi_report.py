@@ -3,13 +3,13 @@ on.
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from launching import finished
 
 from commbench.backends.mpi_report import (
     VERBOSE,
@@ -166,9 +166,7 @@ def test_last_words_of_a_start_survive_the_process(monkeypatch: pytest.MonkeyPat
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", DYING], env=environment, capture_output=True, text=True, check=False
-    )
+    done = finished(sys.executable, "-c", DYING, env=environment)
     assert -9 == done.returncode
     assert "a warning\nno such fabric" == done.stderr.strip()
 

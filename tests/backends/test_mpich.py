@@ -1,21 +1,19 @@
 """Tests of mpiexec with the real MPICH, installed by pip into a separate directory."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from builders import read_rows
-from launching import MARK, marked_environment, wait_until
+from builders import read_info, read_rows
+from launching import MARK, finished, succeeded, wait_until
 
 from commbench.launch.launchers import MpiexecLauncher, Placement, choose_launcher
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.usefixtures("mark")]
 
 WORDS = (
     "-m commbench run --collective all_reduce --backend mpi -n 2 --oversubscribe"
@@ -34,7 +32,7 @@ def mpiexec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     command = [sys.executable, *words.split()]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = finished(*command)
     except subprocess.TimeoutExpired:
         pytest.skip("pip did not bring MPICH in 2 minutes")
     if done.returncode:
@@ -46,18 +44,6 @@ def commbench(mpiexec: Path, out: Path, options: str) -> list[str]:
     """Return the command that measures two ranks of MPICH."""
     words = f"{WORDS} {options} --launcher {mpiexec} --out {out}"
     return [sys.executable, *words.split()]
-
-
-def run(command: list[str]) -> None:
-    """Run a command to its good end."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert 0 == done.returncode, done.stdout + done.stderr
-
-
-@pytest.fixture(autouse=True)
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Fail if a test leaves a process behind."""
-    yield from marked_environment(monkeypatch)
 
 
 def test_mpich_is_recognised_by_its_version_text(mpiexec: Path) -> None:
@@ -75,8 +61,8 @@ def test_mpich_is_recognised_by_its_version_text(mpiexec: Path) -> None:
 def test_mpich_measures(mpiexec: Path, tmp_path: Path, binding: str) -> None:
     """Measure two ranks of MPICH; every row is ok and names the library."""
     out = tmp_path / "run"
-    run(commbench(mpiexec, out, f"--sizes 8,64K --launches 1 --bind-to {binding}"))
-    info = json.loads((out / "run.json").read_text())
+    succeeded(*commbench(mpiexec, out, f"--sizes 8,64K --launches 1 --bind-to {binding}"))
+    info = read_info(out)
     rows = read_rows(out)
     assert [("ok", "0"), ("ok", "0")] == [(row["status"], row["wrong"]) for row in rows]
     assert all(row["library"].startswith("MPICH") for row in rows), rows
@@ -117,8 +103,8 @@ def test_a_killed_rank_of_mpich_is_named(mpiexec: Path, tmp_path: Path, mark: st
         victim.send_signal(signal.SIGKILL)
         _, errors = process.communicate(timeout=60)
     assert 3 == process.returncode, errors
-    reason = json.loads((out / "run.json").read_text())["reason"]
+    reason = read_info(out)["reason"]
     assert reason.startswith("rank 1 on host"), reason
     assert "signal 9" in reason
-    run(command)
-    assert "complete" == json.loads((out / "run.json").read_text())["status"]
+    succeeded(*command)
+    assert "complete" == read_info(out)["status"]

@@ -4,14 +4,13 @@ measuring.
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from commands import Command
 from kept import RESULTS
-from launching import mpirun
+from launching import mpirun, succeeded
 
 LINKS = RESULTS / "links_1gbit_xeon2core_20261125"
 ROOT = RESULTS.parent
@@ -125,14 +124,6 @@ def test_it_measures_and_judges(tmp_path: Path) -> None:
     environment = {**os.environ, **mpirun().environment(), "PYTHONPATH": str(ROOT)}
     expected = ["--expect", "latency@8[backend=mpi]: transport = sm", "--expect", "wrong = 0"]
     options = f"-n 2 --oversubscribe --budget quick --json --out {tmp_path}/run"
-    done = subprocess.run(
-        [sys.executable, "-m", "commbench", "check", *expected, *options.split()],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert 0 == done.returncode, done.stdout + done.stderr
-    assert "met" == json.loads(done.stdout)["outcome"]
+    command = [sys.executable, "-m", "commbench", "check", *expected, *options.split()]
+    assert "met" == json.loads(succeeded(*command, env=environment))["outcome"]
     assert (tmp_path / "run" / "collectives.csv").exists()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from launching import finished
 from test_comparing import KIB, write_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "comparing.md").read_text(encoding="utf-8")
@@ -49,15 +50,7 @@ def run_job(folder: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
         "COMMBENCH_BASELINES": str(folder / "good"),
         "MEASURED_CODE": str(code),
     }
-    return subprocess.run(
-        ["bash", "-c", block("bash")],
-        cwd=folder,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    return finished("bash", "-c", block("bash"), cwd=folder, env=os.environ | variables)
 
 
 @pytest.mark.programs

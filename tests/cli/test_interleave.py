@@ -61,30 +61,30 @@ def test_what_does_not_measure_is_refused(tmp_path: Path, text: str) -> None:
 
 class Simulated:
     """Two runs whose launches are drawn when they are asked for, and a clock that each launch moves
-    by a second.
+    by a second; B takes ``ratios`` times as long, one for each of its cases.
     """
 
     def __init__(
-        self, folder: Path, ratio: float, monkeypatch: pytest.MonkeyPatch, spread: float = 0.01
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *ratios: float, spread: float = 0.01
     ) -> None:
         self.seconds = 0.0
         self.order: list[tuple[str, int]] = []
         self.lines: list[str] = []
-        generator = np.random.default_rng(3)
-        times = {name: np.exp(spread * generator.standard_normal(LOOKS[-1])) for name in ("a", "b")}
-        times["b"] *= ratio
         self.sides = [
-            Side(name=name, command=[], environment={}, folder=folder / name) for name in ("a", "b")
+            Side(name=name, command=[], environment={}, folder=folder / name) for name in "ab"
         ]
+        generator = np.random.default_rng(3)
+        times = {name: np.exp(spread * generator.standard_normal(LOOKS[-1])) for name in "ab"}
 
         def launch(side: Side, launches: int) -> None:
             self.seconds += 1
             self.order.append((side.name, launches))
-            of_side = 10 * times[side.name][:launches]
-            records = [
-                make_record(make_case(), launch=number, time_us=time)
-                for number, time in enumerate(of_side)
-            ]
+            records = []
+            for number, time in enumerate(times[side.name][:launches]):
+                for place, ratio in enumerate(ratios):
+                    time_us = 10 * time * (ratio if side.name == "b" else 1)
+                    case = make_case(message_bytes=8 << place)
+                    records.append(make_record(case, launch=number, time_us=time_us))
             shutil.rmtree(side.folder, ignore_errors=True)
             write_run(side.folder, records, **make_info())
 
@@ -109,7 +109,7 @@ def test_it_ends_with_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, verdict: Verdict
 ) -> None:
     """End at the first look at which the case has a verdict; launch in the order A B B A."""
-    simulated = Simulated(tmp_path, ratio, monkeypatch)
+    simulated = Simulated(tmp_path, monkeypatch, ratio)
     assert 1 == simulated.decide()[verdict]
     assert len(simulated.order) / 2 in LOOKS
     assert simulated.lines[-1].endswith("1 of 1 case decided")
@@ -120,7 +120,7 @@ def test_the_time_limit_ends_it_with_a_last_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Begin no pair of launches that would end behind the limit, and compare what there is."""
-    simulated = Simulated(tmp_path, 1.0, monkeypatch, spread=0.2)
+    simulated = Simulated(tmp_path, monkeypatch, 1.0, spread=0.2)
     assert 1 == simulated.decide(seconds=9)[Verdict.INCONCLUSIVE]
     assert 8 == len(simulated.order)
     assert "4 launches of each: 0 of 1 case decided" == simulated.lines[-1]
@@ -142,18 +142,7 @@ def test_a_decided_comparison_is_printed_as_any_other(
     commbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sort the cases, print the format, and exit with 5 for a slower case."""
-
-    def write(side: Side, launches: int) -> None:
-        shutil.rmtree(side.folder, ignore_errors=True)
-        factors = {"a": (1.0, 1.0), "b": (0.5, 2.0)}[side.name]
-        records = [
-            make_record(make_case(message_bytes=size), launch=number, time_us=10 * factor)
-            for number in range(launches)
-            for size, factor in zip((8, 64), factors, strict=True)
-        ]
-        write_run(side.folder, records, **make_info())
-
-    monkeypatch.setattr(Side, "launch", write)
+    Simulated(commbench.home, monkeypatch, 0.5, 2.0)
     line = "compare --until-decided --sort --force --format json --out d -- run run"
     done = commbench(line)
     cases = json.loads(done.out)["cases"]

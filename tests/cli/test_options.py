@@ -1,4 +1,6 @@
-"""Tests of parsed options: sizes, names, budgets, memory, requests, backends and GPUs."""
+"""Tests of parsed options: sizes, names, budgets, memory, requests, backends; on machines with GPUs
+the number of ranks, the training backend, what is left out and why.
+"""
 
 import dataclasses
 import re
@@ -12,19 +14,23 @@ from typing import Any
 import psutil
 import pytest
 from builders import make_case, make_info
+from commands import Command
+from networks import LAYERS
 
 from commbench import Sweep
 from commbench.backends import DeviceTrial, count_gpus, has_gpus, try_device
+from commbench.cli import measure as measuring
+from commbench.cli.conduct import default_ranks
 from commbench.cli.options import Settings
 from commbench.cli.request import (
     BUFFERS_PER_RANK,
     Place,
     check_memory,
-    choose_training_backend,
     foreign_sizes,
     make_request,
     plan_identity,
     ranks_by_gpus,
+    training_backend,
     usable_suite,
 )
 from commbench.collectives.backends import USUAL_BACKENDS
@@ -34,6 +40,8 @@ from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED
 from commbench.results import Store
 from commbench.stats.budgets import BUDGETS
+
+pytest.importorskip("mpi4py")  # without a launcher every measuring command ends with that sentence
 
 MIB = 1024 * 1024
 
@@ -69,7 +77,8 @@ def request(**changes: Any) -> Any:
     suite = Suite(name="s", sweeps=[Sweep(sizes=[8], backends=["mpi"])])
     settings = Settings(seed=changes.pop("seed", 5), time_limit=changes.pop("time_limit", None))
     budget = changes.pop("budget", BUDGETS["quick"])
-    return make_request(suite, settings, budget, Place(**{"ranks": 2, "ranks_here": 2, **changes}))
+    place = Place(**{"ranks": 2, "ranks_here": 2, **changes})
+    return make_request(place, suite, settings, budget)[0]
 
 
 def test_a_seed_is_drawn_where_none_is_given(tmp_path: Path) -> None:
@@ -191,26 +200,34 @@ def test_gpus_say_how_many_ranks(
 
 
 @pytest.mark.parametrize(
-    ("requested", "gpus", "ranks_here", "expected"),
+    ("requested", "workload", "gpus", "ranks_here", "backend", "reason"),
     [
-        ("auto", 0, 2, ("gloo", False)),
-        ("auto", 4, 4, ("nccl", False)),
-        ("auto", 4, 5, ("gloo", True)),
-        ("gloo", 4, 4, ("gloo", False)),
-        ("nccl", 1, 2, ("nccl", False)),
+        ("auto", "mlp", 0, 2, "gloo", ""),
+        ("auto", "mlp", 4, 4, "nccl", ""),
+        ("auto", "mlp", 4, 5, "gloo", "5 ranks"),
+        ("gloo", "mlp", 4, 4, "gloo", ""),
+        ("nccl", "mlp", 1, 2, "nccl", ""),
+        ("auto", "trace:resnet50", 2, 2, "gloo", "recorded on CPUs"),
+        ("nccl", "trace:resnet50", 2, 2, "nccl", ""),
     ],
 )
 def test_training_is_on_gpus_where_each_rank_has_one(
     monkeypatch: pytest.MonkeyPatch,
+    *,
     requested: str,
+    workload: str,
     gpus: int,
     ranks_here: int,
-    expected: tuple[str, bool],
+    backend: str,
+    reason: str,
 ) -> None:
-    """Train on GPUs by default if each rank has its own; else report why not."""
+    """Train on GPUs by default if each rank has its own, and no trace that was recorded on CPUs;
+    else report why not.
+    """
     machine(monkeypatch, gpus)
-    backend, sentences = choose_training_backend(requested, at(ranks_here))
-    assert expected == (backend, any("5 ranks" in sentence for sentence in sentences))
+    chosen, sentences = training_backend(at(ranks_here), requested, workload)
+    assert (backend, bool(reason)) == (chosen, bool(sentences))
+    assert reason in " ".join(sentences)
 
 
 def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,9 +236,9 @@ def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         "commbench.cli.request.gpu_addresses", lambda: ["0000:17:00.0", "0000:65:00.0"]
     )
-    chosen = [choose_training_backend("auto", at(ranks, started=True))[0] for ranks in (2, 3)]
-    assert ["nccl", "gloo"] == chosen
-    assert "gloo" == choose_training_backend("auto", at(2))[0]
+    places = at(2, started=True), at(3, started=True), at(2)
+    chosen = [training_backend(place, "auto", "mlp")[0] for place in places]
+    assert ["nccl", "gloo", "gloo"] == chosen
 
 
 def test_what_cannot_be_imported_is_one_sentence(
@@ -255,3 +272,81 @@ def test_gpus_that_are_tried_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     done = subprocess.CompletedProcess([], 0, stdout="a library says hello\n4\n", stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     assert DeviceTrial(gpus=4) == try_device.__wrapped__("nccl")
+
+
+def test_ranks_follow_the_gpus_of_this_machine() -> None:
+    """Start one rank per GPU up to the number of CPUs, unless ranks or hosts are given."""
+
+    def ranks(
+        *, slots: int = 64, is_local: bool = True, limit: int | None = None, gpus: int | None = 4
+    ) -> int:
+        launcher: Any = SimpleNamespace(slots=lambda: slots, is_local=is_local, limit=lambda: limit)
+        return default_ranks(launcher, lambda: gpus)
+
+    assert [4, 2, 16] == [ranks(), ranks(slots=2), ranks(gpus=16)]
+    assert [8, 2] == [ranks(gpus=None), ranks(gpus=None, slots=2)]
+    assert [64, 3] == [ranks(is_local=False), ranks(limit=3)]
+
+
+def test_a_first_run_on_a_single_gpu_measures_it(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measure and train over NCCL on each number of GPUs; let two ranks share only a single GPU.
+
+    Three ranks on two GPUs leave NCCL out, because a rank on each would measure more.
+    """
+    monkeypatch.setattr("commbench.cli.measure.try_device", lambda _: DeviceTrial(gpus=1))
+    monkeypatch.setattr("commbench.cli.train.probe_workload", lambda *_, **__: LAYERS)
+    words = "--oversubscribe --dry-run --confirm-launches 3"
+    for gpus, ranks in ((1, 2), (2, 2), (2, 3)):
+        machine(monkeypatch, gpus)
+        monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
+        output = " ".join(commbench(f"bench -n {ranks} {words}").out.split())
+        assert (gpus < ranks) == ("Left out:" in output)
+        assert (gpus == 1) == ("a second one is missing" in output)
+        assert "in 3 confirmation launches" in output
+        assert (ranks == 2) == ("nccl all_reduce" in output)
+        assert (ranks == 2) == ("5 MiB buckets, 2 ranks over NCCL, batch" in output)
+
+
+@pytest.mark.parametrize(
+    ("backends", "expected"),
+    [
+        (None, "auto"),
+        (("mpi",), None),
+        (("mpi", "gloo"), "gloo"),
+        (("nccl",), "nccl"),
+        (("mpi", "torch-nccl"), "nccl"),
+        (("gloo", "nccl"), "auto"),
+    ],
+)
+def test_bench_trains_over_what_it_measures(
+    backends: Sequence[str] | None, expected: str | None
+) -> None:
+    """Train over the measured backend, Gloo or NCCL, and not at all if only MPI is measured."""
+    assert expected == measuring._trains_over(backends)
+
+
+def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Omit the training with a sentence if this host has no GPU."""
+    monkeypatch.setattr(
+        "commbench.cli.measure.try_device", lambda _: DeviceTrial(refusal="torch finds no GPU.")
+    )
+    outcome = commbench("bench --backend mpi,torch-nccl -n 2 --dry-run")
+    assert 0 == outcome.code
+    assert "Left out: torch finds no GPU." in outcome.out
+    assert "torch-nccl all_reduce" in outcome.out
+    assert "mlp" not in outcome.out
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_training_on_a_single_gpu_takes_a_number_of_ranks(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Refuse to share a single GPU unless the number of ranks is given."""
+    machine(monkeypatch, 1)
+    ended = commbench(f"{command} --backend nccl --out mine")
+    assert 2 == ended.code
+    assert "this machine has 1 GPU for them; give -n 2 to have both share it" in ended.err

@@ -1,4 +1,4 @@
-"""Tests of ``run --soak``: refusals, the lengths of launches and visits, and a soak with a stopped
+"""Tests of ``run --soak``: the lengths of launches and visits, and a soak with a stopped
 rank.
 """
 
@@ -12,23 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import Command
 from launching import NO_OFI, wait_until
 
 from commbench.cli.soak import MOST_LAUNCHES, length_of_launch_s
-
-RUN = "run -c all_reduce --sizes 1K --backend mpi -n 4"
-
-
-def test_ranks_that_run_already_are_refused(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Refuse a soak inside a launcher, which cannot start ranks again."""
-    for name, value in {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}.items():
-        monkeypatch.setenv(name, value)
-    commbench.refuses(
-        f"{RUN} --soak 1h --role rank", "--soak starts ranks again and again, and these are started"
-    )
 
 
 @pytest.mark.parametrize(

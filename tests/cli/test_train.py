@@ -8,13 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from builders import read_info
 from commands import Command
-from launching import HERE, marked_environment
+from launching import HERE, finished
 
 from commbench.launch.launchers import MpirunLauncher
 from commbench.results import load_run
@@ -42,10 +41,7 @@ def words_of(workload: str, options: str) -> list[str]:
 
 def start(command: list[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command and wait until it exits."""
-    environment = {**os.environ, **variables}
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=150, check=False
-    )
+    return finished(*command, cwd=cwd, env={**os.environ, **variables}, seconds=150)
 
 
 def train(
@@ -68,30 +64,17 @@ def rows_of(folder: Path) -> dict[str, dict[str, str]]:
     return {row["hook"]: row for row in rows if row["bucket_cap_mb"] == "default"}
 
 
-def info_of(folder: Path) -> dict[str, Any]:
-    """Return the content of run.json."""
-    info: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return info
-
-
-@pytest.fixture
-def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail if a test leaves a process behind."""
-    for _ in marked_environment(monkeypatch):
-        yield
-
-
 # ------------------------------------------------------------------------------- harm, and resuming
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_leaves_nothing")
+@pytest.mark.usefixtures("mark")
 def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path, folder: Path) -> None:
     """Measure the other configurations and exit with 3; the same command then resumes."""
     options = "--hook none,int8,fp16,bf16,topk:0.1 --bucket-cap-mb default --case-timeout 5"
     broken = train(tmp_path, "harmful", options, **{HARM: "1"})
     assert 3 == broken.returncode, broken.stdout + broken.stderr
-    rows, info = rows_of(folder), info_of(folder)
+    rows, info = rows_of(folder), read_info(folder)
     expected = {"none": "ok", "topk": "ok", "int8": "failed", "bf16": "failed", "fp16": "hung"}
     assert expected == {hook: row["status"] for hook, row in rows.items()}
     assert "rank 1" in rows["bf16"]["reason"]
@@ -108,7 +91,7 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path, folder: Pa
     records = load_run(folder).training_records
     swept = [record.case.hook for record in records if record.case.phase == "sweep"]
     assert {"none", "local", "topk", "int8", "bf16", "fp16"} == set(swept)
-    assert "complete" == info_of(folder)["status"]
+    assert "complete" == read_info(folder)["status"]
 
 
 #: A file that only the second rank cannot import.
@@ -120,7 +103,7 @@ def hook(state, bucket): ...
 """
 
 
-@pytest.mark.usefixtures("_leaves_nothing")
+@pytest.mark.usefixtures("mark")
 def test_hooks_of_a_file_are_swept(tmp_path: Path, folder: Path) -> None:
     """Measure the bytes of a hook and of a factory's hook.
 
@@ -150,7 +133,7 @@ def test_hooks_of_a_file_are_swept(tmp_path: Path, folder: Path) -> None:
 # ----------------------------------------------------------------------- ranks that a person starts
 
 
-@pytest.mark.usefixtures("_leaves_nothing")
+@pytest.mark.usefixtures("mark")
 def test_ranks_that_a_person_starts_write_everything_and_add_launches(
     tmp_path: Path, folder: Path, mpirun: MpirunLauncher
 ) -> None:
@@ -162,7 +145,7 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(
         rows = rows_of(folder)
         assert {"none", "fp16"} == rows.keys()
         assert {("ok", str(count))} == {(row["status"], row["launches"]) for row in rows.values()}
-    entries = [(entry["launch"], entry["stage"]) for entry in info_of(folder)["launches"]]
+    entries = [(entry["launch"], entry["stage"]) for entry in read_info(folder)["launches"]]
     assert [(0, "sweep"), (0, "confirm"), (1, "sweep"), (1, "confirm")] == entries
     buckets = read_csv(folder / "buckets.csv")
     sent_mb = {}
@@ -177,7 +160,7 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_leaves_nothing")
+@pytest.mark.usefixtures("mark")
 def test_torchrun_trains_without_mpi(tmp_path: Path, folder: Path) -> None:
     """Write all tables if torchrun starts the ranks."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -185,7 +168,7 @@ def test_torchrun_trains_without_mpi(tmp_path: Path, folder: Path) -> None:
     done = start([sys.executable, *torchrun, *words], tmp_path, OMP_NUM_THREADS="1")
     assert 0 == done.returncode, done.stdout + done.stderr
     assert {"none", "powersgd"} == rows_of(folder).keys()
-    assert "torchrun" == info_of(folder)["launcher"]
+    assert "torchrun" == read_info(folder)["launcher"]
     assert (folder / "buckets.csv").is_file()
     assert (folder / "recommendation.json").is_file()
 

@@ -5,13 +5,12 @@ command.
 import csv
 import dataclasses
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import RunRanks
+from launching import RunRanks, succeeded
 from test_block import CASES as ON_HOST
 from test_block import check_times
 from trainings import Launch, case, launches_of
@@ -124,10 +123,7 @@ def test_the_command_trains_on_gpus(tmp_path: Path) -> None:
     words = "-n 2 --oversubscribe --backend nccl --workload mlp --hook none,topk:0.01"
     words += " --bucket-cap-mb default,5 --steps 8 --launches 1 --confirm-launches 1 --out r"
     command = [sys.executable, "-m", "commbench", "train", *words.split()]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
-    )
-    assert 0 == done.returncode, done.stdout + done.stderr
+    succeeded(*command, cwd=tmp_path, seconds=400)
     with (tmp_path / "r" / "ddp.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     assert {("nccl", "ok")} == {(row["backend"], row["status"]) for row in rows}

@@ -2,25 +2,17 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 from builders import read_rows
-from launching import marked_environment
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("mark", "mpirun")]
 
 #: What carries messages within a host and between hosts.
 TRANSPORTS = {"mpi": ("sm", "tcp"), "gloo": ("tcp/lo", "tcp/eth0")}
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Fail if a test leaves a process behind."""
-    yield from marked_environment(monkeypatch)
 
 
 @pytest.fixture(scope="module")

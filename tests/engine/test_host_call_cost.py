@@ -1,11 +1,11 @@
 """Tests of the benchmark that times a call's cost on the host."""
 
 import csv
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from launching import succeeded
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "evidence" / "host_call_cost.py"
 
@@ -17,10 +17,7 @@ def test_a_table_and_a_file_have_every_collective(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "cost.csv"
     words = f"{PROGRAM} --backend gloo --ranks 2 --rounds 6 --out {file}"
-    done = subprocess.run(
-        [sys.executable, *words.split()], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert 0 == done.returncode, done.stdout + done.stderr
+    printed = succeeded(sys.executable, *words.split())
     rows = list(csv.DictReader(file.read_text().splitlines()))
     operations = {row["operation"] for row in rows}
     assert {"all_reduce", "all_gather", "broadcast", "all_to_all"} <= operations
@@ -28,4 +25,4 @@ def test_a_table_and_a_file_have_every_collective(tmp_path: Path) -> None:
     for row in rows:
         assert 0 < float(row["host_us_ci_low"]) <= float(row["host_us_ci_high"])
         assert "2" == row["ranks"]
-        assert row["operation"] in done.stdout
+        assert row["operation"] in printed

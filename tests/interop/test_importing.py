@@ -1,11 +1,11 @@
 """Tests of the import command: files, messages, refusals, and reading by other commands."""
 
 import io
-import json
 import sys
 from pathlib import Path
 
 import pytest
+from builders import read_info
 from commands import Command
 
 from commbench.results import load_run
@@ -43,7 +43,7 @@ def test_import_writes_a_run_that_is_reported(commbench: Command) -> None:
     folder = commbench.home / "theirs"
     names = {path.name for path in folder.iterdir()}
     assert {"run.json", "samples.jsonl", "collectives.csv", ".lock"} <= names
-    info = json.loads((folder / "run.json").read_text())
+    info = read_info(folder)
     assert ("import", "complete", 4) == (info["suite"], info["status"], info["world_size"])
     assert "started" not in info  # when it was measured is not stated
     reported = commbench("report theirs")

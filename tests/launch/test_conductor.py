@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from builders import read_info
 from conducting import ALL, CASES, EVERYTHING, measured, run
 from launching import Recorder, ScriptLauncher, make_request, mpirun
 
@@ -116,7 +117,7 @@ def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(LaunchError, match="has vanished or been replaced while the run went on"):
         run(out, ALL, display=Recorder(lambda: shutil.rmtree(out), when=3))
-    info = json.loads((out / "run.json").read_text())
+    info = read_info(out)
     assert ("partial", 2) == (info["status"], len(measured(out)))
     assert "has vanished" in info["reason"]
     assert 0 == run(out, ALL)[0]
@@ -159,16 +160,16 @@ def test_what_ranks_refuse_is_bad_input(tmp_path: Path) -> None:
     refuse = "fail(0, '', 'Install numba.', is_bad_input=True); sys.exit(1)"
     with pytest.raises(InputError, match=r"^Install numba\.$"):
         run(tmp_path, refuse)
-    assert "partial" == json.loads((tmp_path / "run.json").read_text())["status"]
+    assert "partial" == read_info(tmp_path)["status"]
 
 
 def test_a_run_does_not_go_on_under_other_conditions(tmp_path: Path) -> None:
     """Refuse to resume under other conditions, and leave the run unchanged."""
     assert 3 == run(tmp_path, "session(); measured(0); sys.exit(1)", fail_fast=True)[0]
-    before = (measured(tmp_path), json.loads((tmp_path / "run.json").read_text())["launches"])
+    before = (measured(tmp_path), read_info(tmp_path)["launches"])
     with pytest.raises(InputError, match="cpu_model: abacus vs slide rule"):
         run(tmp_path, ALL.replace("session()", "session(cpu_model='slide rule')"))
-    info = json.loads((tmp_path / "run.json").read_text())
+    info = read_info(tmp_path)
     assert (*before, "partial") == (measured(tmp_path), info["launches"], info["status"])
 
 

@@ -1,6 +1,5 @@
 """Tests of how runs of real ranks end: started by the conductor, by mpirun or by torchrun."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from builders import read_records
-from launching import RANKS, find_marked, marked_environment, mpirun, wait_until
+from builders import read_info, read_records
+from launching import RANKS, find_marked, finished, marked_environment, mpirun, wait_until
 
 from commbench.results import load_run
 
@@ -52,19 +51,12 @@ def command(starter: str, path: Path, harm: str = "", more: str = "") -> list[st
 
 def measure(starter: str, path: Path, **options: str) -> subprocess.CompletedProcess[str]:
     """Carry out a run."""
-    words = command(starter, path, **options)
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
-
-
-def info_of(path: Path) -> dict[str, Any]:
-    """Return the entries of run.json."""
-    info: dict[str, Any] = json.loads((path / "run.json").read_text())
-    return info
+    return finished(*command(starter, path, **options))
 
 
 def state(path: Path) -> tuple[str, list[str], int]:
     """Return the status of a run, of its launches, and the number of measured cases."""
-    info = info_of(path)
+    info = read_info(path)
     measured = [record for record in load_run(path).records if record.status == "ok"]
     launches = [entry["status"] for entry in info.get("launches", [])]
     return info["status"], launches, len(measured)
@@ -85,7 +77,7 @@ def test_stages_follow_each_other(tmp_path: Path, starter: str) -> None:
     done = measure(starter, path, more="more")
     assert 0 == done.returncode, done.stderr
     assert ("complete", ["ok", "ok"], 6) == state(path)
-    info = info_of(path)
+    info = read_info(path)
     names = {"conductor": "mpirun", "mpirun": "openmpi", "torchrun": "torchrun"}
     assert (2, names[starter]) == (info["world_size"], info["launcher"])
     assert [0, 1] == [rank["rank"] for rank in info["ranks"]]
@@ -190,7 +182,7 @@ def test_what_goes_wrong_costs_its_case_only(tmp_path: Path, starter: str, name:
     assert 0 != ended.returncode
     status = "partial" if harm.state else "interrupted"
     assert (status, [harm.launch], harm.measured) == state(path)
-    info = info_of(path)
+    info = read_info(path)
     assert harm.reason in info["reason"]
     if harm.state:
         assert harm.launch == load_run(path).records[-1].status
@@ -213,8 +205,8 @@ def test_a_rank_0_that_is_killed_leaves_a_partial_run(tmp_path: Path, starter: s
     path = tmp_path / "run"
     harm = HARMS["killed"]._replace(rank=0).run()
     assert 0 != measure(starter, path, harm=harm).returncode
-    assert ("partial", 2) == (info_of(path)["status"], len(load_run(path).records))
-    assert "has begun and not ended" in info_of(path)["reason"]
+    assert ("partial", 2) == (read_info(path)["status"], len(load_run(path).records))
+    assert "has begun and not ended" in read_info(path)["reason"]
     assert_resumes(starter, path)
 
 

@@ -1,12 +1,11 @@
 """Tests of launches under several environments, with simulated ranks and with MPI."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conducting import run
-from launching import ScriptLauncher, make_request
+from launching import ScriptLauncher, make_request, succeeded
 
 from commbench.collectives.cases import Sweep
 from commbench.results import load_run
@@ -83,8 +82,7 @@ def test_the_faster_of_two_links_is_found(tmp_path: Path) -> None:
     words = f"run --backend gloo -c all_reduce --sizes 4M --launches 3 --out {tmp_path}"
     line = f"{commbench} lab run --hosts 2 --rate 200mbit -- bash {SECOND_LINK} 400mbit"
     line += f" {commbench} {words} --env GLOO_SOCKET_IFNAME=eth0,eth1"
-    done = subprocess.run(line.split(), capture_output=True, text=True, timeout=280, check=False)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    succeeded(*line.split(), seconds=280)
     times = {row.env.partition("=")[2]: row.time_us or 0.0 for row in load_run(tmp_path).rows}
     assert 0.6 < times["eth0 (again)"] / times["eth0"] < 1.6
     assert 0.3 < times["eth1"] / times["eth0"] < 0.75

@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from builders import read_info
+from launching import finished, succeeded
 
 import commbench
 from commbench.results import load_run
@@ -24,9 +25,7 @@ def test_a_host_that_loses_its_network_is_named(tmp_path: Path, backend: str) ->
     script = Path(__file__).parents[1] / "ranks" / "cut_link.py"
     lab = f"{sys.executable} -m commbench lab run --hosts 3 --rate none --"
     command = f"{lab} {sys.executable} {script} {out} {backend} host2".split()
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
-    assert 0 == done.returncode, done.stdout + done.stderr
-    ended = json.loads(done.stdout.splitlines()[-1])
+    ended = json.loads(succeeded(*command, seconds=240).splitlines()[-1])
     assert (3, [], True) == (ended["code"], ended["left"], ended["gone"]), ended
     assert ended["seconds"] < 5 + 15
     assert "no progress for 5 s: host host2 (rank 2) has not been heard of for " in ended["reason"]
@@ -50,10 +49,8 @@ def start(tmp_path: Path, hosts: str, before: str = ":") -> tuple[str, dict[str,
     run += f" -n 2 --launches 1 --oversubscribe --out {tmp_path / 'run'}"
     run += f" --hostfile {tmp_path / 'hosts'}" if hosts else ""
     command = ["unshare", "--mount", "sh", "-c", f"{before}; exec {run}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    return f"{done.returncode}\n{done.stdout}{done.stderr}", json.loads(
-        (tmp_path / "run" / "run.json").read_text()
-    )
+    done = finished(*command)
+    return f"{done.returncode}\n{done.stdout}{done.stderr}", read_info(tmp_path / "run")
 
 
 @pytest.mark.usefixtures("forks")

@@ -1,7 +1,6 @@
 """Tests of the job scripts in benchmarks/launch: run if this machine can, else checked by form."""
 
 import configparser
-import json
 import os
 import socket
 import subprocess
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from launching import NO_OFI
+from builders import read_info
+from launching import NO_OFI, finished
 
 from commbench.results import load_run
 
@@ -29,10 +29,7 @@ def run_script(
         if variable.startswith(("SLURM_", "PBS_")):
             del inherited[variable]
     environment = {**inherited, **NO_OFI, "VENV": sys.prefix, "PYTHONPATH": str(ROOT), **variables}
-    words = ["bash", str(SCRIPTS / name), *arguments]
-    return subprocess.run(
-        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
+    return finished("bash", SCRIPTS / name, *arguments, cwd=cwd, env=environment, seconds=200)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +39,7 @@ def test_scripts_are_executable_and_sound(name: str) -> None:
     """Pass bash's syntax check, and be executable."""
     script = SCRIPTS / name
     assert os.access(script, os.X_OK)
-    done = subprocess.run(
-        ["bash", "-n", str(script)], capture_output=True, text=True, timeout=20, check=False
-    )
+    done = finished("bash", "-n", script)
     assert ("", 0) == (done.stderr, done.returncode)
 
 
@@ -67,7 +62,7 @@ def test_a_pbs_job_measures_on_the_hosts_of_its_node_file(tmp_path: Path) -> Non
     words = " ".join(("run", *LITTLE, "--backend mpi --launches 1 --bind-to none --oversubscribe"))
     done = run_script("pbs.sh", cwd=Path("/"), ARGS=words, **pbs)
     assert 0 == done.returncode, done.stdout + done.stderr
-    info = json.loads((tmp_path / "results" / "pbs-17" / "run.json").read_text())
+    info = read_info(tmp_path / "results" / "pbs-17")
     assert ("complete", 2, 1) == (info["status"], info["world_size"], info["nodes"])
 
 

@@ -1,14 +1,13 @@
 """Tests of programs on several emulated hosts: MPI, Gloo and training."""
 
 import csv
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import read_rows
+from builders import read_info, read_rows
 from labs import lab, mark, running
 
 __all__ = ["mark"]  # a fixture
@@ -24,7 +23,7 @@ def measure(
     output = lab(*running(*command, rate="1gbit", flags=flags))
     rows = read_rows(out) if (out / "collectives.csv").exists() else []
     assert {"ok"} >= {row["status"] for row in rows}, output
-    return json.loads((out / "run.json").read_text()), rows
+    return read_info(out), rows
 
 
 def test_two_ranks_on_each_of_two_hosts(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ cancelled jobs.
 """
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from builders import read_launches, read_records, read_rows
+from builders import read_info, read_launches, read_records, read_rows
 from launching import NO_OFI, assert_same_form, wait_until
 from slurm import Cluster, private_slurm
 
@@ -81,7 +80,7 @@ def run_task(cluster: Cluster, line: str, *words: str, code: int = 0, **variable
 
 def facts(out: Path, names: str) -> list[Any]:
     """Return entries of run.json."""
-    info = json.loads((out / "run.json").read_text())
+    info = read_info(out)
     return [info[name] for name in names.split()]
 
 

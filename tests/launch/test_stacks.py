@@ -1,10 +1,10 @@
 """Tests of thread stacks: reported by a rank, or parsed from an interpreter's dump."""
 
-import subprocess
 import sys
 from collections.abc import Sequence
 
 import pytest
+from launching import finished
 
 from commbench.launch.clues import describe_place
 from commbench.launch.heartbeat import stack_in
@@ -25,9 +25,7 @@ IN_THREAD = "threading.Thread(target=dying).start()\nwaiting()"
 def test_the_thread_that_died_is_read(threads: str) -> None:
     """Parse the crashed thread from a real segmentation fault."""
     script = CRASH.format(harm="signal.raise_signal(signal.SIGSEGV)", threads=threads)
-    process = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
-    )
+    process = finished(sys.executable, "-c", script)
     assert process.returncode < 0
     assert "dying" == stack_in(process.stderr.splitlines())[0].rpartition(" ")[2]
 

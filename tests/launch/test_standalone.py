@@ -2,12 +2,12 @@
 
 import dataclasses
 import itertools
-import json
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from builders import read_info
 from faking import open_fake
 from launching import Recorder, make_request
 from threads import ThreadControl, run_threads
@@ -32,7 +32,7 @@ def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def state(path: Path) -> tuple[str, list[tuple[int, str]], int]:
     """Return status, launches with how they ended, and the number of measured cases."""
-    info = json.loads((path / "run.json").read_text())
+    info = read_info(path)
     ends = [(entry["launch"], entry["status"]) for entry in info["launches"]]
     measured = [record for record in load_run(path).records if record.status == "ok"]
     return info["status"], ends, len(measured)
@@ -138,7 +138,7 @@ def test_ctrl_c_in_the_last_case_begins_no_further_stage(tmp_path: Path) -> None
     assert 128 + signal.SIGINT == invocation.run(interrupt)
     assert 1 == len(invocation.display.warnings)
     assert ("interrupted", [(0, "ok")], 4) == state(tmp_path / "run")
-    reason = json.loads((tmp_path / "run" / "run.json").read_text())["reason"]
+    reason = read_info(tmp_path / "run")["reason"]
     assert "interrupted by SIGINT" == reason
 
 

@@ -1,23 +1,29 @@
 """Tests that the pages agree with the code: columns, schemas, options, exit codes and links."""
 
 import html
-import importlib.util
 import io
 import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import generate
+import pictures
 import pytest
+import terminal
 import typer
-from commands import Command
+from builders import read_info
+from commands import Command, parse
 from kept import KEPT_RUNS, sample_lines
+from launching import finished
+from matplotlib.image import imread
+from reference import leaves
+from schemas import SCHEMAS, schema_text
 
 from commbench import errors
 from commbench.cli import app
@@ -35,36 +41,20 @@ PRIVATE_TERMS = re.compile(
     r"fresh (?:launch|block)|\bvisits? (?!N)|states? of the machine|leaves? learning|alters? learning"
     r"|effect on learning|second look|kept run|a person\b"
 )
-GROUP: Any = typer.main.get_command(app)
 #: Every command by the words that call it: ("run",), ("lab", "run").
-LEAVES = {
-    (*path, name): command
-    for path, group in [
-        ((), GROUP),
-        *(((n,), c) for n, c in GROUP.commands.items() if hasattr(c, "commands")),
-    ]
-    for name, command in group.commands.items()
-    if not hasattr(command, "commands")
+LEAVES = dict(leaves(typer.main.get_command(app)))
+#: What is written from the code, by the path of its file.
+GENERATED = {
+    **{ROOT / "docs" / page: write for page, write in (generate.PAGES | generate.PARTS).items()},
+    **{ROOT / "docs/schema" / name: partial(schema_text, name) for name in SCHEMAS},
 }
 
 
-def load_generator() -> ModuleType:
-    """Return docs/generate.py as a module."""
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize("page", [*load_generator().PAGES, *load_generator().PARTS])
-def test_generated_pages_are_up_to_date(page: str) -> None:
-    """Find the output of docs/generate.py in the reference pages."""
+@pytest.mark.parametrize("file", GENERATED, ids=lambda file: file.name)
+def test_generated_files_are_up_to_date(file: Path) -> None:
+    """Find the output of docs/generate.py in the reference pages and the schemas."""
     pytest.importorskip("torch", reason="hooks and workloads are on the pages")
-    generator = load_generator()
-    text = {**generator.PAGES, **generator.PARTS}[page]()
-    assert (ROOT / "docs" / page).read_text(encoding="utf-8") == text, "run python docs/generate.py"
+    assert file.read_text(encoding="utf-8") == GENERATED[file](), "run python docs/generate.py"
 
 
 def test_pages_stay_short() -> None:
@@ -73,8 +63,7 @@ def test_pages_stay_short() -> None:
         page.name: len(page.read_text("utf-8").split()) for page in (ROOT / "docs").glob("*.md")
     }
     assert sum(words.values()) <= 35_000
-    reference = {*load_generator().PAGES} - {"evidence.md"}  # of which one table is generated
-    assert sum(words[name] for name in reference) <= 12_000
+    assert sum(words[name] for name in generate.PAGES) <= 12_000
 
 
 @pytest.mark.parametrize(
@@ -86,13 +75,6 @@ def test_pages_use_standard_terms(page: Path) -> None:
     """Find no term in the text of a page that has a standard one."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert [] == PRIVATE_TERMS.findall(text)
-
-
-@pytest.mark.parametrize("name", load_generator().SCHEMAS)
-def test_schemas_are_up_to_date(name: str) -> None:
-    """Find the output of docs/generate.py in docs/schema."""
-    text = (ROOT / "docs" / "schema" / name).read_text(encoding="utf-8")
-    assert text == load_generator().schema_text(name), "run python docs/generate.py"
 
 
 def names_without_schema(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> set[str]:
@@ -120,31 +102,22 @@ EARLIER = {"max_loss_increase", "exhaustive_cases", "exhaustive_launches"}
 @pytest.mark.parametrize("run", KEPT_RUNS, ids=lambda run: run.name)
 def test_every_field_of_kept_runs_is_in_a_schema(run: Path) -> None:
     """Find each key of run.json and of the lines of samples.jsonl in docs/schema."""
-    schemas = load_generator().SCHEMAS
-    run_schema, sample_schema = schemas["run.json"](), schemas["sample.json"]()
-    info = json.loads((run / "run.json").read_text())
+    run_schema, sample_schema = SCHEMAS["run.json"](), SCHEMAS["sample.json"]()
+    info = read_info(run)
     assert names_without_schema(info, run_schema, run_schema) <= EARLIER
     lines = sample_lines(run)
     for line in lines[:: 1 + len(lines) // 50]:  # some of each run
         assert set() == names_without_schema(json.loads(line), sample_schema, sample_schema)
 
 
-def figures() -> list[Any]:
-    """Return the names of the drawings."""
-    if not importlib.util.find_spec("torch"):
-        return []
-    return [*load_generator().FIGURES, load_generator().LAUNCH]
-
-
-@pytest.mark.parametrize("name", figures())
+@pytest.mark.parametrize("name", [*generate.FIGURES, generate.LAUNCH])
 def test_figures_are_drawn_from_kept_runs(name: str) -> None:
     """Find the drawings of docs/generate.py in docs/figures, except for a few pixels that depend on
     libraries.
     """
-    from matplotlib.image import imread
-
-    generator = load_generator()
-    kept_drawing, drawn = imread(generator.FOLDER / name), imread(io.BytesIO(generator.draw(name)))
+    pytest.importorskip("torch", reason="reads how models are divided")
+    kept_drawing = imread(generate.FOLDER / name)
+    drawn = imread(io.BytesIO(generate.draw(name)))
     assert kept_drawing.shape == drawn.shape
     assert abs(kept_drawing - drawn).mean() < 0.01, "run python docs/generate.py"
 
@@ -153,9 +126,7 @@ def test_pictures_of_the_page_show_todays_page() -> None:
     """Find the digest of the first screen, as it would be written now, in each picture of a
     page.
     """
-    generator = load_generator()
-    pictures = generator.pictures
-    digest = pictures.page_digest(generator.newest(pictures.SHOWN))
+    digest = pictures.page_digest(generate.newest(pictures.SHOWN))
     for theme in pictures.THEMES:
         picture = pictures.FOLDER / f"page-{theme}.png"
         assert digest == pictures.digest_of(picture), "run python docs/pictures.py"
@@ -164,19 +135,12 @@ def test_pictures_of_the_page_show_todays_page() -> None:
 
 def test_every_figure_is_made_by_a_program() -> None:
     """Leave no file in docs/figures that nothing writes, and show each of them on a page."""
-    generator = load_generator()
-    made = {
-        *generator.FIGURES,
-        generator.LAUNCH,
-        *(f"page-{theme}.png" for theme in generator.pictures.THEMES),
-    }
-    casts = {cast.name for cast in generator.FOLDER.glob("*.cast")}
+    made = {*generate.FIGURES, generate.LAUNCH}
+    made |= {f"page-{theme}.png" for theme in pictures.THEMES}
+    casts = {cast.name for cast in generate.FOLDER.glob("*.cast")}
     made |= {name.replace(".cast", ".svg") for name in casts}
-    assert made | casts == {path.name for path in generator.FOLDER.iterdir()}
-    pages = "".join(
-        page.read_text(encoding="utf-8")
-        for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
-    )
+    assert made | casts == {path.name for path in generate.FOLDER.iterdir()}
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [] == sorted(name for name in made if f"figures/{name}" not in pages)
 
 
@@ -187,7 +151,7 @@ def test_terminals_are_drawn_from_recordings(cast: Path) -> None:
     """Draw each kept recording as its SVG, which ends with what the command printed last."""
     pytest.importorskip("pyte")
     drawing = cast.with_suffix(".svg").read_text(encoding="utf-8")
-    assert load_generator().terminal.draw(cast) == drawing
+    assert terminal.draw(cast) == drawing
     last = json.loads(cast.read_text(encoding="utf-8").splitlines()[-1])[2].splitlines()[-1]
     assert html.escape(last) in drawing
 
@@ -207,11 +171,9 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path, planted: str) -
         shutil.copy(ROOT / name, docs.parent / name)
     with (docs / "first-run.md").open("a", encoding="utf-8") as page:
         page.write(f"\n{planted}\n")
-    command = [str(mkdocs), "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(
-        command, cwd=docs.parent, env=environment, capture_output=True, text=True, check=False
-    )
+    command = (mkdocs, "build", "--strict", "--site-dir", tmp_path / "site")
+    done = finished(*command, cwd=docs.parent, env=environment)
     assert bool(planted) == (done.returncode != 0), done.stderr
     for name in ("gone.md", "measuring.md#gone"):
         assert bool(planted) == (name in done.stderr)
@@ -219,25 +181,20 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path, planted: str) -
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_every_command_and_option_has_help(path: tuple[str, ...]) -> None:
-    """Leave no command, argument or option unexplained."""
-    command = LEAVES[path]
-    assert command.help
-    assert [] == [
-        parameter.name for parameter in command.params if not getattr(parameter, "help", None)
-    ]
-
-
-@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_help_of_every_command_ends_with_examples(
+def test_a_command_has_help_for_each_option_and_examples(
     path: tuple[str, ...], commbench: Command
 ) -> None:
-    """Show each command at work in its own help, with options that exist."""
-    lines = [line for line, _ in EXAMPLES[" ".join(path)]]
-    assert [] == [line for line in lines if line not in commbench(f"{' '.join(path)} --help").out]
-    for line in lines:
-        words = shlex.split(line)[1 + len(path) :]
-        assert path[-1] == LEAVES[path].make_context(path[-1], words).info_name
+    """Leave no command, argument or option unexplained.
+
+    Show each command at work in its own help, with options that exist.
+    """
+    command = LEAVES[path]
+    assert command.help
+    assert all(parameter.help for parameter in command.params)
+    printed = commbench(f"{' '.join(path)} --help").out
+    for line, _ in EXAMPLES[" ".join(path)]:
+        assert line in printed
+        parse(shlex.split(line)[1:])
 
 
 def test_exit_codes_are_those_of_the_exceptions() -> None:

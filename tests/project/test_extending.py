@@ -1,21 +1,20 @@
-"""Tests of the recipes of docs/extending.md: each is applied to a copy of the package, and its
-result is used.
+"""Tests of the recipes of docs/extending.md: all are applied to a copy of the package, and their
+results are used.
 """
 
 from __future__ import annotations
 
 import ast
-import csv
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import read_rows
+from launching import succeeded
 
 from commbench.hooks.registry import make_hook
 
@@ -30,9 +29,6 @@ INSTRUCTION = re.compile(
     r"(?P<action>New file|Append to|Import in) (?:`(?P<name>\w+)` in )?"
     r"`(?P<file>[\w./]+\.py)`"
 )
-#: How long one command may take on a busy machine.
-TIMEOUT_S = 120
-
 #: The program of the recipe for a launcher: it starts ranks on this host.
 START = f"""#!{sys.executable}
 import os, socket, subprocess, sys
@@ -50,67 +46,53 @@ sys.exit(max(rank.wait() for rank in started))
 
 
 class Copy:
-    """A copy of the package with one recipe applied."""
+    """A copy of the package with all recipes applied."""
 
-    def __init__(self, folder: Path, section: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         shutil.copytree(ROOT / "commbench", folder / "commbench")
         (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
-        steps = STEP.findall(section)
-        assert steps, "the section has no step that names its file"
-        for words, code in steps:
-            self._apply(words, code)
-
-    def _apply(self, words: str, code: str) -> None:
-        """Apply one step of a recipe."""
-        step = INSTRUCTION.fullmatch(words)
-        assert step, f"not understood: {words}"
-        file = self.folder / step["file"]
-        if step["action"] == "New file":
-            assert not file.exists()
-            file.write_text(code)
-            return
-        source = file.read_text()
-        if step["name"]:
-            file.write_text(with_element(source, step["name"], code))
-        elif step["action"] == "Import in":
-            last = max(
-                node.end_lineno or 0
-                for node in ast.parse(source).body
-                if isinstance(node, ast.ImportFrom)
-            )
-            lines = source.splitlines(keepends=True)
-            file.write_text("".join([*lines[:last], code, *lines[last:]]))
-        else:
-            file.write_text(f"{source}\n\n{code}")
+        for words, code in STEP.findall(PAGE):
+            step = INSTRUCTION.fullmatch(words)
+            assert step, f"not understood: {words}"
+            file = folder / step["file"]
+            if step["action"] == "New file":
+                assert not file.exists()
+                file.write_text(code)
+                continue
+            source = file.read_text()
+            if step["name"]:
+                source = with_element(source, step["name"], code)
+            elif step["action"] == "Import in":
+                imports = [node for node in ast.parse(source).body if hasattr(node, "module")]
+                lines = source.splitlines(keepends=True)
+                lines.insert(imports[-1].end_lineno or 0, code)
+                source = "".join(lines)
+            else:
+                source = f"{source}\n\n{code}"
+            file.write_text(source)
 
     def run(self, *command: str, path: Path | None = None) -> str:
         """Return what a Python command prints that uses the copy; it must succeed."""
         environ = {**os.environ, "PYTHONPATH": str(self.folder), "OMPI_MCA_btl": "^ofi"}
         environ["PATH"] = f"{path}:{environ['PATH']}" if path else environ["PATH"]
-        python = [sys.executable, *command]
-        done = subprocess.run(
-            python,
-            cwd=self.folder,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        assert not done.returncode, done.stderr + done.stdout
-        return done.stdout
+        return succeeded(sys.executable, *command, cwd=self.folder, env=environ)
 
     def measure(
-        self, options: str, role: str = "rank", path: Path | None = None
+        self, out: Path, options: str, role: str = "rank", path: Path | None = None
     ) -> list[dict[str, str]]:
         """Return the rows of a run with these options, by default on this process as the only
         rank.
         """
-        line = f"-m commbench run {options} --sizes 1K --role {role} --out out"
+        line = f"-m commbench run {options} --sizes 1K --role {role} --out {out}"
         self.run(*line.split(), path=path)
-        with (self.folder / "out" / "collectives.csv").open(newline="") as table:
-            return list(csv.DictReader(table))
+        return read_rows(out)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """Return the copy."""
+    return Copy(tmp_path_factory.mktemp("copy"))
 
 
 def with_element(source: str, name: str, code: str) -> str:
@@ -134,16 +116,6 @@ def with_element(source: str, name: str, code: str) -> str:
     return f"{head}{comma}\n{code.rstrip()},\n{tail}"
 
 
-@pytest.fixture
-def apply(tmp_path: Path) -> Callable[[str], Copy]:
-    """Return a function that applies the recipe below a heading to a copy of the package."""
-
-    def make(heading: str) -> Copy:
-        return Copy(tmp_path / "copy", PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0])
-
-    return make
-
-
 def test_every_step_is_applied() -> None:
     """Apply all Python code of the page except the hook in a file."""
     others = re.findall(r"^```python\n(.*?)^```", STEP.sub("", PAGE), re.MULTILINE | re.DOTALL)
@@ -161,11 +133,10 @@ def test_the_hooks_of_a_file_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.programs
-def test_an_operation_is_measured(apply: Callable[[str], Copy]) -> None:
+def test_an_operation_is_measured(copy: Copy, tmp_path: Path) -> None:
     """Measure the new operation with each of its reductions, and list it."""
     pytest.importorskip("mpi4py", reason="connects the only rank")
-    copy = apply("An operation")
-    rows = copy.measure("-c reduce_broadcast --backend mpi --redop sum,max")
+    rows = copy.measure(tmp_path, "-c reduce_broadcast --backend mpi --redop sum,max")
     assert {("reduce_broadcast", "sum", "ok"), ("reduce_broadcast", "max", "ok")} == {
         (row["operation"], row["redop"], row["status"]) for row in rows
     }
@@ -173,25 +144,24 @@ def test_an_operation_is_measured(apply: Callable[[str], Copy]) -> None:
 
 
 @pytest.mark.programs
-def test_a_backend_is_measured(apply: Callable[[str], Copy]) -> None:
+def test_a_backend_is_measured(copy: Copy, tmp_path: Path) -> None:
     """Verify and measure an operation of the new backend.
 
     State as unsupported what it leaves out.
     """
     pytest.importorskip("mpi4py", reason="connects the only rank")
-    rows = apply("A backend").measure("-c all_reduce,all_gather --backend memcpy")
+    rows = copy.measure(tmp_path, "-c all_reduce,all_gather --backend memcpy")
     assert [("memcpy", "memory", "ok", "0"), ("memcpy", "", "unsupported", "")] == [
         (row["backend"], row["transport"], row["status"], row["wrong"]) for row in rows
     ]
 
 
 @pytest.mark.slow
-def test_a_hook_is_swept(apply: Callable[[str], Copy]) -> None:
+def test_a_hook_is_swept(copy: Copy) -> None:
     """Accept the new hook on the command line, predict its messages, average a gradient, and write
     the snippet.
     """
     pytest.importorskip("torch")
-    copy = apply("A hook")
     program = """
 import torch
 import torch.distributed as dist
@@ -224,7 +194,7 @@ print(snippet_of(case))
 
 
 @pytest.mark.slow
-def test_a_workload_is_loaded(apply: Callable[[str], Copy]) -> None:
+def test_a_workload_is_loaded(copy: Copy) -> None:
     """Load the new workload by its name, as two ranks see it, and list it."""
     pytest.importorskip("torch")
     program = """
@@ -240,83 +210,58 @@ try:
 except InputError as error:
     print(error)
 """
-    same, shape, names = apply("A workload").run("-c", program).splitlines()
+    same, shape, names = copy.run("-c", program).splitlines()
     assert "True False" == same
     assert "torch.Size([])" == shape
     assert "linear" in names
 
 
 @pytest.mark.slow
-def test_a_launcher_starts_ranks(apply: Callable[[str], Copy], tmp_path: Path) -> None:
+def test_a_launcher_starts_ranks(copy: Copy, tmp_path: Path) -> None:
     """Start two ranks by the new launcher, which connect without MPI and are one launch."""
     pytest.importorskip("torch")
     program = tmp_path / "bin" / "start"
     program.parent.mkdir()
     program.write_text(START)
     program.chmod(0o755)
-    copy = apply("A launcher")
     options = "-c all_reduce --backend gloo -n 2 --oversubscribe --launcher start --launches 1"
-    (row,) = copy.measure(options, role="conductor", path=program.parent)
+    (row,) = copy.measure(tmp_path / "out", options, role="conductor", path=program.parent)
     assert ("2", "1", "ok") == (row["world_size"], row["launches"], row["status"])
 
 
-@pytest.mark.slow
-def test_a_figure_is_drawn(apply: Callable[[str], Copy]) -> None:
-    """Draw the new figure of a kept run."""
+@pytest.mark.programs
+def test_a_run_has_the_column_the_figure_and_the_sentence(copy: Copy) -> None:
+    """Fill the new column of a kept run, as the last one of its table; draw the new figure;
+    conclude its page with the new sentence.
+    """
     run = ROOT / "results" / "links_1gbit_xeon2core_20261125"
     program = f"""
 from commbench import load_run
 from commbench.report.figures import all_figures
-
-(drawing,) = [drawing for drawing in all_figures([load_run({str(run)!r})]) if drawing.name == "skew"]
-print(len(drawing.png) > 1000)
-"""
-    assert "True" == apply("A figure").run("-c", program).strip()
-
-
-@pytest.mark.programs
-def test_a_column_is_filled(apply: Callable[[str], Copy]) -> None:
-    """Fill the new column of a kept run, as the last one of its table."""
-    run = ROOT / "results" / "links_1gbit_xeon2core_20261125"
-    program = f"""
-from commbench import load_run
-
-table = load_run({str(run)!r}).collectives
-print(table.columns[-1], (table.time_us_max >= table.time_us_p95).all())
-"""
-    assert "time_us_max True" == apply("A CSV column").run("-c", program).strip()
-
-
-@pytest.mark.programs
-def test_a_sentence_is_said(apply: Callable[[str], Copy]) -> None:
-    """Conclude the page of a kept run with the new sentence."""
-    run = ROOT / "results" / "links_1gbit_xeon2core_20261125"
-    program = f"""
-from commbench import load_run
 from commbench.report.page.conclusion import find_conclusion
 
-entries = find_conclusion([load_run({str(run)!r})])
-print(*(text for entry in entries if entry.label == "Longest" for text in entry.texts))
+run = load_run({str(run)!r})
+table = run.collectives
+print(table.columns[-1], (table.time_us_max >= table.time_us_p95).all())
+(drawing,) = [drawing for drawing in all_figures([run]) if drawing.name == "skew"]
+print(len(drawing.png) > 1000)
+print(*(text for entry in find_conclusion([run]) if entry.label == "Longest" for text in entry.texts))
 """
-    said = apply("A sentence").run("-c", program)
-    assert " takes " in said
-    assert said.endswith(".\n")
+    column, figure, sentence = copy.run("-c", program).splitlines()
+    assert ("time_us_max True", "True") == (column, figure)
+    assert " takes " in sentence
+    assert sentence.endswith(".")
 
 
 @pytest.mark.programs
-def test_an_import_is_read(apply: Callable[[str], Copy]) -> None:
+def test_an_import_is_read(copy: Copy, tmp_path: Path) -> None:
     """Recognise output of the new tool, read its times, and say what was assumed."""
-    copy = apply("An import")
-    (copy.folder / "mybench.txt").write_text(
-        "mybench allreduce on 4 ranks\nbytes  time[usec]\n 1024 12.5\n 2048 15\n"
-    )
-    printed = copy.run("-m", "commbench", "import", "mybench.txt", "--out", "out")
-    with (copy.folder / "out" / "collectives.csv").open(newline="") as table:
-        rows = [
-            (row["operation"], row["world_size"], row["message_bytes"], row["time_us"])
-            for row in csv.DictReader(table)
-        ]
-    assert [("all_reduce", "4", "1024", "12.5"), ("all_reduce", "4", "2048", "15")] == [
-        (name, ranks, size, f"{float(time):g}") for name, ranks, size, time in rows
-    ]
+    text = "mybench allreduce on 4 ranks\nbytes  time[usec]\n 1024 12.5\n 2048 15\n"
+    (tmp_path / "mybench.txt").write_text(text)
+    words = ("import", str(tmp_path / "mybench.txt"), "--out", str(tmp_path / "out"))
+    printed = copy.run("-m", "commbench", *words)
+    names = ("operation", "world_size", "message_bytes", "time_us")
+    rows = [[row[name] for name in names] for row in read_rows(tmp_path / "out")]
+    expected = [["all_reduce", "4", "1024", "12.5"], ["all_reduce", "4", "2048", "15.0"]]
+    assert expected == rows
     assert "the backend was mpi" in printed

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from launching import finished, succeeded
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,8 +15,8 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 def dry_run(*variables: str) -> subprocess.CompletedProcess[str]:
     """Return the dry run of ``make install`` into an environment that does not exist."""
-    command = ["make", "--dry-run", "install", "VENV=not-there", "MPI=system", *variables]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    line = "make --dry-run install VENV=not-there MPI=system"
+    return finished(*line.split(), *variables, cwd=ROOT)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,4 @@ def test_the_driver_is_read_from_the_kernel_or_nvidia_smi(report: str, version: 
     (script,) = re.findall(
         r"\| (sed -n .*) \| head", (ROOT / "Makefile").read_text(encoding="utf-8")
     )
-    printed = subprocess.run(
-        ["sh", "-c", script], input=f"{report}\n", capture_output=True, text=True, check=True
-    )
-    assert version == printed.stdout.strip()
+    assert version == succeeded("sh", "-c", script, input=f"{report}\n").strip()

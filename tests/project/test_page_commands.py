@@ -4,13 +4,9 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
-from commands import Command
-
-from commbench.cli import app
+from commands import Command, parse
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -45,18 +41,6 @@ def lines() -> list[str]:
         for code in code_of(page):
             found += LINE.findall(code.replace("&#124;", "|"))
     return list(dict.fromkeys(line.strip() for line in found))
-
-
-def parse(words: list[str]) -> None:
-    """Parse a command line, and one of commbench that it starts."""
-    command: Any = typer.main.get_command(app)
-    context = command.make_context("commbench", list(words), resilient_parsing=True)
-    rest = words
-    while hasattr(command, "commands"):
-        name, command, rest = command.resolve_command(context, rest)
-    command.make_context(name, list(rest))
-    if "commbench" in rest:
-        parse(rest[rest.index("commbench") + 1 :])
 
 
 @pytest.mark.parametrize("line", lines())

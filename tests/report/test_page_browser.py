@@ -2,13 +2,13 @@
 
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
 import pytest
 from effort import cases
+from launching import finished
 from pages import make_hostile
 
 from commbench.report.page.writing import render_page, write_page
@@ -87,7 +87,7 @@ class Screen:
         command = [CHROMIUM, *(f"--{option}" for option in options.split())]
         command += [f"--user-data-dir={self.home / 'profile'}", "--enable-logging=stderr"]
         command += [f"--window-size={DESK},800", "--dump-dom", page.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = finished(*command)
         assert 0 == done.returncode, done.stderr
         return done.stdout, "\n".join(
             line for line in done.stderr.splitlines() if "CONSOLE" in line

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import read_launches, read_rows
+from builders import read_info, read_launches, read_rows
+from launching import finished, succeeded
 
 from commbench.engine.records import COLUMNS
 from commbench.launch.launchers import MpirunLauncher
@@ -38,10 +39,8 @@ def run(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         "NCCL_AUTH_TOKEN": "hush-hush",
         "OMPI_MY_PASSWORD": "hush-hush",
     }
-    command = [sys.executable, "-m", "commbench", "run", *line.split()]
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180, check=False
-    )
+    command = (sys.executable, "-m", "commbench", "run", *line.split())
+    return finished(*command, cwd=cwd, env=environment, seconds=180)
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -114,20 +113,12 @@ def test_ranks_that_a_person_starts_do_the_same(
     arguments = "run -c all_reduce --sizes 8 --backend mpi --sync dissemination --out r"
     environment = {**os.environ, **mpirun.environment(), "OMPI_MCA_btl": "^ofi"}
     for _ in range(2):
-        done = subprocess.run(
-            mpirun.command(2, ["-m", "commbench", *arguments.split()]),
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert 1 == done.stdout.count("Results: r")
+        command = mpirun.command(2, ["-m", "commbench", *arguments.split()])
+        printed = succeeded(*command, cwd=tmp_path, env=environment, seconds=180)
+        assert 1 == printed.count("Results: r")
     (row,) = rows_of(folder)
     assert ([0, 1], "ok") == (read_launches(folder), row["status"])
-    launches = json.loads((folder / "run.json").read_text())["launches"]
+    launches = read_info(folder)["launches"]
     assert [("collectives", 0), ("collectives", 1)] == [
         (entry["stage"], entry["launch"]) for entry in launches
     ]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from builders import KIB, make_info, make_launches, make_record
+from builders import KIB, make_info, make_launches, make_record, read_info
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import DDP_COLUMNS, Bucket, BucketRow, TrainingRecord
@@ -74,7 +74,7 @@ def test_new_run_has_its_header(tmp_path: Path) -> None:
     with Store.open(tmp_path / "results" / "mine", header) as store:
         assert not store.resumed
         assert {"schema": 2, "run_id": "mine"} | header == store.info
-    assert store.info == json.loads((tmp_path / "results" / "mine" / "run.json").read_text())
+    assert store.info == read_info(tmp_path / "results" / "mine")
 
 
 def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path, mine: Path) -> None:

@@ -1,32 +1,25 @@
 """Tests of commbench.system.clock: resolution, cost, and which processes share a clock."""
 
-from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 
 import pytest
+from trees import plant
 
 from commbench.system.clock import clock_domain, timer_cost_s, timer_tick_s
 
 
 def test_clock_domain_holds_boot_and_time_namespace(
-    plant: Callable[[Mapping[str, str]], Path],
-) -> None:
-    """Distinguish time namespaces of one boot."""
-    root = plant({"proc/sys/kernel/random/boot_id": "b00t\n", "proc/self/ns/mnt": ""})
-    assert clock_domain(root) == "b00t/none"
-    (root / "proc/self/ns/time").symlink_to("time:[4026531834]")
-    assert clock_domain(root) == "b00t/time:[4026531834]"
-
-
-def test_clock_domain_is_unshared_where_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Give processes different domains if they cannot read the boot id."""
-    monkeypatch.setattr("os.getpid", lambda: 1)
-    one = clock_domain(tmp_path)
-    monkeypatch.setattr("os.getpid", lambda: 2)
-    assert one != clock_domain(tmp_path)
+    """Distinguish time namespaces of one boot, and processes that cannot read the boot id."""
+    unknown = clock_domain(tmp_path)
+    monkeypatch.setattr("os.getpid", lambda: 0)
+    assert unknown != clock_domain(tmp_path)
+    plant(tmp_path, {"proc/sys/kernel/random/boot_id": "b00t"})
+    assert "b00t/none" == clock_domain(tmp_path)
+    plant(tmp_path, {"proc/self/ns/time": Path("time:[4026531834]")})
+    assert "b00t/time:[4026531834]" == clock_domain(tmp_path)
 
 
 def test_timer_tick_is_the_step_of_a_coarse_clock() -> None:

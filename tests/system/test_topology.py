@@ -1,20 +1,19 @@
 """Tests of a host's topology, on a simulated two-socket node with GPUs and on this machine."""
 
-import io
 import json
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from launching import succeeded
 from simulated_nvml import SimulatedNvml
+from terminals import printed
+from trees import plant
 
 from commbench.report.topology import render_topology, topology_remarks
-from commbench.system.gpus import nvlinks
+from commbench.system.gpus import gpu_links
 from commbench.system.topology import collect_topology, cpu_list, last_level_cache_bytes, nodes_of
 
 #: Two sockets with a NUMA node each. On the first two GPUs and an adapter below one switch, a
@@ -80,47 +79,34 @@ ADAPTERS = {
 }
 
 
-def write(path: Path, text: object) -> None:
-    """Write a file as in /sys."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n")
-
-
-def link(path: Path, target: Path) -> None:
-    """Create a symbolic link as in /sys."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.symlink_to(target)
-
-
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
     """Return the root of the simulated node."""
-    for line in FILES.strip().splitlines():
-        name, _, text = line.partition(" ")
-        write(tmp_path / name, text)
+    lines = [line.partition(" ") for line in FILES.strip().splitlines()]
+    plant(tmp_path, {name: text for name, _, text in lines})
     for cpu in range(8):
         folder, core = tmp_path / f"sys/devices/system/cpu/cpu{cpu}", cpu // 2 * 2
-        write(folder / "topology/physical_package_id", cpu // 4)
-        write(folder / "topology/core_id", core)  # two threads a core
-        for index, cache in enumerate(
-            (f"1 Data 48K {core}-{core + 1}", f"3 Unified 32768K {cpu // 4 * 4}-7")
-        ):
-            names = ("level", "type", "size", "shared_cpu_list")
-            for name, text in zip(names, cache.split(), strict=True):
-                write(folder / f"cache/index{index}" / name, text)
-    devices = {}
+        # two threads a core
+        plant(folder / "topology", {"physical_package_id": cpu // 4, "core_id": core})
+        caches = f"1 Data 48K {core}-{core + 1}", f"3 Unified 32768K {cpu // 4 * 4}-7"
+        names = ("level", "type", "size", "shared_cpu_list")
+        for index, cache in enumerate(caches):
+            plant(folder / f"cache/index{index}", dict(zip(names, cache.split(), strict=True)))
+    links: dict[str, object] = {}
     for address, (path, numa) in PCI.items():
-        devices[address] = tmp_path / "sys/devices" / path / address
-        write(devices[address] / "numa_node", numa)
-        write(devices[address] / "vendor", "0x10de" if address in GPUS else "0x15b3")
-        write(devices[address] / "class", "0x030200" if address in GPUS else "0x020000")
-        link(tmp_path / "sys/bus/pci/devices" / address, devices[address])
-    for address in GPUS:
-        information = tmp_path / f"proc/driver/nvidia/gpus/{address}/information"
-        write(information, "Model: \t\t NVIDIA H100\nIRQ: 1")
+        device = tmp_path / "sys/devices" / path / address
+        links[f"bus/pci/devices/{address}"] = device
+        facts = {"numa_node": numa, "vendor": "0x15b3", "class": "0x020000"}
+        if address in GPUS:
+            facts |= {"vendor": "0x10de", "class": "0x030200"}
+            information = f"proc/driver/nvidia/gpus/{address}/information"
+            plant(tmp_path, {information: "Model: \t\t NVIDIA H100\nIRQ: 1"})
+        plant(device, facts)
     for name, address in ADAPTERS.items():
-        link(tmp_path / "sys/class" / name / "device", devices[address])
-    link(devices[ETHERNET] / "driver", tmp_path / "sys/bus/pci/drivers/bnxt_en")
+        links[f"class/{name}/device"] = links[f"bus/pci/devices/{address}"]
+    plant(tmp_path / "sys", links)
+    driver = tmp_path / "sys/bus/pci/drivers/bnxt_en"
+    plant(tmp_path / "sys/bus/pci/devices" / ETHERNET, {"driver": driver})
     return tmp_path
 
 
@@ -147,7 +133,7 @@ def test_links_through_switches_join_all_gpus(monkeypatch: pytest.MonkeyPatch) -
     switches = ["0000:c0:00.0", "0000:c1:00.0"] * 3
     ends = dict.fromkeys(GPUS, switches) | {GPUS[0]: switches[:5]}
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, nvlinks=ends))
-    assert Counter({"NV5": 6, "NV6": 6}) == Counter(nvlinks(GPUS).values())
+    assert Counter({"NV5": 6, "NV6": 6}) == Counter(gpu_links(GPUS).values())
 
 
 def test_processors_memory_and_devices_are_read(node: Path) -> None:
@@ -156,8 +142,11 @@ def test_processors_memory_and_devices_are_read(node: Path) -> None:
     assert (2, 4, 8) == (topology["sockets"], topology["cores"], topology["threads"])
     data, unified = (tuple(cache.values()) for cache in topology["caches"])
     assert ((1, "data", 48 << 10, 4, 2), (3, "unified", 32 << 20)) == (data, unified[:3])
-    _, last = topology["numa"]
-    assert {"node": 1, "cpus": "4-7", "memory_bytes": 2 << 30, "distances": [21, 10]} == last
+    assert 32 << 20 == last_level_cache_bytes(node)
+    numa = topology["numa"]
+    assert {"node": 1, "cpus": "4-7", "memory_bytes": 2 << 30, "distances": [21, 10]} == numa[1]
+    assert [[0], [0, 1], []] == [nodes_of(cpus, numa) for cpus in ([1], [3, 4], [99])]
+    assert ([0, 1, 2, 8], []) == (cpu_list("0-2,8"), cpu_list(""))
     found = [(gpu["name"], gpu["pci"], gpu["numa_node"]) for gpu in topology["gpus"]]
     assert [
         ("NVIDIA H100", gpu, node) for gpu, node in zip(GPUS, [0, 0, 1, 1], strict=True)
@@ -191,7 +180,8 @@ def test_nothing_is_an_error(tmp_path: Path) -> None:
     assert [None] * 3 == [topology[name] for name in ("sockets", "cores", "threads")]
     assert not any(topology[name] for name in ("caches", "numa", "gpus", "network", "rdma"))
     assert {"devices": [], "matrix": []} == topology["links"]
-    assert "unknown sockets" in printed(topology)
+    assert 0 == last_level_cache_bytes(tmp_path)
+    assert "unknown sockets" in printed(*render_topology("n0", topology, ()))
 
 
 @pytest.mark.parametrize(
@@ -202,10 +192,8 @@ def test_an_emulated_host_shows_the_rate_that_is_shaped(
     tmp_path: Path, slow: dict[str, Any], expected: float | None
 ) -> None:
     """Report the shaped rate of an emulated host, marked as emulated."""
-    write(tmp_path / "sys/class/net/eth0/speed", 10000)
-    write(tmp_path / "sys/class/net/eth0/operstate", "up")
-    write(tmp_path / "sys/class/net/lo/operstate", "unknown")
-    write(tmp_path / "proc/sys/kernel/hostname", "host3")
+    plant(tmp_path / "sys/class/net", {"eth0/speed": 10000, "eth0/operstate": "up"})
+    plant(tmp_path, {"sys/class/net/lo/mtu": 1, "proc/sys/kernel/hostname": "host3"})
     topology = collect_topology(tmp_path, {"hosts": 4, "rate": "200mbit", **slow})
     assert [("eth0", expected, True)] == [
         (p["name"], p["speed_Mbps"], p["emulated"]) for p in topology["network"]
@@ -213,22 +201,7 @@ def test_an_emulated_host_shows_the_rate_that_is_shaped(
     assert "eth0" == topology_remarks(topology)[-1].subject
 
 
-def test_cpus_lie_on_nodes(node: Path) -> None:
-    """Parse Linux lists of CPUs, and return the NUMA nodes of CPUs."""
-    assert ([0, 1, 2, 8], []) == (cpu_list("0-2,8"), cpu_list(""))
-    numa = collect_topology(node)["numa"]
-    assert [[0], [0, 1], []] == [nodes_of(cpus, numa) for cpus in ([1], [3, 4], [99])]
-
-
 # ---------------------------------------------------------------------------------- what it teaches
-
-
-def printed(topology: Mapping[str, Any], cpus: tuple[int, ...] = ()) -> str:
-    """Return the printed text, one wide line per row."""
-    console = Console(file=io.StringIO(), width=150)
-    for part in render_topology("n0", topology, cpus):
-        console.print(part)
-    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_gpus_far_from_every_adapter_are_named(node: Path) -> None:
@@ -261,7 +234,7 @@ def test_a_process_far_from_the_adapter_is_reported(
 
 def test_a_node_without_memory_is_reported(node: Path) -> None:
     """Report a NUMA node without memory."""
-    write(node / "sys/devices/system/node/node1/meminfo", "Node 1 MemTotal:       0 kB")
+    plant(node, {"sys/devices/system/node/node1/meminfo": "Node 1 MemTotal:       0 kB"})
     remarks = topology_remarks(collect_topology(node))
     assert ["1"] == [each.subject for each in remarks if each.code == "topology_bare"]
 
@@ -272,8 +245,7 @@ def test_a_node_without_memory_is_reported(node: Path) -> None:
 def test_this_machine_has_a_topology() -> None:
     """Print this machine's topology as JSON, with the remarks of the tables."""
     command = [sys.executable, "-m", "commbench", "env", "--topology", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    output = json.loads(done.stdout)
+    output = json.loads(succeeded(*command))
     assert output["topology"]["threads"] >= 1
     assert output["host"]
     assert isinstance(output["remarks"], list)
@@ -287,9 +259,7 @@ def test_an_emulated_host_shows_its_link(
     monkeypatch.undo()
     options = "lab run --hosts 2 --rate 200mbit -- {0} -m commbench env --topology --json"
     command = [forked_python, "-m", "commbench", *options.format(forked_python).split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert 0 == done.returncode, done.stderr
-    (port,) = json.loads(done.stdout)["topology"]["network"]
+    (port,) = json.loads(succeeded(*command))["topology"]["network"]
     assert ("eth0", "up", 200.0, True) == tuple(
         port[key] for key in ("name", "state", "speed_Mbps", "emulated")
     )
@@ -323,9 +293,3 @@ def test_gpus_come_from_nvml_if_linux_shows_none(
     assert [["X", "NV1", "SYS"], ["NV1", "X", "SYS"], ["SYS", "SYS", "X"]] == topology["links"][
         "matrix"
     ]
-
-
-def test_the_last_cache_is_the_one_of_the_highest_level(node: Path, tmp_path: Path) -> None:
-    """Return the size of one last-level cache, or None if unknown."""
-    assert 32 << 20 == last_level_cache_bytes(node)
-    assert 0 == last_level_cache_bytes(tmp_path / "empty")

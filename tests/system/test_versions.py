@@ -1,10 +1,10 @@
 """Tests of commbench.system.software: versions and commits."""
 
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from launching import succeeded
 
 from commbench.system.software import collect_versions, git_commit
 
@@ -38,10 +38,7 @@ def test_collect_versions_lists_installed_packages(monkeypatch: pytest.MonkeyPat
 
 def _git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
-    run = subprocess.run(
-        ["git", "-C", folder, *identity, *arguments], check=True, capture_output=True, text=True
-    )
-    return run.stdout.strip()
+    return succeeded("git", "-C", folder, *identity, *arguments).strip()
 
 
 def test_git_commit(tmp_path: Path) -> None:

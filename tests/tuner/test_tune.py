@@ -5,18 +5,17 @@ input.
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import HERE, marked_environment
+from launching import HERE
 
 from commbench.results import load_run
 
 pytest.importorskip("torch")
 pytest.importorskip("mpi4py")
-pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks", "mark")]
 
 WORKLOADS = HERE / "ranks" / "train_workloads.py"
 #: A model of 320 KiB, for which 100 MiB buckets are those of the default.
@@ -24,12 +23,6 @@ FEW = (
     f"--backend gloo --workload {WORKLOADS}:tiny --steps 6 --seed 1 --out r --allow none,fp16"
     " --bucket-cap-mb default,0.1,100 --confirm-launches 1"
 ).split()
-
-
-@pytest.fixture(autouse=True)
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Fail if a test leaves a process behind."""
-    yield from marked_environment(monkeypatch)
 
 
 def start(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
