@@ -326,7 +326,7 @@ def test_who_reads_may_have_enough() -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [(f"--out {'a' * 300}", "too long"), ("--launcher-arg 'x", "--launcher-arg 'x")],
+    [(f"--out {'a' * 300}", "too long"), ('--launcher-arg "\'x"', "--launcher-arg 'x")],
 )
 def test_what_the_system_cannot_take_is_refused(
     commbench: Command, options: str, words: str
