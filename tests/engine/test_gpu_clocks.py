@@ -51,14 +51,12 @@ def test_what_slows_a_gpu_is_named(
     assert slowed_by == clocks.slowed_by
 
 
-def test_clocks_have_a_range_over_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return the lowest and the highest clock of all readings."""
+def test_clocks_have_a_range_over_the_gpus_that_nvml_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return the lowest and the highest clock of all readings; no clock without NVML, and none for
+    a GPU unknown to it.
+    """
     first = between(monkeypatch, clocks_MHz=[345, 1980])
     assert (345, 1980) == (first and first.sm_low_MHz, first and first.sm_high_MHz)
-
-
-def test_what_nvml_does_not_know_has_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return no clock without NVML, and none for a GPU unknown to it."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert GpuClocks(GPU).read() is None
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(["0000:01:00.0"]))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from builders import summarise_run
-from faking import EXACT, Coarse, FakeRun, Script, fake_case, make_late
+from faking import EXACT, FakeRun, Script, fake_case, make_late
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import records_from_lab
@@ -119,25 +119,6 @@ def test_repetitions_and_late_starts_count_alike(
     assert row.repetitions is not None
     assert 0.2 < record.late_discarded / (record.late_discarded + row.repetitions) < 1 / 3
     assert ("late",) == record.flags
-
-
-def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail after a few chunks without a start on time."""
-    make_late(monkeypatch, lambda *_: [True])
-    record = matrix(ranks=2)
-    assert ("failed", "never_on_time", 0) == (
-        record.status,
-        record.reason_code,
-        len(record.pairs),
-    )
-
-
-def test_stale_clocks_are_compared_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare stale clocks on every rank in every turn of a matrix."""
-    monkeypatch.setattr(Coarse, "compared", 0)
-    matrix("latency", ranks=4, clock=Coarse)
-    turns = 3
-    assert Coarse.compared >= 4 * (1 + turns)
 
 
 def test_collectives_have_no_pairs() -> None:

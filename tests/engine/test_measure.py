@@ -153,10 +153,12 @@ def test_later_launches_start_ranks_as_the_first_did() -> None:
 
 
 def test_stale_clocks_are_compared_before_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare stale clocks on every rank before a case."""
+    """Compare stale clocks on every rank before a case, and in every turn of a matrix."""
     monkeypatch.setattr(Coarse, "compared", 0)
-    FakeRun(clock=Coarse, ranks=2).launch([fake_case(), fake_case(message_bytes=2048)])
-    assert Coarse.compared >= 2 * 2
+    matrix = fake_case("latency", pattern="matrix")
+    FakeRun(clock=Coarse, ranks=4, slice_s=0.05).launch([fake_case(), matrix])
+    turns = 3
+    assert Coarse.compared >= 4 * (1 + 1 + turns)
 
 
 @pytest.mark.parametrize(
@@ -222,12 +224,13 @@ def test_late_starts_are_dropped_counted_and_flagged(monkeypatch: pytest.MonkeyP
 
 
 def test_a_case_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail a case without any start on time, and say what to do."""
+    """Fail a case or a matrix without any start on time, and say what to do."""
     make_late(monkeypatch, lambda _, n: np.ones(n))
-    (record,) = FakeRun(slice_s=0.01).launch([fake_case()])
-    assert ("failed", ()) == (record.status, tuple(record.times_us))
-    assert "--sync dissemination" in record.reason
-    assert record.late_discarded >= 24
+    cases = [fake_case(), fake_case("bandwidth", pattern="matrix")]
+    for record in FakeRun(slice_s=0.01).launch(cases):
+        assert ("failed", (), 0) == (record.status, tuple(record.times_us), len(record.pairs))
+        assert "--sync dissemination" in record.reason
+        assert record.late_discarded >= 24
 
 
 # ----------------------------------------------------------------------------------- how sure it is
