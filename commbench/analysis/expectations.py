@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -320,11 +321,12 @@ def read_expectations(options: Sequence[str]) -> list[Expectation]:
     """
     texts = []
     for option in options:
-        if any(character in option for character in "<>="):
+        is_file = os.path.isfile(option)  # noqa: PTH113 - pathlib refuses a name that is too long
+        if not is_file and any(character in option for character in "<>="):
             texts.append(option)
             continue
-        try:
-            lines = Path(option).read_text(encoding="utf-8").splitlines()
+        try:  # editors of Windows begin a file with a mark
+            lines = Path(option).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
             raise InputError(

@@ -5,13 +5,14 @@ this package.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -19,7 +20,7 @@ from typer.core import TyperGroup
 from commbench import __version__
 from commbench.cli.examples import add_examples
 from commbench.cli.separator import StartingCommand
-from commbench.errors import EXIT_CODES, CommbenchError
+from commbench.errors import EXIT_CODES, CommbenchError, InputError
 from commbench.launch.signals import leave_by_exit
 
 _make_app = partial(
@@ -130,11 +131,22 @@ def _exit_on_closed_pipe() -> Iterator[None]:
 def main() -> None:
     """Run the command line and exit with its code (see `commbench.errors`)."""
     leave_by_exit()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the shell has closed it, as by >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     try:
         with _exit_on_closed_pipe():
             app()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _leave(InputError(f"The name {str(error.filename)[:40]}... is too long; choose another."))
     except CommbenchError as error:
-        from commbench.cli.conduct import print_error
+        _leave(error)
 
-        print_error(error)
-        sys.exit(error.exit_code)
+
+def _leave(error: CommbenchError) -> NoReturn:
+    from commbench.cli.conduct import print_error
+
+    print_error(error)
+    sys.exit(error.exit_code)

@@ -507,6 +507,15 @@ class Director:
                 vars(self._model).pop(name, None)
 
 
+def director_of(ddp_model: DistributedDataParallel) -> Director | None:
+    """Return who tunes or watches a model already; None if nobody does."""
+    intervention = getattr(vars(ddp_model).get("join_hook"), "func", None)
+    director = getattr(intervention, "__self__", None)
+    if isinstance(director, Director):
+        return director
+    return None
+
+
 def _say_if_too_short(reference: weakref.ref[Director]) -> None:
     """Say that a training ended before the first block."""
     director = reference()

@@ -44,6 +44,10 @@ OTHER_HOOK = (
     "its own communication hook is not one of torch's default hooks, so it may keep a state for"
     " each bucket, or not exchange with all ranks in each step"
 )
+#: Why a model with a hook of commbench is left alone that drops parts of gradients.
+LOSSY_HOOK = (
+    "its own communication hook drops parts of gradients, and the buckets decide which ones"
+)
 #: Why a compiled DDP object is left alone.
 COMPILED = "torch.compile was applied to the DDP object, and its graph follows the buckets"
 #: Attributes of a DDP object that another reducer would not heed, and what they mean.
@@ -91,6 +95,8 @@ def why_untunable(ddp_model: DistributedDataParallel) -> str:
         return f"torch {torch.__version__} is too old for it: update to {OLDEST_TORCH} or newer"
     if type(ddp_model) is not DistributedDataParallel:
         return f"its class {type(ddp_model).__name__} extends DistributedDataParallel"
+    if any(isinstance(hook, Hook) and hook.effect == "lossy" for _, hook in own_hooks(ddp_model)):
+        return LOSSY_HOOK
     return _why_unknown(ddp_model)
 
 
@@ -154,7 +160,8 @@ def is_compiled(ddp_model: DistributedDataParallel) -> bool:
 def _has_safe_hook(ddp_model: DistributedDataParallel) -> bool:
     """Return whether every pass needs all ranks, and any buckets do.
 
-    That holds without a hook, with torch's default hooks on the group of DDP, and with commbench's.
+    That holds without a hook, with torch's default hooks on the group of DDP, and with commbench's;
+    but see `LOSSY_HOOK`.
     """
     hooks = own_hooks(ddp_model)
     if not hooks:

@@ -56,7 +56,8 @@ class Switch(NamedTuple):
     """The help of its option."""
     default: bool = False
     is_live: bool = False
-    """Whether it can change between two steps of a training without changing a gradient."""
+    """Whether it can change between two steps of a training without changing a gradient, or a
+    tensor that the script may hold."""
 
     def option(self) -> Any:
         """Return the field of a sweep that is its option."""
@@ -78,7 +79,6 @@ BUCKET_VIEW = Switch(
     "bucket views",
     "views",
     about="gradient_as_bucket_view: off, on or both.",
-    is_live=True,
 )
 STATIC_GRAPH = Switch(
     "static_graph",
