@@ -165,7 +165,7 @@ class CaseRun:
         finally:
             self._note_conditions(prepared, self._timer)  # the first operation tells the algorithm
         self._conditions["wrong"] = self._wrong and sum(self._wrong)
-        prepared.refill()
+        agree_on(session.control, prepared.refill)
         return prepared
 
     def _verify(self, prepared: Prepared) -> None:

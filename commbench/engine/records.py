@@ -283,9 +283,15 @@ class Record(Times):
         """Return its object in ``samples.jsonl``: ``case`` an object, ``launch`` a number,
         ``pairs`` by column.
         """
-        plain: JsonObject = {"kind": self.kind, **dataclasses.asdict(self)}
-        if not self.pairs:
-            plain["pairs"] = {}
+        plain: JsonObject = {"kind": self.kind, **vars(self)}  # `asdict` would copy every time
+        for name in _NESTED:
+            if plain[name] is not None:
+                plain[name] = dataclasses.asdict(plain[name])
+        for name in ("groups", "points"):
+            plain[name] = [dataclasses.asdict(each) for each in plain[name]]
+        plain["pairs"] = {}
+        if self.pairs:
+            plain["pairs"] = vars(self.pairs)
         if not self.points:
             del plain["points"]
         return plain
@@ -310,6 +316,8 @@ class Record(Times):
         return record
 
 
+#: Fields that hold an object, or None.
+_NESTED = ("case", "overlap", "stated", "clocks")
 _CASES: dict[str, Case] = {}
 """Cases that were read, by the text of their objects; every launch repeats them."""
 

@@ -102,6 +102,29 @@ def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPa
     assert "ok" == measured.status
 
 
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_memory_that_is_full_on_one_rank_stops_the_case_on_all(
+    monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    """Refuse on all ranks when one rank has no room to fill its buffers, before verification, for
+    the native loop, or before timing.
+    """
+    writes = [0] * 3
+    write = FakeCommunicator.write
+
+    def fill(self: FakeCommunicator, buffer: Any, content: Any) -> None:
+        writes[self.rank] += 1
+        if (self.rank, writes[1]) == (1, last):
+            raise UnsupportedError("gpu_memory_full", size="1 KiB", free="0 B")
+        write(self, buffer, content)
+
+    monkeypatch.setattr(FakeCommunicator, "write", fill)
+    monkeypatch.setattr(FakeTimer, "name", "native")
+    refused, measured = FakeRun(ranks=3).launch([fake_case(in_place=True), fake_case()])
+    assert ("unsupported", "gpu_memory_full") == (refused.status, refused.reason_code)
+    assert "ok" == measured.status
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

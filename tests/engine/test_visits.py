@@ -10,7 +10,7 @@ import pytest
 from faking import EXACT, FakeRun, Script, fake_case
 
 from commbench.engine.observers import Disturbance
-from commbench.engine.records import FixedSettings, Record
+from commbench.engine.records import FixedSettings, Pairs, Record
 from commbench.engine.samples import Samples
 from commbench.engine.sampling import (
     PILOT_VISITS,
@@ -82,6 +82,15 @@ def test_visits_extend_the_record_of_their_launch() -> None:
     assert ("oversubscribed",) == record.flags
     text = json.dumps(record.to_json())
     assert text == json.dumps(Record.from_json(json.loads(text)).to_json())
+
+
+def test_writing_a_record_copies_no_times() -> None:
+    """Hand out the record's own times and pairs: a thousand ranks have a million pairs."""
+    pairs = Pairs(source=[0], target=[1], time_us=[1.0])
+    record = dataclasses.replace(visited([1.0, 2.0]), pairs=pairs)
+    data = record.to_json()
+    assert data["times_us"] is record.times_us
+    assert data["pairs"]["time_us"] is pairs.time_us
 
 
 @pytest.mark.parametrize(("late", "is_flagged"), [(5, False), (30, True)])
