@@ -171,7 +171,7 @@ class OwnRank(RankProcess):
         if number == signal.SIGUSR1:
             return
         self.interrupts.note(number)
-        has_case = self.rank > 0 or self.case >= 0
+        has_case = self.rank > 0 or bool(self.progress.case)  # results are written to their end
         if not self.interrupts.must_end(has_case=has_case):
             if self._ledger:
                 self._ledger.on(LastCase())

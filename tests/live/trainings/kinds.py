@@ -107,7 +107,11 @@ def folds(rank: int) -> list[nn.Module]:
     """
     models = []
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False)
+    # The server of the first group would end with it on rank 0, if this store did not share it.
+    is_server = rank == 0
+    store = dist.TCPStore(
+        address, port, is_master=is_server, wait_for_workers=False, multi_tenant=True
+    )
     for fold, steps in enumerate((70, 12, 17)):
         dist.barrier()
         dist.destroy_process_group()
