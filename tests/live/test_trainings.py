@@ -142,6 +142,7 @@ def test_a_tuned_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> None
     before = commbench("tune", "--allow", "none", "--out", str(tmp_path / "run"))
     code, digests, errors = run("kinds.py", kind, before=before)
     assert (code, digests) == plain_end(kind), errors
+    assert (code == 0) == (kind != "leaving")
     assert SAID.get(kind, "on 2 ranks") in errors
     assert "Traceback" not in errors or kind in {"leaving", "restarted"}
     assert "tuning failed" not in errors
