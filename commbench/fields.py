@@ -12,14 +12,14 @@ _SWITCHES = {"off": (False,), "on": (True,), "both": (False, True)}
 
 
 def option(
-    default: Any,  # noqa: ANN401 - of any field
+    default: Any,
     *spellings: str,
     about: str,
     metavar: str | None = None,
     read: Callable[[str], Any] | None = None,
-    kind: Any = str,  # noqa: ANN401 - any annotation
+    kind: Any = str,
     choices: tuple[str, Sequence[str]] | None = None,
-) -> Any:  # noqa: ANN401 - a field of any type
+) -> Any:
     """Return a field of a dataclass that is an option of the command line.
 
     Args:
@@ -47,7 +47,7 @@ def option(
     return dataclasses.field(default=value, metadata=metadata)
 
 
-def check_choices(options: Any) -> None:  # noqa: ANN401 - a dataclass
+def check_choices(options: Any) -> None:
     """Check the fields whose `option` has choices.
 
     Raises:

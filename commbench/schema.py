@@ -103,7 +103,7 @@ def read_as(kind: type[T], data: object) -> T:
     return value
 
 
-def check_as(annotation: Any, data: object, name: str = "") -> Any:  # noqa: ANN401 - any annotation
+def check_as(annotation: Any, data: object, name: str = "") -> Any:
     """Return ``data`` as ``annotation`` says: lists as tuples and objects as dataclasses where it
     names such.
 
@@ -118,7 +118,7 @@ def check_as(annotation: Any, data: object, name: str = "") -> Any:  # noqa: ANN
 
 
 @cache
-def _reader(annotation: Any) -> Reader:  # noqa: ANN401, PLR0911 - any annotation; a case each
+def _reader(annotation: Any) -> Reader:  # noqa: PLR0911 - any annotation; a case each
     """Return the function that checks and converts values of an annotation."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is Any:
@@ -147,7 +147,7 @@ def _unfit(expected: str, value: object) -> _UnfitError:
     return _UnfitError(f" must be {expected}, and is {text}")
 
 
-def _at(place: str, reader: Reader, value: object) -> Any:  # noqa: ANN401 - what the reader gives
+def _at(place: str, reader: Reader, value: object) -> Any:
     """Read a value; an error states its path."""
     try:
         return reader(value)
@@ -175,7 +175,7 @@ class _Number:
     limits: Limits
     is_optional: bool = False
 
-    def __call__(self, value: Any) -> object:  # noqa: ANN401 - JSON
+    def __call__(self, value: Any) -> object:
         limits = self.limits
         if type(value) in _NUMBERS[self.kind] and limits.low <= value <= limits.high:
             return value  # most, at once
@@ -208,14 +208,14 @@ def _optional_reader(kinds: tuple[Any, ...]) -> Reader:
     return lambda value: None if value is None else reader(value)
 
 
-def _list_reader(origin: Any, kinds: tuple[Any, ...]) -> Reader:  # noqa: ANN401 - any annotation
+def _list_reader(origin: Any, kinds: tuple[Any, ...]) -> Reader:
     """Return the reader of a list or tuple of one kind, or of a tuple with a kind for each item."""
     readers = [_reader(kind) for kind in kinds if kind is not Ellipsis]
     length, expected = None, "a list"
     if origin is tuple and Ellipsis not in kinds:
         length, expected = len(kinds), f"a list of {len(kinds)}"
 
-    def read(value: Any) -> object:  # noqa: ANN401 - JSON
+    def read(value: Any) -> object:
         if type(value) not in {list, tuple} or length not in {None, len(value)}:
             raise _unfit(expected, value)
         items = value
@@ -230,7 +230,7 @@ def _list_reader(origin: Any, kinds: tuple[Any, ...]) -> Reader:  # noqa: ANN401
     return read
 
 
-def _mapping_reader(kind: Any) -> Reader:  # noqa: ANN401 - any annotation
+def _mapping_reader(kind: Any) -> Reader:
     reader = _reader(kind)
 
     def read(value: object) -> object:
@@ -241,7 +241,7 @@ def _mapping_reader(kind: Any) -> Reader:  # noqa: ANN401 - any annotation
     return read
 
 
-def _object_reader(kind: Any) -> Reader:  # noqa: ANN401 - a dataclass or a TypedDict
+def _object_reader(kind: Any) -> Reader:
     """Return the reader of an object; a TypedDict keeps unknown entries."""
     hints = get_type_hints(kind, include_extras=True)
     is_dict = is_typeddict(kind)
@@ -271,7 +271,7 @@ def _object_reader(kind: Any) -> Reader:  # noqa: ANN401 - a dataclass or a Type
     return read
 
 
-def _entries_of(kind: Any) -> tuple[Sequence[str], frozenset[str]]:  # noqa: ANN401 - as above
+def _entries_of(kind: Any) -> tuple[Sequence[str], frozenset[str]]:
     """Return the names of all entries, and of those that must be there."""
     if is_typeddict(kind):
         return list(get_type_hints(kind)), kind.__required_keys__

@@ -75,7 +75,7 @@ def _parse_range(item: str) -> list[int]:
     match = re.fullmatch(r"([^:]+):([^:]+)(?::([0-9]{1,18}))?", item)
     if match is not None:
         size, maximum, factor = parse_size(match[1]), parse_size(match[2]), int(match[3] or 2)
-    if not 0 < size <= maximum or factor < 2:  # noqa: PLR2004 - the smallest that grows
+    if not 0 < size <= maximum or factor < 2:  # the smallest that grows
         raise InputError(
             f"range {item!r} is not understood: write min:max or min:max:factor, such as 8:64M or"
             " 8:64M:4, from above 0 and by a factor of 2 or more."
@@ -177,7 +177,7 @@ def format_seconds(seconds: float) -> str:
     return format_duration(seconds)
 
 
-def algbw_GBps(message_bytes: float, time_us: float) -> float:  # noqa: N802 - the unit keeps its spelling, as in the CSV
+def algbw_GBps(message_bytes: float, time_us: float) -> float:
     """Return nccl-tests' algorithm bandwidth, size over time, in GB/s (GB = 1e9 bytes).
 
     Raises:

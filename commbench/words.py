@@ -61,12 +61,12 @@ def _change(ratio: Estimate) -> str:
 
 def _percent_change(ratio: float) -> str:
     percent = 100 * (ratio - 1)
-    if abs(percent) < 1000:  # noqa: PLR2004 - beyond, three digits would need an exponent
+    if abs(percent) < 1000:  # beyond, three digits would need an exponent
         return f"{percent:+.3g}"
     return f"{percent:+.0f}"
 
 
-def _rate(rate_GBps: Estimate) -> str:  # noqa: N803 - a unit
+def _rate(rate_GBps: Estimate) -> str:
     return _interval(rate_GBps, three_digits, " GB/s")
 
 
@@ -155,7 +155,7 @@ MOST_LISTED = 8
 class _Words(string.Formatter):
     """Python's formatting, with `FORMATS` and `NOUNS`."""
 
-    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - as in the base
+    def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec in FORMATS:
             return FORMATS[format_spec](value)
         if format_spec in NOUNS:

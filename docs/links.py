@@ -21,7 +21,7 @@ OUTSIDE = {
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 
-def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401 - mkdocs has no types
+def on_files(files: Any, config: Any) -> Any:
     """Add the pages from outside docs/."""
     from mkdocs.structure.files import File
 
@@ -32,7 +32,7 @@ def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401 - mkdocs has no ty
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:  # noqa: ANN401 - as above
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Lead each link that leaves docs/ to its page, else to the repository.
 
     Without one only its text stays.

@@ -98,7 +98,7 @@ def commands_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def leaves(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:  # noqa: ANN401 - click's
+def leaves(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield each command with the words by which it is called."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
@@ -107,14 +107,14 @@ def leaves(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:  #
             yield (*words, name), command
 
 
-def _options_of(name: str, command: Any) -> list[Option]:  # noqa: ANN401 - click's
+def _options_of(name: str, command: Any) -> list[Option]:
     context = command.make_context(name, [], resilient_parsing=True)
     return [parameter.get_help_record(context) for parameter in command.params]
 
 
 def _command(
     name: str,
-    command: Any,  # noqa: ANN401 - click's
+    command: Any,
     options: Sequence[Option],
     described: dict[Option, str],
 ) -> list[str]:
@@ -188,7 +188,7 @@ def _attribute(name: str) -> str:
     raise ValueError(f"commbench.results.Run.{name} has no docstring; write one.")
 
 
-def _object(name: str, entry: Any) -> list[str]:  # noqa: ANN401 - a class or a function
+def _object(name: str, entry: Any) -> list[str]:
     """Return the signature and the docstring of a class or function, and a table of fields.
 
     Options of the command line and of hooks are described elsewhere.
@@ -216,7 +216,7 @@ def _object(name: str, entry: Any) -> list[str]:  # noqa: ANN401 - a class or a 
     return lines
 
 
-def _signature(entry: Any) -> str:  # noqa: ANN401 - as above
+def _signature(entry: Any) -> str:
     """Return the parameters with their defaults, without types, one a line if they are many."""
     parameters = []
     is_keyword_only = False
@@ -233,7 +233,7 @@ def _signature(entry: Any) -> str:  # noqa: ANN401 - as above
     return f"(\n{lines})"
 
 
-def _arguments(function: Any) -> str:  # noqa: ANN401 - as above
+def _arguments(function: Any) -> str:
     names = [name for name in inspect.signature(function).parameters if name != "self"]
     return f"({', '.join(names)})"
 

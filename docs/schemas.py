@@ -75,7 +75,7 @@ def _document(title: str, *classes: type[Any]) -> Schema:
     return {"$schema": DRAFT, "title": title, "anyOf": references, "$defs": definitions}
 
 
-def _of(hint: Any, definitions: dict[str, Schema]) -> Schema:  # noqa: ANN401 - an annotation
+def _of(hint: Any, definitions: dict[str, Schema]) -> Schema:
     """Return the schema of an annotation; the classes in it are added to the definitions."""
     origin, arguments = get_origin(hint), get_args(hint)
     if is_typeddict(hint) or dataclasses.is_dataclass(hint):
@@ -90,7 +90,7 @@ def _of(hint: Any, definitions: dict[str, Schema]) -> Schema:  # noqa: ANN401 - 
     return _of_parts(origin, arguments, definitions)
 
 
-def _of_parts(origin: Any, arguments: Sequence[Any], definitions: dict[str, Schema]) -> Schema:  # noqa: ANN401 - an annotation
+def _of_parts(origin: Any, arguments: Sequence[Any], definitions: dict[str, Schema]) -> Schema:
     """Return the schema of an annotation with arguments that are annotations."""
     if origin is Annotated:
         return _of(arguments[0], definitions)

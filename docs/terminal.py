@@ -169,7 +169,7 @@ def pictures_of(file: Path) -> Iterator[tuple[float, list[Run]]]:
         now += seconds
 
 
-def runs_on(screen: Any) -> list[Run]:  # noqa: ANN401 - pyte has no types
+def runs_on(screen: Any) -> list[Run]:
     """Return the runs of characters on a screen of pyte."""
     runs = []
     for row in range(screen.lines):

@@ -63,7 +63,7 @@ def run_of(
     make = make_training_info if training else make_info
     return Run(
         path=Path("/runs") / name,
-        info=make(run_id=name, **info),
+        info=make(**{"run_id": name, **info}),
         records=tuple(records),
         training_records=tuple(training),
         recommendation=recommendation,

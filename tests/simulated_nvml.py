@@ -41,10 +41,10 @@ class SimulatedNvml:
         self,
         addresses: Sequence[str],
         *,
-        clocks_MHz: Sequence[float] = (1980,),  # noqa: N803 - a unit
+        clocks_MHz: Sequence[float] = (1980,),
         reasons: Sequence[int] = (0,),
         violations_ns: Mapping[int, Sequence[int]] | None = None,
-        energy_mJ: Mapping[str, Sequence[int]] | None = None,  # noqa: N803 - a unit
+        energy_mJ: Mapping[str, Sequence[int]] | None = None,
         lost: Sequence[str] = (),
         old_driver: bool = False,
         nvlinks: Mapping[str, Sequence[str]] | None = None,

@@ -136,8 +136,9 @@ class CLoop:
         send, receive = self.prepared.buffers.send, self.prepared.buffers.receive
         assert isinstance(receive, HostBuffer)  # noqa: S101 - both operations receive on both ranks
         return CTask(
-            control=MPI._addressof(self.control.comm),  # noqa: SLF001 - mpi4py's way to hand its objects to C
-            measured=MPI._addressof(self.communicator._comm),  # noqa: SLF001 - as above; the one that native uses
+            # mpi4py hands its objects to C so; the second communicator is the native loop's.
+            control=MPI._addressof(self.control.comm),  # noqa: SLF001
+            measured=MPI._addressof(self.communicator._comm),  # noqa: SLF001
             slack_ns=self.sync.slack_ns,
             send=send.address if send else 0,
             receive=receive.address,

@@ -61,7 +61,7 @@ def time_us(call: Callable[[], object], elsewhere: Tensor) -> float:
     return float(np.median(time_on_gpu({"call": call}, elsewhere.amax, ROUNDS)["call"]))
 
 
-def arrays(mib: int, device: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 - a torch.device
+def arrays(mib: int, device: Any) -> tuple[Tensor, Tensor]:
     """Return a gradient and a residual of so many MiB."""
     import torch
 
@@ -156,7 +156,7 @@ def steps(elsewhere: Tensor) -> Iterator[Row]:
         dist.destroy_process_group()
 
 
-def step_us(device: Any, hook: str, options: dict[str, str]) -> float:  # noqa: ANN401 - as above
+def step_us(device: Any, hook: str, options: dict[str, str]) -> float:
     """Return the median microseconds of forward and backward pass with a hook."""
     import torch
     from torch import nn

@@ -78,7 +78,7 @@ def run(
     return done.stdout
 
 
-def run_ranks(launcher: Launcher, ranks: int, program: Sequence[str]) -> Any:  # noqa: ANN401 - JSON
+def run_ranks(launcher: Launcher, ranks: int, program: Sequence[str]) -> Any:
     """Run a program on ranks; return the JSON that rank 0 printed last.
 
     Raises:

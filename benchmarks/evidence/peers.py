@@ -101,7 +101,7 @@ def main() -> int:
     place = words.index("--")
     options, own_words = parser.parse_known_args(words[:place])
     theirs_command = words[place + 1 :]
-    if options.rounds < 2 or not theirs_command:  # noqa: PLR2004 - one round has no spread
+    if options.rounds < 2 or not theirs_command:  # one round has no spread
         raise InputError("Give --rounds of at least 2, and a command behind --.")
     out = empty_out(options.out, "peers")
     out.mkdir(parents=True, exist_ok=True)

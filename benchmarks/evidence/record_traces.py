@@ -59,7 +59,7 @@ class LocalStep:
 def local_step(
     model: nn.Module,
     loss: Callable[[nn.Module, Any], Tensor],
-    batch: Any,  # noqa: ANN401 - a batch has any type that the loss accepts
+    batch: Any,
     optimizer: torch.optim.Optimizer,
 ) -> LocalStep:
     """Set gradients to None, then make one forward pass, backward pass and optimiser step.
@@ -269,7 +269,7 @@ def trace_of(
     name: str,
     model: nn.Module,
     loss: Callable[[nn.Module, Any], Tensor],
-    batch: Any,  # noqa: ANN401 - a batch is whatever the loss understands
+    batch: Any,
     size: str,
 ) -> Trace:
     """Record one model on one batch, and note the batch's size in words."""

@@ -148,7 +148,7 @@ class Trial:
         for before, drawn in zip((self._gradient_before, self._residual_before), pair, strict=True):
             before.copy_(torch.from_numpy(drawn.astype(np.float32)))
 
-    def encode(self, selector: Any) -> None:  # noqa: ANN401 - either of make_selector
+    def encode(self, selector: Any) -> None:
         """Select once."""
         self._step += 1
         selector.encode(self.gradient, self.residual, self.payload, self._step)
@@ -291,7 +291,7 @@ class GpuTrial(Trial):
             row["passed"] = None  # not judged
         return row
 
-    def large_copy_GBps(self, rounds: int) -> float:  # noqa: N802 - a unit
+    def large_copy_GBps(self, rounds: int) -> float:
         """Return the rate of a copy that is too large for the cache to matter."""
         import torch
 
@@ -439,7 +439,7 @@ def main() -> None:
         parser.error(f"--rounds is {options.rounds}; give at least {LEAST_ROUNDS}")
     if not 0 < options.density <= 1:
         parser.error(f"--density is {options.density}; give more than 0 and at most 1")
-    if options.mib * MIB < 4:  # noqa: PLR2004 - bytes of one element
+    if options.mib * MIB < 4:  # bytes of one element
         parser.error(f"--mib is {options.mib}; give at least one element")
     end("selection", lambda: measure(options))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -274,7 +275,7 @@ def _parse_sizes(text: str | None) -> Sequence[tuple[int, int]]:
     if text is not None:
         for item in text.strip().split(","):
             ends = [parse_size(end) for end in item.split(":")]
-            if len(ends) > 2 or ends != sorted(ends):  # noqa: PLR2004 - both ends
+            if len(ends) > 2 or ends != sorted(ends):  # both ends
                 raise InputError(f"{item} is no range of sizes FIRST:LAST, such as 8:64M.")
             sizes.append((ends[0], ends[-1]))
     return sizes
@@ -320,11 +321,12 @@ def read_expectations(options: Sequence[str]) -> list[Expectation]:
     """
     texts = []
     for option in options:
-        if any(character in option for character in "<>="):
+        is_file = os.path.isfile(option)  # noqa: PTH113 - pathlib refuses a name that is too long
+        if not is_file and any(character in option for character in "<>="):
             texts.append(option)
             continue
-        try:
-            lines = Path(option).read_text(encoding="utf-8").splitlines()
+        try:  # editors of Windows begin a file with a mark
+            lines = Path(option).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
             raise InputError(
@@ -455,7 +457,7 @@ def _outcome(
     return Outcome.NOT_SHOWN, Finding("check_holds_bound")
 
 
-def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:  # noqa: N802 - a unit
+def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:
     """Return the rate of the link that bounds a row, in GB/s.
 
     Raises:

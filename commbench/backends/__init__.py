@@ -158,6 +158,6 @@ def _require(backend: str) -> None:
         raise InputError(sentence)
 
 
-def _load(place: str) -> Any:  # noqa: ANN401 - a class or a function
+def _load(place: str) -> Any:
     """Import the module of a backend and return the attribute that ``module:name`` names."""
     return pkgutil.resolve_name(f"{__name__}.{place}")

@@ -279,7 +279,8 @@ class PersistentMpiCommunicator(MpiCommunicator):
     each call.
     """
 
-    def algorithm(self, operation: str) -> str:  # noqa: ARG002 - the query finds the component of other collectives
+    # The query finds one component for all collectives.
+    def algorithm(self, operation: str) -> str:  # noqa: ARG002
         """Return an empty text: the component of persistent collectives is unknown."""
         return ""
 

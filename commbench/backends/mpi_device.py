@@ -151,7 +151,7 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
         host = np.frombuffer(room, dtype=np.uint8)[: device.nbytes].view(dtype.storage)
         return StagedBuffer(device.memory, dtype, HostBuffer(host, dtype))
 
-    def poison(self, buffer: Any) -> None:  # noqa: ANN401 - a StagedBuffer
+    def poison(self, buffer: Any) -> None:
         """See `Communicator.poison`; also overwrites earlier results in host memory."""
         super().poison(buffer)
         buffer.host.memory.view(np.uint8)[:] = STALE

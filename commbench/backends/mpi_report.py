@@ -151,7 +151,7 @@ def parse_component(report: str) -> str:
 
 
 def takes_gpu_memory(
-    library: Any,  # noqa: ANN401 - a ctypes library, of functions without types
+    library: Any,
 ) -> bool:
     """Return whether an initialised MPI library reports that it accepts addresses in the memory of
     NVIDIA's GPUs.

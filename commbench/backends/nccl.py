@@ -102,7 +102,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
         self._token = self.allocate(DTYPES["int8"], 1)
         self.read_gpu_properties()
 
-    def _join(self, identity: object) -> Any:  # noqa: ANN401 - cupy's
+    def _join(self, identity: object) -> Any:
         """Create a communicator of NCCL.
 
         Raises:
@@ -201,19 +201,19 @@ class NcclCommunicator(NcclBase, CupyMemory):
         """See `DeviceClock.rendezvous`: an all-reduce of one byte."""
         self._reduce_token()
 
-    def new_event(self) -> Any:  # noqa: ANN401 - cupy's
+    def new_event(self) -> Any:
         """See `DeviceClock.new_event`."""
         return cupy.cuda.Event()
 
-    def record(self, event: Any) -> None:  # noqa: ANN401 - cupy's
+    def record(self, event: Any) -> None:
         """See `DeviceClock.record`."""
         event.record(self._stream)
 
-    def has_happened(self, event: Any) -> bool:  # noqa: ANN401 - cupy's
+    def has_happened(self, event: Any) -> bool:
         """See `DeviceClock.has_happened`."""
         return bool(event.done)
 
-    def elapsed_ns(self, first: Any, last: Any) -> float:  # noqa: ANN401 - cupy's
+    def elapsed_ns(self, first: Any, last: Any) -> float:
         """See `DeviceClock.elapsed_ns`."""
         return 1e6 * float(cupy.cuda.get_elapsed_time(first, last))
 
@@ -309,6 +309,6 @@ def _named_errors() -> Iterator[None]:
 
 
 @cache
-def _spin_kernel() -> Any:  # noqa: ANN401 - cupy's
+def _spin_kernel() -> Any:
     """Return the spin kernel; cupy compiles it at its first use on each device."""
     return cupy.RawKernel(_SPIN, "spin")

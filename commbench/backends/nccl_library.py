@@ -142,7 +142,9 @@ def loaded_version() -> str:
 
 def version_text(number: int) -> str:
     """Return NCCL's version number as text: 22809 is 2.28.9; before 2.9, 2708 is 2.7.8."""
-    major, rest = divmod(number, 10_000) if number >= 10_000 else divmod(number, 1000)  # noqa: PLR2004 - NCCL's rule
+    major, rest = (
+        divmod(number, 10_000) if number >= 10_000 else divmod(number, 1000)
+    )  # NCCL's rule
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
@@ -368,10 +370,11 @@ class NcclBase(Communicator, DeviceClock):
         """
         return any(gather_everywhere(self._control, self.failed))
 
-    def wait(self, event: Any) -> None:  # noqa: ANN401 - cupy's or torch's
+    def wait(self, event: Any) -> None:
         """See `DeviceClock.wait`."""
         event.synchronize()
 
-    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
+    # There is one loop.
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002
         """Return the timer that records events on the stream of the operations."""
         return EventTimer(sync, self, progress)

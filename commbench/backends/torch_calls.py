@@ -132,7 +132,7 @@ def as_tensor(memory: Raw, dtype: DataType) -> torch.Tensor:
     return torch.from_numpy(memory)
 
 
-def find_gpus(backend: str, cuda: Any = torch.cuda, *, instead: str = "") -> list[str]:  # noqa: ANN401 - or a stand-in
+def find_gpus(backend: str, cuda: Any = torch.cuda, *, instead: str = "") -> list[str]:
     """Return identifiers of the GPUs that torch finds on this host, in its order: at least one.
 
     They are PCI addresses; UUIDs before torch 2.8, which lacks the addresses; numbers before torch
@@ -170,7 +170,7 @@ def find_gpus(backend: str, cuda: Any = torch.cuda, *, instead: str = "") -> lis
     ]
 
 
-def _cuda_error(cuda: Any) -> str:  # noqa: ANN401 - as above
+def _cuda_error(cuda: Any) -> str:
     """Return CUDA's error at its start, in parentheses.
 
     ``is_available`` only warns of a driver that is too old.
@@ -183,7 +183,7 @@ def _cuda_error(cuda: Any) -> str:  # noqa: ANN401 - as above
     return ""
 
 
-def pci_address(properties: Any) -> str:  # noqa: ANN401 - torch's
+def pci_address(properties: Any) -> str:
     """Return the PCI address of a GPU, ``0000:17:00.0``; empty before torch 2.8, which lacks it."""
     numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     if None in numbers:

@@ -212,7 +212,8 @@ class TorchControl:
         dist.broadcast_object_list(box)
         return box[0]
 
-    def broadcast_int(self, value: int, *, patient: bool = False) -> int:  # noqa: ARG002 - Gloo blocks anyway
+    # Gloo blocks, patient or not.
+    def broadcast_int(self, value: int, *, patient: bool = False) -> int:  # noqa: ARG002
         """Return rank 0's integer."""
         self._integer[0] = value
         dist.broadcast(self._integer, 0)

@@ -98,9 +98,10 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
             self.rendezvous()
 
     @property
-    def _backend(self) -> Any:  # noqa: ANN401 - of torch's build for CUDA
+    def _backend(self) -> Any:
         """The torch backend of the group."""
-        return self._group._get_backend(self._torch_device)  # noqa: SLF001 - as in torch's documentation
+        # Torch's documentation has it so.
+        return self._group._get_backend(self._torch_device)  # noqa: SLF001
 
     # The device: tests replace these methods to run without a GPU
 
@@ -129,7 +130,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         """See `Communicator.complete`."""
         torch.cuda.current_stream().synchronize()
 
-    def new_event(self) -> Any:  # noqa: ANN401 - torch's
+    def new_event(self) -> Any:
         """See `DeviceClock.new_event`."""
         return torch.cuda.Event(enable_timing=True)
 
@@ -141,15 +142,15 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         """See `DeviceClock.rendezvous`: an all-reduce of one byte."""
         dist.all_reduce(self._token, dist.ReduceOp.MAX, self._group, async_op=True).wait()
 
-    def record(self, event: Any) -> None:  # noqa: ANN401 - torch's
+    def record(self, event: Any) -> None:
         """See `DeviceClock.record`."""
         event.record()
 
-    def has_happened(self, event: Any) -> bool:  # noqa: ANN401 - torch's
+    def has_happened(self, event: Any) -> bool:
         """See `DeviceClock.has_happened`."""
         return bool(event.query())
 
-    def elapsed_ns(self, first: Any, last: Any) -> float:  # noqa: ANN401 - torch's
+    def elapsed_ns(self, first: Any, last: Any) -> float:
         """See `DeviceClock.elapsed_ns`."""
         return 1e6 * float(first.elapsed_time(last))
 
@@ -181,10 +182,10 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
             choice=self._choice,
         )
 
-    def _new_group(self, ranks: list[int]) -> Any:  # noqa: ANN401 - a group, or torch's marker of a rank outside it
+    def _new_group(self, ranks: list[int]) -> Any:
         return dist.new_group(ranks, TIMEOUT, self.carrier, self._options())
 
-    def _options(self) -> Any:  # noqa: ANN401 - of torch's build for CUDA
+    def _options(self) -> Any:
         """Return the options with the number of NCCL's channels (CTAs in its configuration).
 
         None without a request.

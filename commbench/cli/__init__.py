@@ -5,13 +5,14 @@ this package.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -19,7 +20,7 @@ from typer.core import TyperGroup
 from commbench import __version__
 from commbench.cli.examples import add_examples
 from commbench.cli.separator import StartingCommand
-from commbench.errors import EXIT_CODES, CommbenchError
+from commbench.errors import EXIT_CODES, CommbenchError, InputError
 from commbench.launch.signals import leave_by_exit
 
 _make_app = partial(
@@ -64,10 +65,10 @@ class _LazyGroup(TyperGroup):
     def commands(self, _: object) -> None:
         """Ignore the empty dictionary that the base class sets."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - click's
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's
         return list(_COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - click's
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
             return None
         command = self._load_command(ctx, cmd_name)
@@ -75,7 +76,7 @@ class _LazyGroup(TyperGroup):
         return command
 
     @staticmethod
-    def _load_command(ctx: Any, name: str) -> Any:  # noqa: ANN401 - click's
+    def _load_command(ctx: Any, name: str) -> Any:
         module, entry_name = _COMMANDS[name]
         entry = getattr(import_module(f"commbench.cli.{module}"), entry_name)
         holder = _make_app()
@@ -130,11 +131,22 @@ def _exit_on_closed_pipe() -> Iterator[None]:
 def main() -> None:
     """Run the command line and exit with its code (see `commbench.errors`)."""
     leave_by_exit()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the shell has closed it, as by >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     try:
         with _exit_on_closed_pipe():
             app()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _leave(InputError(f"The name {str(error.filename)[:40]}... is too long; choose another."))
     except CommbenchError as error:
-        from commbench.cli.conduct import print_error
+        _leave(error)
 
-        print_error(error)
-        sys.exit(error.exit_code)
+
+def _leave(error: CommbenchError) -> NoReturn:
+    from commbench.cli.conduct import print_error
+
+    print_error(error)
+    sys.exit(error.exit_code)

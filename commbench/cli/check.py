@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,7 @@ from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Sweep
 from commbench.collectives.suites import Suite
 from commbench.errors import InputError, WrongDataError
+from commbench.fields import as_numbers
 from commbench.report.expectations import render_answers
 from commbench.results import load_run
 from commbench.schema import JsonObject
@@ -38,6 +39,7 @@ _AXES = {
     "dtype": "dtypes",
     "redop": "redops",
     "pattern": "patterns",
+    "cadence": "cadences",
     "buffers": "buffers",
 }
 SCHEMA = 1
@@ -108,9 +110,7 @@ def _measure(expectations: Sequence[Expectation], settings: Settings, budget: st
                 f"{each.text}: check measures no training; run commbench train, then check its run."
             )
         if each.operation:
-            axes = {_AXES[name]: (value,) for name, value in each.filters.items() if name in _AXES}
-            sizes = {"sizes": each.sizes_text} if each.sizes_text else {}
-            sweeps.append(Sweep(operations=(each.operation,), **axes, **sizes))  # type: ignore[arg-type] # by name
+            sweeps.append(_sweep_of(each))
     if not sweeps:
         raise InputError(
             "No expectation names an operation to measure; write latency@8: time <= 3us, or name a"
@@ -125,3 +125,18 @@ def _measure(expectations: Sequence[Expectation], settings: Settings, budget: st
         return Task(name="check", request=request, left_out=left_out)
 
     return carry_out(settings, plan)
+
+
+def _sweep_of(expectation: Expectation) -> Sweep:
+    """Return what has to be measured for an expectation that names an operation."""
+    axes: dict[str, Any] = {}
+    for name, value in expectation.filters.items():
+        if name in _AXES:
+            axes[_AXES[name]] = (value,)
+        elif name == "root":
+            axes["roots"] = as_numbers(value)
+        elif name == "in_place":
+            axes["in_place"] = "in" if value.lower() == "true" else "out"
+    if expectation.sizes_text:
+        axes["sizes"] = expectation.sizes_text
+    return Sweep(operations=(expectation.operation,), **axes)

@@ -41,7 +41,7 @@ def takes_options(command: Callable[..., int]) -> Callable[..., int]:
             line.update(group.options())
 
     @functools.wraps(command)
-    def command_line(**values: Any) -> int:  # noqa: ANN401 - a value of any option
+    def command_line(**values: Any) -> int:
         if takes_given:
             values["given"] = given_options(values["context"])
         if "context" not in parameters:
@@ -71,7 +71,7 @@ class _Group:
     """Whether an instance is made; otherwise only fields that have a value count."""
 
     @classmethod
-    def of(cls, annotation: Any) -> _Group | None:  # noqa: ANN401 - of a parameter
+    def of(cls, annotation: Any) -> _Group | None:
         """Return the group of an annotation; None if it is one option."""
         made, names = annotation, []
         if get_origin(annotation) is Annotated:
@@ -103,7 +103,7 @@ class _Group:
             )
         return options
 
-    def read(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the parameter's type
+    def read(self, values: Mapping[str, Any]) -> Any:
         """Return the value of the parameter.
 
         Raises:

@@ -158,7 +158,7 @@ def _decide(
         InputError: these are not two commands, the time limit is no time, or the directory cannot
             be made.
     """
-    if len(commands) != 2 or baselines:  # noqa: PLR2004 - A and B
+    if len(commands) != 2 or baselines:  # A and B
         raise InputError(
             f"--until-decided takes two commands and got {len(commands)}; put each in quotes, as in"
             " commbench compare --until-decided -- 'run -c all_reduce --sizes 1M' 'NCCL_ALGO=Ring"

@@ -179,7 +179,7 @@ def carry_out(
     placement = Placement(
         hostfile=settings.hostfile,
         oversubscribe=settings.oversubscribe,
-        extra=tuple(word for text in settings.launcher_arg or () for word in shlex.split(text)),
+        extra=_launcher_words(settings.launcher_arg or ()),
         ranks_per_node=settings.ranks_per_node,
         bind_to=settings.bind_to,
         interface=settings.interface,
@@ -211,6 +211,23 @@ def default_ranks(launcher: Launcher, by_gpus: Callable[[], int | None]) -> int:
     if launcher.is_local:
         return min(launcher.slots(), by_gpus() or DEFAULT_RANKS)
     return launcher.slots()
+
+
+def _launcher_words(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of ``--launcher-arg``.
+
+    Raises:
+        InputError: a quote is not closed.
+    """
+    words: list[str] = []
+    try:
+        for text in texts:
+            words += shlex.split(text)
+    except ValueError as error:
+        raise InputError(
+            f"--launcher-arg {text} is not understood ({error}); close the quotes in it."
+        ) from error
+    return tuple(words)
 
 
 def print_error(error: BaseException) -> None:

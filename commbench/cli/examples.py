@@ -106,7 +106,7 @@ def _by_command() -> dict[str, list[tuple[str, str]]]:
 EXAMPLES = _by_command()
 
 
-def add_examples(command: Any, *words: str) -> None:  # noqa: ANN401 - a command of click, or of typer's own
+def add_examples(command: Any, *words: str) -> None:
     """End the help of a command, or of each command of a group, with its examples.
 
     Args:

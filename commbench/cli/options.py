@@ -16,7 +16,7 @@ from commbench.report.text_formats import STYLES
 from commbench.results import load_run
 
 
-def opt(spellings: str, about: str, metavar: str | None = None) -> Any:  # noqa: ANN401 - typer's
+def opt(spellings: str, about: str, metavar: str | None = None) -> Any:
     """Return an option of a command, for ``Annotated``.
 
     Args:

@@ -199,10 +199,15 @@ def parse_hooks(text: str | None, runs: Iterable[Run]) -> list[str] | None:
     trained = dict.fromkeys(each.case.hook_name for each in records if each.case.uses_ddp)
     hooks = [hook_words(**parse_hook(part)) for part in text.split(",")]
     for hook in hooks:
+        if not trained:
+            raise InputError(
+                f"Steps with hook {hook} were to be predicted, and these runs have no training;"
+                " train it first."
+            )
         if hook not in trained:
             raise InputError(
                 f"Steps with hook {hook} were to be predicted, and the trained hooks are"
-                f" {join_names(trained) or 'none'}; train it first, too."
+                f" {join_names(trained)}; train it first, too."
             )
     return list(dict.fromkeys(hooks))
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -168,7 +168,7 @@ def _gpus_here(backends: Sequence[str], place: Place) -> int:
 
 def _single_gpu_remark(backends: Sequence[str], place: Place) -> str:
     """Return what rows of NCCL leave out if all ranks of a host share its only GPU; else ""."""
-    if not has_gpus() or emulated_conditions() or place.ranks_here < 2:  # noqa: PLR2004 - a pair
+    if not has_gpus() or emulated_conditions() or place.ranks_here < 2:  # a pair
         return ""
     if _gpus_here([name for name in backends if name in NCCL_BACKENDS], place) != 1:
         return ""
@@ -237,13 +237,16 @@ def find_budget(budgets: Mapping[str, BudgetT], name: str, **changes: float | No
     Raises:
         InputError: the name is unknown, or a number is not above 0.
     """
-    numbers = {field: number for field, number in changes.items() if number is not None}
-    for field, number in numbers.items():
+    numbers: dict[str, Any] = {}
+    for field, number in changes.items():
+        if number is None:
+            continue
+        numbers[field] = number
         if not 0 < number < math.inf:
             option = field.removesuffix("_s").replace("_", "-")
             least = "more than 0 seconds" if field.endswith("_s") else "at least 1"
             raise InputError(f"--{option} {number:g} was asked for; give {least}.")
-    return dataclasses.replace(find_entry("budget", name, budgets), **numbers)  # type: ignore[arg-type] # fields are numbers
+    return dataclasses.replace(find_entry("budget", name, budgets), **numbers)
 
 
 def make_request(

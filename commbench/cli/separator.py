@@ -21,11 +21,11 @@ class StartingCommand(TyperCommand):
     allow_extra_args = True
     allow_interspersed_args = False
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - a context of click or of typer's own click
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the usage line behind the command's name."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - as above
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words before ``--`` as options; keep the others for `command_behind`.
 
         Raises:

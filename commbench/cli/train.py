@@ -203,7 +203,7 @@ def plan_training(
     settings: Settings,
     budget: TrainingBudget,
     place: Place,
-    **terms: Any,  # noqa: ANN401 - further fields of the plan
+    **terms: Any,
 ) -> TrainingPlan:
     """Try the workload and plan its sweep.
 

@@ -185,7 +185,7 @@ def tune(
     permission = trained.permission(hooks if "--allow" in given else [])
 
     def plan(place: Place) -> Task:
-        if place.ranks < 2:  # noqa: PLR2004 - the fewest that exchange gradients
+        if place.ranks < 2:  # the fewest that exchange gradients
             raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
         trains_over, left_out = training_backend(place, trained.backend, workload)
         facts = known_facts(settings, workload, batch) or probe_workload(

@@ -161,7 +161,7 @@ Axes: TypeAlias = Mapping[str, Any]
 class Sweep:
     """Axes whose product is measured; a suite is a short Python file that names one or several.
 
-    ``sizes`` takes bytes, or a text as the option does.
+    A field takes values, or a text as its option does.
 
     Raises:
         InputError: an unknown name, or a size that is not a whole number of elements of each data
@@ -315,8 +315,12 @@ class Sweep:
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.sizes, str):
-            object.__setattr__(self, "sizes", parse_sizes(self.sizes))
+        for field in dataclasses.fields(self):
+            read, value = field.metadata["read"], getattr(self, field.name)
+            if read is not None and isinstance(value, str):
+                object.__setattr__(self, field.name, read(value))
+        if isinstance(self.env, str):
+            object.__setattr__(self, "env", (self.env,))
         for name in self.operations:
             find_operation(name)
         for name in self.backends:
@@ -333,7 +337,7 @@ class Sweep:
             self, "algorithms", tuple(str(Choice.parse(text)) for text in self.algorithms)
         )
         for world_size in self.world_sizes:
-            if not isinstance(world_size, int) or world_size < 2:  # noqa: PLR2004 - one rank does not communicate
+            if not isinstance(world_size, int) or world_size < 2:  # one rank does not communicate
                 raise InputError(
                     f"World size {world_size!r} is not a number of ranks to compare; give 2 or"
                     " more."

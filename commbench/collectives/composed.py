@@ -34,11 +34,13 @@ def _hierarchy(hosts: Sequence[str]) -> tuple[Sequence[Group], Sequence[Group]]:
             numbers of ranks.
     """
     counts = Counter(hosts)
-    if len(counts) < 2 or len(set(counts.values())) > 1 or min(counts.values()) < 2:  # noqa: PLR2004 - more than one
+    if (
+        len(counts) < 2 or len(set(counts.values())) > 1 or min(counts.values()) < 2
+    ):  # more than one
         placement = ", ".join(
             f"{count} on {host or 'this host'}" for host, count in sorted(counts.items())[:4]
         )
-        more = ", ..." if len(counts) > 4 else ""  # noqa: PLR2004 - as many as are named
+        more = ", ..." if len(counts) > 4 else ""  # as many as are named
         raise UnsupportedError("hosts_unequal", found=f"{placement}{more}")
     return groups_of("node", hosts), groups_of("cross", hosts)
 

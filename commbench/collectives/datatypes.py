@@ -56,7 +56,7 @@ class DataType:
             return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         return values.astype(self.storage)
 
-    def decode(self, raw: Any) -> Any:  # noqa: ANN401 - arrays, or tensors
+    def decode(self, raw: Any) -> Any:
         """Return values as float64, shape of ``raw``."""
         if hasattr(raw, "double"):  # a tensor, which knows its type
             return raw.double()
@@ -122,7 +122,7 @@ class Content:
             self, runs=[(offset, count, move(tile)) for offset, count, tile in self.runs]
         )
 
-    def write(self, memory: Any) -> None:  # noqa: ANN401 - numpy's, cupy's or torch's
+    def write(self, memory: Any) -> None:
         """Fill ``memory``, a one-dimensional raw array, or a tensor if the tiles are."""
         for offset, count, tile in self.runs:
             part = memory[offset : offset + count]
@@ -130,7 +130,7 @@ class Content:
             part[:whole].reshape(-1, TILE)[:] = tile
             part[whole:] = tile[: count - whole]
 
-    def count_wrong(self, memory: Any) -> int:  # noqa: ANN401 - as `write`
+    def count_wrong(self, memory: Any) -> int:
         """Return the number of elements of ``memory`` that differ from the content."""
         wrong = 0
         for offset, count, tile in self.runs:
@@ -140,7 +140,7 @@ class Content:
             wrong += self._differ(part[whole:], tile[: len(part) - whole])
         return wrong
 
-    def _differ(self, actual: Any, expected: Any) -> int:  # noqa: ANN401 - as `write`
+    def _differ(self, actual: Any, expected: Any) -> int:
         differs = actual != expected
         if self.tolerance:
             exact = self.dtype.decode(expected)
@@ -197,7 +197,7 @@ class KnownData:
     def _cancelling_tile(self, span: Span) -> Values:
         neutral = np.full(TILE, float(NEUTRAL[self.redop or "sum"]))
         rank, others = span.source or 0, self.size - (span.target < self.size)
-        if rank == span.target or others < 2:  # noqa: PLR2004 - a pair
+        if rank == span.target or others < 2:  # a pair
             return neutral
         distance = (rank - (rank > span.target) - _first_contributor(others)) % others
         values = _moved_tile(0, 0)

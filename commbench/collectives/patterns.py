@@ -84,7 +84,7 @@ def _check_listed(pattern: str, listed: Group, world_size: int | None) -> None:
     """Raise `InputError` unless two ranks or more are listed, each once in ascending order, and all
     exist.
     """
-    if len(listed) < 2 or list(listed) != sorted(set(listed)):  # noqa: PLR2004 - one rank does not communicate
+    if len(listed) < 2 or list(listed) != sorted(set(listed)):  # one rank does not communicate
         raise InputError(
             f"Pattern {pattern} must list two ranks or more in ascending order, as in ranks:0-3+6."
         )

@@ -93,7 +93,7 @@ class BlockSamples:
     """Checksum of the parameters at the end; 0 before the last block of a training."""
     grad_rel_error: float | None = None
     peak_memory_bytes: int | None = None
-    energy_J: float | None = None  # noqa: N815 - a unit
+    energy_J: float | None = None
     """Energy of this machine in the timed steps; 0 if another rank reads the counter, None if no
     rank does."""
     clocks: tuple[Reading, Reading] | None = None
@@ -210,14 +210,17 @@ class Training:
         Compiled code of other trainings stays.
         """
         if self.case.uses_ddp:
-            torch._dynamo.config.optimize_ddp = self.case.compile or COMPILE_MODES[0]  # noqa: SLF001 - documented so
+            # Torch documents this name.
+            config = torch._dynamo.config  # noqa: SLF001
+            config.optimize_ddp = self.case.compile or COMPILE_MODES[0]
             torch._dynamo.config.recompile_limit = _MOST_COMPILED  # noqa: SLF001 - as above
 
     def _pass_backward(self, loss: torch.Tensor) -> None:
         """Make a backward pass; the Python reducer needs compiled autograd."""
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.case.compile == "python_reducer":
-            context = torch._dynamo.compiled_autograd._enable(torch.compile)  # noqa: SLF001 - there is no public name
+            # Compiled autograd has no public name.
+            context = torch._dynamo.compiled_autograd._enable(torch.compile)  # noqa: SLF001
         with context:
             self.scaler.scale(loss).backward()
 
@@ -389,7 +392,7 @@ class Training:
         progress.counters[1] += 1
         return total
 
-    def _loss(self, batch: Any) -> torch.Tensor:  # noqa: ANN401 - the workload's own type
+    def _loss(self, batch: Any) -> torch.Tensor:
         kind = self.context.device.torch_device.type
         with torch.autocast(kind, dtype=self.autocast, enabled=self.autocast is not None):
             return self.context.workload.loss(self.called, batch)

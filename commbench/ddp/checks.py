@@ -90,7 +90,7 @@ def check_parameters(model: nn.Module) -> None:
 
 def first_batch(
     batches: Iterable[Any],
-) -> Any:  # noqa: ANN401 - a batch has any type that the loss accepts
+) -> Any:
     """Return the first batch.
 
     Raises:
@@ -139,7 +139,7 @@ def make_optimizer(workload: Workload, parameters: Sequence[Any]) -> Optimizer:
 def checked_step(
     model: nn.Module,
     loss: Callable[[nn.Module, Any], Tensor],
-    batch: Any,  # noqa: ANN401 - a batch has any type that the loss accepts
+    batch: Any,
     optimizer: Optimizer,
 ) -> list[str]:
     """Make one local training step, check that DDP can make it, and return the names of the
@@ -187,7 +187,7 @@ def naming_errors(what: str) -> Iterator[None]:
         raise InputError(f"{what} failed ({failure(error)}): correct the workload.") from error
 
 
-def _check_loss(value: Any) -> None:  # noqa: ANN401 - a user's loss may return anything
+def _check_loss(value: Any) -> None:
     if not isinstance(value, Tensor):
         returned = f"a value of type {type(value).__name__}"
     elif value.numel() != 1:

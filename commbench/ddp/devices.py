@@ -63,7 +63,7 @@ class Device:
         """Return the communication library, e.g. ``torch 2.13.0 gloo``."""
         return f"torch {torch_version()} {self.backend}"
 
-    def moved(self, value: Any) -> Any:  # noqa: ANN401 - a model or a batch of any type
+    def moved(self, value: Any) -> Any:
         """Move a model or a batch to the device and return it."""
         return value
 
@@ -95,7 +95,8 @@ class Device:
 
     def random_state(self) -> tuple[Any, ...]:
         """Return the state of all random generators that training and data may use."""
-        return torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - the global generator is what other code uses
+        # Other code uses the global generator.
+        return torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
 
     def set_random_state(self, state: tuple[Any, ...]) -> None:
         """Restore the state of the random generators."""
@@ -126,7 +127,7 @@ class Gpu(Device):
         number: int,
         *,
         ranks_per_gpu: int = 1,
-        cuda: Any = torch.cuda,  # noqa: ANN401 - see above
+        cuda: Any = torch.cuda,
         find_clock: Callable[[str], GpuClocks | None] = GpuClocks,
     ) -> None:
         super().__init__()
@@ -149,14 +150,14 @@ class Gpu(Device):
         """
         return f"torch {torch_version()} {loaded_version()}"
 
-    def moved(self, value: Any) -> Any:  # noqa: ANN401 - see `Device.moved`
+    def moved(self, value: Any) -> Any:
         """See `Device.moved`; a model is moved in place.
 
         Copies of tensors are queued, from pinned memory.
         """
         return moved_by(self._move, value)
 
-    def _move(self, value: Any) -> Any:  # noqa: ANN401 - a tensor, or an object with a method ``to``
+    def _move(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.pinned(value).to(self.torch_device, non_blocking=True)
         return value.to(self.torch_device)
@@ -207,7 +208,7 @@ class Gpu(Device):
         self._cuda.set_rng_state(state[-1], self._number)
 
 
-def open_device(backend: str, control: Control, cuda: Any = torch.cuda) -> Device:  # noqa: ANN401 - as `Gpu`
+def open_device(backend: str, control: Control, cuda: Any = torch.cuda) -> Device:
     """Return the device of this rank for a training backend; collective.
 
     Raises:
@@ -221,6 +222,6 @@ def open_device(backend: str, control: Control, cuda: Any = torch.cuda) -> Devic
     return gpu
 
 
-def gpus_to_train_on(cuda: Any = torch.cuda) -> list[str]:  # noqa: ANN401 - as `Gpu`
+def gpus_to_train_on(cuda: Any = torch.cuda) -> list[str]:
     """Return the identities of this host's GPUs; see `find_gpus`."""
     return find_gpus("nccl", cuda, instead="train with --backend gloo")

@@ -33,7 +33,7 @@ def merge(
     workload: Workload,
     *,
     meter: EnergyMeter | None = None,
-    **fields: Any,  # noqa: ANN401 - fields of the record
+    **fields: Any,
 ) -> TrainingRecord:
     """Return the record of a configuration in a launch.
 

@@ -43,7 +43,7 @@ def parameter_facts(model: nn.Module) -> tuple[ParameterFacts, ...]:
     return tuple(facts)
 
 
-def batch_length(batch: Any) -> int:  # noqa: ANN401 - a batch has any type that the loss accepts
+def batch_length(batch: Any) -> int:
     """Return the first dimension of the first tensor in a batch, looking into tuples, lists and
     dicts; else 1.
     """
@@ -53,7 +53,7 @@ def batch_length(batch: Any) -> int:  # noqa: ANN401 - a batch has any type that
     return int(first.shape[0])
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 - the inputs or outputs of a model
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in nested tuples, lists, dicts and dataclasses."""
     if isinstance(value, Tensor):
         yield value
@@ -66,7 +66,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 - the inputs or 
         yield from tensors_in(list(vars(value).values()))
 
 
-def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - as `tensors_in`
+def moved_by(move: Callable[[Any], Any], value: Any) -> Any:
     """Return a copy of a value in which ``move`` has replaced all movable parts.
 
     Movable parts are tensors, as `tensors_in` finds them, and objects with a method ``to``, such as

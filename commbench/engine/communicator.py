@@ -87,7 +87,8 @@ class Communicator(ABC):
         raise self._cannot("persistent operations; use --cadence isolated or pipelined")
 
     @contextmanager
-    def watched(self, *, replayed: bool = False) -> Iterator[None]:  # noqa: ARG002 - most libraries do not say
+    # Most libraries do not say what they use.
+    def watched(self, *, replayed: bool = False) -> Iterator[None]:  # noqa: ARG002
         """Observe untimed calls, whose algorithm and transport the library may log.
 
         ``replayed`` calls were logged when they were captured.
@@ -142,15 +143,15 @@ class Communicator(ABC):
         yield
 
     @abstractmethod
-    def write(self, buffer: Any, content: Content) -> None:  # noqa: ANN401 - a backend's own buffer type
+    def write(self, buffer: Any, content: Content) -> None:
         """Fill a buffer with known content."""
 
     @abstractmethod
-    def poison(self, buffer: Any) -> None:  # noqa: ANN401 - a backend's own buffer type
+    def poison(self, buffer: Any) -> None:
         """Fill a buffer with bytes that occur in no result."""
 
     @abstractmethod
-    def count_wrong(self, buffer: Any, content: Content) -> int:  # noqa: ANN401 - a backend's own buffer type
+    def count_wrong(self, buffer: Any, content: Content) -> int:
         """Return the number of elements that differ from ``content``."""
 
     def complete(self) -> None:  # noqa: B027 - host memory needs no wait
@@ -170,7 +171,8 @@ class Communicator(ABC):
         """
         raise self._cannot("graphs of operations")
 
-    def result_offset(self, operation: Operation, shape: Shape) -> int:  # noqa: ARG002 - MPI's reduce_scatter differs
+    # MPI's reduce_scatter has another.
+    def result_offset(self, operation: Operation, shape: Shape) -> int:  # noqa: ARG002
         """In place, the element of the whole buffer at which this rank's own block begins."""
         return shape.rank * shape.block
 
@@ -199,7 +201,8 @@ class Communicator(ABC):
     def _splits(self) -> dict[tuple[Group, ...], Communicator | None]:
         return {}
 
-    def _split(self, groups: Sequence[Group]) -> Communicator | None:  # noqa: ARG002 - a backend overrides it
+    # A backend overrides it.
+    def _split(self, groups: Sequence[Group]) -> Communicator | None:  # noqa: ARG002
         raise self._cannot("groups of ranks")
 
     def close(self) -> None:
@@ -224,7 +227,8 @@ class HostCommunicator(Communicator):
 
     device = "cpu"
 
-    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002 - a backend may have others
+    # A backend may have others.
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002
         """Return the Python loop."""
         return PythonTimer(sync, progress)
 

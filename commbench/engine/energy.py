@@ -32,9 +32,9 @@ class Counter(NamedTuple):
     """An energy counter that grows until it wraps around."""
 
     kind: Kind
-    read_J: Callable[[], float | None]  # noqa: N815 - a unit
+    read_J: Callable[[], float | None]
     """Return joules; None if the counter cannot be read. Never raises."""
-    range_J: float | None = None  # noqa: N815 - a unit
+    range_J: float | None = None
     """The value at which it wraps around; None: never."""
 
 
@@ -163,7 +163,7 @@ def _processors(root: Path) -> dict[str, Counter] | str:
     return counters or "Linux shows no counters of RAPL"
 
 
-def _rapl_J(file: Path) -> float | None:  # noqa: N802 - a unit
+def _rapl_J(file: Path) -> float | None:
     try:
         return int(file.read_text()) / 1e6
     except (OSError, ValueError):
@@ -195,7 +195,7 @@ def _gpus(root: Path) -> dict[str, Counter] | str:
     return "NVML does not start: it takes nvidia-ml-py and the driver"
 
 
-def _nvml_J(nvml: Any, handle: Any) -> float | None:  # noqa: ANN401, N802 - NVML's; a unit
+def _nvml_J(nvml: Any, handle: Any) -> float | None:
     """Return joules since the driver was loaded; NVML counts millijoules."""
     millijoules = None
     if handle is not None:

@@ -32,7 +32,7 @@ _SM_CLOCK = 1
 class Reading:
     """State of a GPU at one moment."""
 
-    sm_MHz: float | None  # noqa: N815 - a unit
+    sm_MHz: float | None
     """None if NVML does not report it."""
     reasons: int
     """Bits of nvmlClocksEventReasons; 0 if NVML does not report them."""
@@ -79,7 +79,7 @@ class GpuClocks:
             counted = ask("nvmlDeviceGetViolationStatus", handle, limit)
             if counted is not None:
                 held_ns[name] = int(counted.violationTime)
-        sm_MHz = ask("nvmlDeviceGetClockInfo", handle, _SM_CLOCK)  # noqa: N806 - a unit
+        sm_MHz = ask("nvmlDeviceGetClockInfo", handle, _SM_CLOCK)
         return Reading(sm_MHz=sm_MHz, reasons=reasons or 0, held_ns=held_ns)
 
 

@@ -53,9 +53,9 @@ class Overlap:
 class Clocks:
     """The clocks of all participating GPUs, before and after a case in one launch."""
 
-    sm_low_MHz: float | None = None  # noqa: N815 - a unit
+    sm_low_MHz: float | None = None
     """The lowest clock of the multiprocessors, if NVML reports it."""
-    sm_high_MHz: float | None = None  # noqa: N815 - a unit
+    sm_high_MHz: float | None = None
     """The highest clock of the multiprocessors."""
     slowed_by: Sequence[str] = ()
     """What slowed any of them down, other than idleness or clocks set by a user."""
@@ -263,7 +263,7 @@ class Record(Times):
     the pairs."""
     points: tuple[Point, ...] = ()
     """Of a soak only: each visit, in order; ``times_us`` then holds some repetitions of each."""
-    energy_J: float | None = None  # noqa: N815 - a unit
+    energy_J: float | None = None
     """Of one operation on all hosts, including waiting; None if not measured."""
     energy_of: str = ""
     """Devices that ``energy_J`` counts: ``cpu`` (processors and their memory), ``gpu`` or
@@ -305,7 +305,8 @@ class Record(Times):
         """
         try:
             if not isinstance(data, Mapping):
-                raise InputError(f"it is {str(data)[:40]!r}")  # noqa: TRY301 - said like all else that is amiss
+                # The handler below says it like all else that is amiss.
+                raise InputError(f"it is {str(data)[:40]!r}")  # noqa: TRY301
             record = read_as(cls, {**data, "case": _known_case(data.get("case"))})
             _check_record(record)
         except (InputError, UnsupportedError) as error:
@@ -385,7 +386,7 @@ def without_result(record: RecordT, status: Status, reason: Finding) -> RecordT:
     return dataclasses.replace(record, **no_result(status, reason))
 
 
-def column(about: str, default: Any = None, *, heading: str = "") -> Any:  # noqa: ANN401 - a field of any type
+def column(about: str, default: Any = None, *, heading: str = "") -> Any:
     """Return the field of a column: its documentation and its default.
 
     The ``heading`` of its tables is the name without the unit, unless it is given.
@@ -393,7 +394,7 @@ def column(about: str, default: Any = None, *, heading: str = "") -> Any:  # noq
     return field(default=default, metadata={"about": about, "heading": heading})
 
 
-def no_column() -> Any:  # noqa: ANN401 - as `column`
+def no_column() -> Any:
     """Return the field of a row that its table does not show, empty by default."""
     return field(default="", metadata={"is_column": False})
 
@@ -491,8 +492,8 @@ class Row:
     )
     time_us_mean_max: float | None = column("and of the slowest rank, IMB's t_max")
     skew_us: float | None = column("median of last minus first arrival")
-    algbw_GBps: float | None = column("message_bytes over time_us, GB = 1e9 bytes")  # noqa: N815 - a unit
-    busbw_GBps: float | None = column("algbw times nccl-tests' factor")  # noqa: N815 - a unit
+    algbw_GBps: float | None = column("message_bytes over time_us, GB = 1e9 bytes")
+    busbw_GBps: float | None = column("algbw times nccl-tests' factor")
     wrong: int | None = column("wrong elements found")
     harness_us: float | None = column(
         f"{OVERHEAD}, per operation; never subtracted; in older Gloo rows, without framework_us,"
@@ -506,7 +507,7 @@ class Row:
     )
     algorithm_requested: str = column("algorithm asked for", "")
     algorithm: str = column("algorithm that ran", "")
-    energy_J: float | None = column(  # noqa: N815 - a unit
+    energy_J: float | None = column(
         "energy of one operation, of what energy_of in samples.jsonl names"
     )
     energy_of: str = no_column()

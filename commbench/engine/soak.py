@@ -118,5 +118,5 @@ class SoakSamples(Samples):
         )
 
 
-def _seconds(nanoseconds: Any) -> Any:  # noqa: ANN401 - a number or an array
+def _seconds(nanoseconds: Any) -> Any:
     return np.round(np.asarray(nanoseconds) / 1e9, 9).tolist()

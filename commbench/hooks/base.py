@@ -91,7 +91,7 @@ class Expected:
             and result.is_contiguous()
         )
 
-    def value_of(self, hook: str, done: Future) -> Any:  # noqa: ANN401 - a future's value
+    def value_of(self, hook: str, done: Future) -> Any:
         """Return the value of a future.
 
         Raise InputError for a failed callback, LaunchError for a lost rank.

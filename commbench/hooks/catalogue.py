@@ -331,7 +331,7 @@ class PowerSGD(Feedback):
             stride: the tensor's memory order; empty: the order of its dimensions.
         """
         numel = math.prod(shape)
-        if len(shape) < 2 or numel == 0:  # noqa: PLR2004 - a matrix has two sides
+        if len(shape) < 2 or numel == 0:  # a matrix has two sides
             return None
         rows = shape[0]
         if stride:

@@ -33,7 +33,7 @@ def find_compiler(device: torch.device) -> str | None:
     return compiler
 
 
-def array_of(tensor: Tensor | None) -> Any:  # noqa: ANN401 - an array, or None
+def array_of(tensor: Tensor | None) -> Any:
     """Return a tensor on the host as an array of the same memory; None for None."""
     if tensor is None:
         return None

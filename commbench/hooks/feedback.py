@@ -362,13 +362,13 @@ class FeedbackHook(Feedback, Hook):
             self.memory.reject(~is_finite(result))
         return result
 
-    def channel_of(self, slot: Slot, like: Tensor) -> Any:  # noqa: ANN401 - the subclass's own
+    def channel_of(self, slot: Slot, like: Tensor) -> Any:
         """Return what `make_channel` made for the bucket."""
         if slot.channel is None:
             slot.channel = self.make_channel(slot.layout, like)
         return slot.channel
 
-    def make_channel(self, layout: Layout, like: Tensor) -> Any:  # noqa: ANN401 - as above
+    def make_channel(self, layout: Layout, like: Tensor) -> Any:
         """Return a subclass's buffers for a bucket, on the device of ``like``."""
 
     def state_dict(self) -> StateDict:

@@ -42,7 +42,7 @@ class Kind:
     above: float = -math.inf
     most: float = math.inf
 
-    def holds(self, value: Any) -> bool:  # noqa: ANN401 - of any option
+    def holds(self, value: Any) -> bool:
         """Return whether the option takes this value."""
         if self.choices:
             return value in self.choices
@@ -70,12 +70,12 @@ SHARE = Kind(words="a number above 0, at most 1", read=float, above=0, most=1)
 SHARES = Kind(words="a list such as 0.25+0.06", read=_read_list, above=0, most=1)
 
 
-def option(kind: Kind, default: OptionValue) -> Any:  # noqa: ANN401 - a field of any type
+def option(kind: Kind, default: OptionValue) -> Any:
     """Return a field of a hook that is an option of this kind."""
     return dataclasses.field(default=default, metadata={"kind": kind})
 
 
-def one_of(literal: Any) -> Kind:  # noqa: ANN401 - a type
+def one_of(literal: Any) -> Kind:
     """Return the kind of an option that takes one of the texts of a `Literal`."""
     texts = get_args(literal)
     return Kind(words=" or ".join(texts), read=str, choices=texts)
@@ -117,7 +117,8 @@ class HookSpec(ABC):
                     f"Hook {self.name} was given {name}={value}: it takes {kind.words}."
                 )
 
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002 - of hooks that state them
+    # Hooks that state their messages override it.
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002
         """Return the collectives that the hook issues for a bucket, in order, after any warm-up.
 
         Without shapes, a hook that depends on them treats the bucket as one matrix.

@@ -137,7 +137,9 @@ class CommThread:
     def _run(self, job: Job, future: Future) -> None:
         try:
             if self.failure is not None:
-                raise LaunchError(f"An earlier bucket could not be exchanged: {self.failure}")  # noqa: TRY301 - as the job
+                # It ends the job as an error of the exchange itself does.
+                sentence = f"An earlier bucket could not be exchanged: {self.failure}"
+                raise LaunchError(sentence)  # noqa: TRY301
             result = job()
         except Exception as error:  # noqa: BLE001 - the future raises it
             self._fail(error, future)
@@ -232,7 +234,8 @@ def give_back(group: ProcessGroup) -> None:
 def _new_gloo_group(group: ProcessGroup) -> ProcessGroup:
     """Create a Gloo group of the same ranks, with the same timeout."""
     _equalise_group_count(group)
-    options = getattr(group._get_backend(torch.device("cpu")), "options", None)  # noqa: SLF001 - torch has no public function
+    # Torch has no public function for this.
+    options = getattr(group._get_backend(torch.device("cpu")), "options", None)  # noqa: SLF001
     return dist.new_group(
         dist.get_process_group_ranks(group),
         timeout=getattr(options, "_timeout", None),
@@ -245,7 +248,8 @@ def _equalise_group_count(group: ProcessGroup) -> None:
     """Give all ranks of a group the same count of joined groups: torch names the next group by that
     count.
     """
-    joined = torch.tensor([len(dist.distributed_c10d._world.pg_names)])  # noqa: SLF001 - torch has no public function
+    # Torch has no public function for this.
+    joined = torch.tensor([len(dist.distributed_c10d._world.pg_names)])  # noqa: SLF001
     most = joined.clone()
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
     for _ in range(int(most - joined)):

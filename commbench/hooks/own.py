@@ -54,7 +54,8 @@ class Guard(Hook):
                 f" {bucket.index()}: see its traceback, fix it and start again."
             ) from error
         watch.encoded()
-        if isinstance(future, torch._C.Future):  # noqa: SLF001 - the base of all of torch's futures has no public name
+        # The base of torch's futures has no public name.
+        if isinstance(future, torch._C.Future):  # noqa: SLF001
             return future, lambda value: value
         raise InputError(
             f"Hook {self.name} returned a value of type {type(future).__name__} for bucket"
@@ -90,7 +91,7 @@ def make_file_hook(text: str) -> Hook:
     if isinstance(returned, Hook):
         return returned
     state, hook = None, returned
-    if isinstance(returned, tuple) and len(returned) == 2:  # noqa: PLR2004 - state and hook
+    if isinstance(returned, tuple) and len(returned) == 2:  # state and hook
         state, hook = returned
     if not callable(hook):
         raise InputError(

@@ -222,7 +222,7 @@ def prepare(device: torch.device) -> None:
     compilers.prepare(device, run_all, work="int8 quantises", alternative=alternative)
 
 
-def _bytes(payload: Tensor) -> Any:  # noqa: ANN401 - an array
+def _bytes(payload: Tensor) -> Any:
     """Return a payload as int8."""
     return payload.view(torch.int8).numpy()
 

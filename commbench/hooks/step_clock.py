@@ -19,7 +19,7 @@ Clock = Callable[[], Mark]
 host_clock: Clock = time.perf_counter_ns
 
 
-def event_clock(number: int, cuda: Any = torch.cuda) -> Clock:  # noqa: ANN401 - a module, or a substitute
+def event_clock(number: int, cuda: Any = torch.cuda) -> Clock:
     """Return a clock of events in the current stream.
 
     In a future's callback, that is the callback's stream.

@@ -332,7 +332,8 @@ class RankProcess(Heart, ABC):
                 for communicator in rank.opened.values():
                     communicator.close()
             control.close()
-        except BaseException as error:  # noqa: BLE001 - the others would wait for this rank for ever
+        # The others would wait for this rank for ever.
+        except BaseException as error:  # noqa: BLE001
             self._end_all(error, control)
         self.stop()
         leave(self.code)

@@ -93,6 +93,7 @@ class OwnRank(RankProcess):
             if not text:
                 return
             rank.run(LaunchPlan.from_json(text), None)
+            self._rest()
 
     def leave_off(self) -> bool:
         """Return whether a signal has come."""
@@ -104,6 +105,7 @@ class OwnRank(RankProcess):
         def run(launch: Launch) -> Ending:
             rank.control.broadcast((launch.plan.to_json(), DONE_CODE))
             rank.run(launch.plan, self._ledger)
+            self._rest()
             if launch.is_complete:
                 return Ending(status="ok")
             if self.interrupts.number:
@@ -130,6 +132,10 @@ class OwnRank(RankProcess):
             self.code = error.exit_code
             return error.exit_code
         return DONE_CODE
+
+    def _rest(self) -> None:
+        """Let rank 0 take as long as a start to write the results: no case is in progress."""
+        self.enter(-1, "between launches")
 
     # ------------------------------------------------------------------------ from any thread
 
@@ -165,7 +171,7 @@ class OwnRank(RankProcess):
         if number == signal.SIGUSR1:
             return
         self.interrupts.note(number)
-        has_case = self.rank > 0 or self.case >= 0
+        has_case = self.rank > 0 or bool(self.progress.case)  # results are written to their end
         if not self.interrupts.must_end(has_case=has_case):
             if self._ledger:
                 self._ledger.on(LastCase())

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
 from commbench.hooks.registry import find_file_hooks
-from commbench.live.director import Director
+from commbench.live.director import Director, director_of
 from commbench.live.options import (
     AUTO,
     VARIABLE,
@@ -29,6 +29,7 @@ from commbench.live.options import (
     checked_caps,
     checked_hooks,
     checked_then,
+    say,
 )
 from commbench.live.switching import Spare
 from commbench.results.recommendation import Choice, Recommendation
@@ -154,7 +155,12 @@ def autotune(
         seed=seed,
         argv=tuple(sys.argv),
     )
-    return Tuning(Director(ddp_model, options))
+    director = director_of(ddp_model)
+    if director is None:
+        director = Director(ddp_model, options)
+    elif director.is_root:
+        say(f"{director.doing} of this model has begun already, so autotune begins no other.")
+    return Tuning(director)
 
 
 class Tuning:

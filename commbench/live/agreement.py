@@ -100,7 +100,7 @@ class Agreement:
         """Hand over a value of this rank."""
         self._store.set(key, pickle.dumps(value))
 
-    def get(self, key: str) -> Any:  # noqa: ANN401 - whatever was set
+    def get(self, key: str) -> Any:
         """Return a value.
 
         Raises:

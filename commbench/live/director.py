@@ -186,7 +186,7 @@ class Director:
         """The script's model, which alone keeps this object alive."""
         return self._reference()
 
-    def _give_way(self, name: str, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - DDP's
+    def _give_way(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         """Leave the model alone before a method of `INTERVENTIONS`, which all ranks call.
 
         Before the first step nothing was agreed on yet; but join() changes the steps that follow.
@@ -343,7 +343,8 @@ class Director:
             workload=self.options.workload,
             world_size=group.size(),
             batch_per_rank=ended.batch,
-            backend=group._get_backend(device).name(),  # noqa: SLF001 - of a group with several backends
+            # A group may have several backends.
+            backend=group._get_backend(device).name(),  # noqa: SLF001
             precision=ended.precision,
             **setting_of_model(self._model),
             accumulation=max(1, len(ended.forwards)),
@@ -504,6 +505,15 @@ class Director:
             clock.close()
             for name in ADDED:
                 vars(self._model).pop(name, None)
+
+
+def director_of(ddp_model: DistributedDataParallel) -> Director | None:
+    """Return who tunes or watches a model already; None if nobody does."""
+    intervention = getattr(vars(ddp_model).get("join_hook"), "func", None)
+    director = getattr(intervention, "__self__", None)
+    if isinstance(director, Director):
+        return director
+    return None
 
 
 def _say_if_too_short(reference: weakref.ref[Director]) -> None:

@@ -18,6 +18,8 @@ from commbench.schema import read_as
 
 #: The environment variable that holds `LiveOptions` as JSON in every process of the training.
 VARIABLE = "COMMBENCH_TUNE"
+#: Characters of the command line that this variable holds; Linux allows 128 KiB in a variable.
+MOST_CHARACTERS = 32768
 #: All bucket sizes with different layouts.
 AUTO = "auto"
 
@@ -83,8 +85,18 @@ class LiveOptions:
     no command waits."""
 
     def dumps(self) -> str:
-        """Return the value of the environment variable."""
-        return json.dumps(dataclasses.asdict(self))
+        """Return the value of the environment variable, with the beginning of a long command
+        line.
+        """
+        words: list[str] = []
+        room = MOST_CHARACTERS
+        for word in self.argv:
+            room -= len(json.dumps(word))
+            if room < 0:
+                words.append("...")
+                break
+            words.append(word)
+        return json.dumps({**dataclasses.asdict(self), "argv": words})
 
     @classmethod
     def loads(cls, text: str) -> LiveOptions:

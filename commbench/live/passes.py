@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -132,7 +132,8 @@ class Passes:
         *,
         is_watched: bool = False,
     ) -> None:
-        self.registered = [p for p in ddp_model._module_parameters if p.requires_grad]  # noqa: SLF001 - the only way
+        own = ddp_model._module_parameters  # noqa: SLF001 - DDP has no public list
+        self.registered = [parameter for parameter in own if parameter.requires_grad]
         """The parameters that DDP has registered."""
         self._ids = set(map(id, self.registered))
         self.fired: collections.deque[nn.Parameter] = collections.deque(maxlen=1)
@@ -290,7 +291,7 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
 class _Calls:
     """Tells observers of optimiser steps, and of calls of ``backward()``, which has no hooks."""
 
-    _observers: weakref.WeakValueDictionary[int, Passes] = weakref.WeakValueDictionary()  # noqa: RUF012 - one for the process
+    _observers: ClassVar[weakref.WeakValueDictionary[int, Passes]] = weakref.WeakValueDictionary()
     """By ``id``, in the order in which their models were made."""
     _wrapper: Any = None
     """What stands in place of ``torch.autograd.backward``."""
@@ -337,7 +338,7 @@ def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
     tell = torch.compiler.disable(_Calls.tell)
 
     @functools.wraps(backward)
-    def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - torch's
+    def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
         if task_under_way() != -1:  # an inner call
             return backward(tensors, *arguments, **keywords)
         tell(Passes.before_backward)

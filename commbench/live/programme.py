@@ -138,7 +138,7 @@ class Programme(ABC):
             discarded=UNTIMED,
         )
 
-    def _write_block(self, case: TrainingCase, **fields: Any) -> None:  # noqa: ANN401 - of a record
+    def _write_block(self, case: TrainingCase, **fields: Any) -> None:
         self._written[case] += 1
         record = dataclasses.replace(self._record(case), block=self._written[case], **fields)
         self.run.append(record)

@@ -44,6 +44,10 @@ OTHER_HOOK = (
     "its own communication hook is not one of torch's default hooks, so it may keep a state for"
     " each bucket, or not exchange with all ranks in each step"
 )
+#: Why a model with a hook of commbench is left alone that drops parts of gradients.
+LOSSY_HOOK = (
+    "its own communication hook drops parts of gradients, and the buckets decide which ones"
+)
 #: Why a compiled DDP object is left alone.
 COMPILED = "torch.compile was applied to the DDP object, and its graph follows the buckets"
 #: Attributes of a DDP object that another reducer would not heed, and what they mean.
@@ -91,6 +95,8 @@ def why_untunable(ddp_model: DistributedDataParallel) -> str:
         return f"torch {torch.__version__} is too old for it: update to {OLDEST_TORCH} or newer"
     if type(ddp_model) is not DistributedDataParallel:
         return f"its class {type(ddp_model).__name__} extends DistributedDataParallel"
+    if any(isinstance(hook, Hook) and hook.effect == "lossy" for _, hook in own_hooks(ddp_model)):
+        return LOSSY_HOOK
     return _why_unknown(ddp_model)
 
 
@@ -144,7 +150,8 @@ def is_compiled(ddp_model: DistributedDataParallel) -> bool:
     while dynamo is not None and frame is not None:
         if frame.f_globals.get("__name__", "").startswith("torch."):
             caller = frame.f_locals.get("self")
-            if isinstance(caller, dynamo.OptimizedModule) and caller._orig_mod is ddp_model:  # noqa: SLF001 - as above
+            is_compiled_module = isinstance(caller, dynamo.OptimizedModule)
+            if is_compiled_module and getattr(caller, "_orig_mod", None) is ddp_model:
                 return True
         frame = frame.f_back
     return False
@@ -153,11 +160,13 @@ def is_compiled(ddp_model: DistributedDataParallel) -> bool:
 def _has_safe_hook(ddp_model: DistributedDataParallel) -> bool:
     """Return whether every pass needs all ranks, and any buckets do.
 
-    That holds without a hook, with torch's default hooks on the group of DDP, and with commbench's.
+    That holds without a hook, with torch's default hooks on the group of DDP, and with commbench's;
+    but see `LOSSY_HOOK`.
     """
     hooks = own_hooks(ddp_model)
     if not hooks:
-        return not ddp_model._get_ddp_logging_data().get("comm_hook")  # noqa: SLF001 - a hook of DDP's C++ part
+        # The logged data name a hook of DDP's C++ part, too.
+        return not ddp_model._get_ddp_logging_data().get("comm_hook")  # noqa: SLF001
     for function, state in hooks:
         is_default = function in {default_hooks.allreduce_hook, *_HALVING_HOOKS}
         is_on_group = state is None or state is ddp_model.process_group

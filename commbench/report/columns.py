@@ -282,7 +282,7 @@ def make_tables(
     runs: Iterable[Run],
     rows_of: Callable[[Run], Iterable[R]],
     columns: Sequence[Column[R]],
-    **options: Any,  # noqa: ANN401 - as in `make_table`
+    **options: Any,
 ) -> list[Table]:
     """Put the rows of all runs into one table, as `make_table`; no table without rows."""
     rows = [(run.name, row) for run in runs for row in rows_of(run)]
@@ -318,7 +318,7 @@ def heading_of(row_class: type[Any], name: str) -> str:
     return heading or _UNIT.sub("", name).replace("_", " ")
 
 
-def declared(row_class: type[Any], names: str, **options: Any) -> Iterator[Column[Any]]:  # noqa: ANN401 - as in `Column`
+def declared(row_class: type[Any], names: str, **options: Any) -> Iterator[Column[Any]]:
     """Yield columns of fields, separated by spaces, as the class of rows declares them."""
     dtypes = column_dtypes(row_class)
     for name in names.split():
@@ -328,7 +328,7 @@ def declared(row_class: type[Any], names: str, **options: Any) -> Iterator[Colum
         yield Column(heading_of(row_class, name), name, **values | options)
 
 
-def number(heading: str, value_of: Field[R], **options: Any) -> Column[R]:  # noqa: ANN401 - as in `Column`
+def number(heading: str, value_of: Field[R], **options: Any) -> Column[R]:
     """Return a column of numbers."""
     return Column(heading, value_of, **{"text_of": digits, "is_number": True, **options})
 
@@ -336,7 +336,7 @@ def number(heading: str, value_of: Field[R], **options: Any) -> Column[R]:  # no
 def outcome(name: str, row_class: type[Any], about_time: str = "") -> Column[Any]:
     """Return a column with a measured time, or with the status of a row without a time."""
 
-    def cell(row: Any) -> Cell:  # noqa: ANN401 - a row of any table
+    def cell(row: Any) -> Cell:
         value: float | None = getattr(row, name)
         if row.status != "ok":
             return toned(row.status, value)
@@ -359,7 +359,7 @@ def ends(
     ends_of: Callable[[R], tuple[float | None, ...]],
     *,
     heading: str = "95 % CI",
-    **options: Any,  # noqa: ANN401 - as in `Column`
+    **options: Any,
 ) -> Column[R]:
     """Return a column with an interval; ``ends_of`` returns the arguments of `between`."""
 
@@ -376,7 +376,7 @@ def interval(name: str, row_class: type[Any], *, is_bounded: bool = False) -> Co
     One that ``is_bounded``, as a percentage is, is never too wide.
     """
 
-    def ends_of(row: Any) -> tuple[float | None, ...]:  # noqa: ANN401 - a row of any table
+    def ends_of(row: Any) -> tuple[float | None, ...]:
         low, high, value = (getattr(row, f"{name}{part}") for part in ("_ci_low", "_ci_high", ""))
         return low, None if value is None else high, None if is_bounded else value
 
@@ -387,7 +387,7 @@ def interval(name: str, row_class: type[Any], *, is_bounded: bool = False) -> Co
 def flag_column() -> Column[Any]:
     """Return the column of flags."""
 
-    def cell(row: Any) -> Cell:  # noqa: ANN401 - a row of any table
+    def cell(row: Any) -> Cell:
         return Cell("", flags=tuple(flag.name for flag in split_flags(row.flags)))
 
     about_flags = "warnings about the row; see below the table"
@@ -397,7 +397,7 @@ def flag_column() -> Column[Any]:
 def energy_column() -> Column[Any]:
     """Return the column that names the counted devices of a row's energy."""
 
-    def cell(row: Any) -> str | None:  # noqa: ANN401 - a row of any table
+    def cell(row: Any) -> str | None:
         if row.energy_J is None:
             return None
         return counted_energy(row.energy_of)

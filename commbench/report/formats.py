@@ -92,6 +92,6 @@ def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
     more = len(distinct) - most
     if more > 0:
         distinct[most:] = [f"{more} more"]
-    if len(distinct) < 2:  # noqa: PLR2004 - one needs no conjunction
+    if len(distinct) < 2:  # one needs no conjunction
         return "".join(distinct)
     return f"{', '.join(distinct[:-1])} and {distinct[-1]}"

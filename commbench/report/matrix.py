@@ -135,7 +135,7 @@ def heat_of(matrix: Matrix, run: Run) -> Heat:
     return Heat(cells=cells, unit=unit, hosts=matrix.hosts, stragglers=stragglers)
 
 
-def rate_unit(most_GBps: float) -> tuple[float, str]:  # noqa: N803 - a unit
+def rate_unit(most_GBps: float) -> tuple[float, str]:
     """Return the unit for rates up to this one, in GB/s and by name."""
     for scale, unit in _RATE_UNITS:
         if most_GBps >= scale:

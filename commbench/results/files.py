@@ -102,7 +102,7 @@ def encode(value: object, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, separators=separators, default=as_plain)
 
 
-def as_plain(value: Any) -> Any:  # noqa: ANN401 - whatever json does not know
+def as_plain(value: Any) -> Any:
     """Return numpy's numbers and arrays as Python's, paths and the rest as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 

@@ -315,7 +315,7 @@ def shares_gpu(backend: str, info: RunInfo) -> bool:
     return (ranks_per_gpu(backend, info) or 0) > 1
 
 
-def measures_interconnect(row: Any) -> bool:  # noqa: ANN401 - a row of any table
+def measures_interconnect(row: Any) -> bool:
     """Return whether a row measures an interconnect: ranks that share a GPU wait for time slices
     and use TCP.
     """

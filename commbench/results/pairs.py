@@ -71,7 +71,7 @@ class PairRow:
     time_us_ci_low: float | None = column("95 % interval of time_us over launches, low end")
     time_us_ci_high: float | None = column("and its high end")
     time_us_p95: float | None = column("median over launches of the launch's p95", heading="p95")
-    algbw_GBps: float | None = column(  # noqa: N815 - a unit
+    algbw_GBps: float | None = column(
         "bytes of one operation over time_us, GB = 1e9 bytes", heading="bandwidth"
     )
     ratio_to_typical: float | None = column(
@@ -136,7 +136,7 @@ class Matrix:
         """
         return len(self.hosts) * (len(self.hosts) - 1) - len(self.source)
 
-    def rate_GBps(self, time_us: Any) -> Any:  # noqa: ANN401, N802 - numbers or arrays; a unit
+    def rate_GBps(self, time_us: Any) -> Any:
         """Return the bandwidth of an operation that takes ``time_us``."""
         return algbw_GBps(
             OPERATIONS[self.case.operation].messages_at_once * self.case.message_bytes, time_us

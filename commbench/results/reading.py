@@ -85,7 +85,7 @@ class Run:
             return None
         return made
 
-    def concluded(self, **fields: Any) -> Run:  # noqa: ANN401 - of any field
+    def concluded(self, **fields: Any) -> Run:
         """Return the run with other fields that no table is made of, and with the tables that have
         been made.
         """
@@ -268,7 +268,7 @@ def runs_in(path: str | Path) -> list[Path]:
         return sorted(run.parent for run in path.glob(f"*/{RUN}")) or [path]
 
 
-def _read_json(file: Path) -> Any:  # noqa: ANN401 - JSON
+def _read_json(file: Path) -> Any:
     text = file.read_bytes()
     try:
         return json.loads(text)
@@ -307,7 +307,7 @@ def read_info(path: Path) -> RunInfo:
         raise InputError(f"{file} cannot be used ({error}); {_remedy(file)}.") from error
 
 
-def _whole_line(data: Any, whole: dict[int, JsonObject]) -> Any:  # noqa: ANN401 - JSON
+def _whole_line(data: Any, whole: dict[int, JsonObject]) -> Any:
     """Return a line with what it has in common with the whole line before that its ``of`` names.
 
     Raises:

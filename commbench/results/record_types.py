@@ -26,7 +26,7 @@ _RECORD_CLASSES: Mapping[str, type[AnyRecord]] = {
 }
 
 
-def read_record(data: Any) -> AnyRecord:  # noqa: ANN401 - JSON
+def read_record(data: Any) -> AnyRecord:
     """Return the record that a line of ``samples.jsonl`` holds.
 
     Fields unknown to this version are ignored.

@@ -33,7 +33,7 @@ _HIDDEN = (
     0x2029,
 )
 _VISIBLE = {
-    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"  # noqa: PLR2004 - a byte
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"  # a byte
     for code in _HIDDEN
     if code != ord("\n")
 }

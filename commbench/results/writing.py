@@ -174,7 +174,7 @@ class Store:
         self._whole[key] = {"line": place, **fields}
         return self._whole[key]
 
-    def update(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
+    def update(self, **fields: Any) -> None:
         """Set entries of ``run.json`` and rewrite it in one step.
 
         Raises:

@@ -56,7 +56,7 @@ def _median_ranks(n: int, level: float) -> tuple[int, int] | None:
     P(l <= B < u) >= level for B ~ Binomial(n, 1/2), the lower of two equally good ones; from 71:
     the normal approximation.
     """
-    if n >= 71:  # noqa: PLR2004 - where Le Boudec's table turns to the approximation
+    if n >= 71:  # where Le Boudec's table turns to the approximation
         half_width = NORMAL.inv_cdf((1 + level) / 2) / 2 * math.sqrt(n)
         low, high = math.floor(n / 2 - half_width), math.ceil(n / 2 + 1 + half_width)
         if low < 1 or high > n:
@@ -114,7 +114,7 @@ def launch_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval |
     It is the order-statistic interval; for fewer than `fewest_launches`, Student's t on the
     logarithms: 2 to 5 at 95 %. None for one launch, and for those few if one is not above 0.
     """
-    if 2 <= len(medians) < fewest_launches(level):  # noqa: PLR2004 - one launch has no spread
+    if 2 <= len(medians) < fewest_launches(level):  # one launch has no spread
         return student_interval(medians, level)
     return median_interval(medians, level)
 
@@ -181,7 +181,7 @@ def quantiles(values: Values, shares: Sequence[float]) -> list[float]:
         below = int(place)
         low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
         quantile = low + (high - low) * (place - below)
-        if place - below >= 0.5:  # noqa: PLR2004 - half; from the nearer value, as numpy
+        if place - below >= 0.5:  # half; from the nearer value, as numpy
             quantile = high - (high - low) * (1 - (place - below))
         found.append(float(quantile))
     return found

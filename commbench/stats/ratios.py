@@ -204,7 +204,7 @@ def widening(launches: int) -> float:
     cover 99, 98 and 98 % in place of 95 %; from 5 launches on it needs no help (simulated,
     lognormal).
     """
-    if launches > 4:  # noqa: PLR2004 - as documented
+    if launches > 4:  # as documented
         return 1.0
     return STUDENT_T_975[launches] / NORMAL.inv_cdf(0.975)
 

@@ -15,7 +15,7 @@ from typing import Any
 from numba import config, njit
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> Any:  # noqa: ANN401 - numba's own
+def compiled(function: Callable[..., Any], **options: Any) -> Any:
     """Return the function as machine code that holds no lock, for its first call to compile or to
     load.
 

@@ -19,7 +19,8 @@ def read_text(root: Path, name: str) -> str | None:
 def read_link(root: Path, name: str) -> str | None:
     """Return the target of a symbolic link below root, or None."""
     try:
-        return os.readlink(root / name)  # noqa: PTH115 - the target 'time:[402...]' is a label, not a path
+        # The target 'time:[402...]' is a label, not a path.
+        return os.readlink(root / name)  # noqa: PTH115
     except OSError:
         return None
 

@@ -65,14 +65,15 @@ class Nvml:
         """Whether the library and the driver are there."""
         return self._library is not None
 
-    def ask(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - the function's result
+    def ask(self, name: str, *arguments: object) -> Any:
         """Call a function of the library and return its result, bytes as text.
 
         None if it raises or is missing.
         """
         try:
             answer = getattr(self._library, name)(*arguments)
-        except Exception:  # noqa: BLE001 - as above; a function that one GPU or an old driver lacks must not hide the others
+        # As above; a function that one GPU or an old driver lacks must not hide the others.
+        except Exception:  # noqa: BLE001
             return None
         return answer.decode() if isinstance(answer, bytes) else answer
 
@@ -81,20 +82,20 @@ class Nvml:
         indices = range(self.ask("nvmlDeviceGetCount") or 0)
         return [self.ask("nvmlDeviceGetHandleByIndex", index) for index in indices]
 
-    def device(self, address: str) -> Any:  # noqa: ANN401 - a handle
+    def device(self, address: str) -> Any:
         """Return the handle of the GPU at a PCI address, ``0000:17:00.0``.
 
         None without such a GPU.
         """
         return self.ask("nvmlDeviceGetHandleByPciBusId", address.encode())
 
-    def nvlinks(self, handle: Any) -> list[int]:  # noqa: ANN401 - a handle
+    def nvlinks(self, handle: Any) -> list[int]:
         """Return the numbers of a GPU's active NVLinks."""
         links = range(MOST_LINKS)
         return [link for link in links if self.ask("nvmlDeviceGetNvLinkState", handle, link)]
 
 
-def _address(info: Any) -> str | None:  # noqa: ANN401 - NVML's
+def _address(info: Any) -> str | None:
     """Return the PCI address of NVML's facts about a device as Linux writes it, ``0000:17:00.0``:
     lower case, with four digits for the domain where NVML has eight. None if it is unknown.
     """

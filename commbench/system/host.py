@@ -233,9 +233,9 @@ def _turbo(root: Path) -> bool | None:
 def _steal_ratio() -> float | None:
     """Return the share of CPU time since boot that other guests took; None if unknown."""
     times = psutil.cpu_times()
-    if not hasattr(times, "steal"):
-        return None
     total: float = sum(times[:8])  # user time already includes guest time, from the 9th on
+    if not hasattr(times, "steal") or not total:  # sandboxes such as gVisor report only zeros
+        return None
     return float(times.steal) / total
 
 

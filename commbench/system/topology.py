@@ -326,12 +326,12 @@ def _network(root: Path, emulated: Emulated | None) -> list[TopologyInterface]:
 def _interface(root: Path, folder: Path, emulated: Emulated | None) -> TopologyInterface:
     device, mtu = folder / "device", read_text(folder, "mtu")
     driver, speed = device / "driver", int(read_text(folder, "speed") or 0)
-    speed_Mbps: float | None = speed if speed > 0 else None  # noqa: N806 - a unit; a driver may write -1
+    speed_Mbps: float | None = speed if speed > 0 else None
     if emulated:  # what the link is shaped to, in place of its driver's nominal speed
         hostname = read_text(root, "proc/sys/kernel/hostname") or ""
         text = (emulated.get("slow") or {}).get(hostname, emulated.get("rate"))
         rate_bps = parse_link_rate(str(text))
-        speed_Mbps = None if rate_bps is None else rate_bps / 1e6  # noqa: N806 - as above
+        speed_Mbps = None if rate_bps is None else rate_bps / 1e6
     return {
         "name": folder.name,
         "state": read_text(folder, "operstate"),

@@ -19,18 +19,22 @@ _ALLOWED_NAMES = frozenset(_NAMES.split())
 # Open MPI's own facts about each rank: no settings, different on every rank; some hold the command
 # line.
 _RANK_BOOKKEEPING = re.compile(
-    r"OMPI_(COMM_WORLD|WORLD|UNIVERSE|APP_CTX|FIRST|NUM_APP|COMMAND|ARGV|FILE_LOCATION|TOOL|MCA_PREFIXES|VERSION).*"
+    r"OMPI_(COMM_WORLD|WORLD|UNIVERSE|APP_CTX|FIRST|NUM_APP|COMMAND|ARGV).*"
+    r"|OMPI_(FILE_LOCATION|TOOL|MCA_PREFIXES|VERSION).*"
     r"|OMPI_LIBDIR_LOC"
-    r"|(OMPI|PRTE)_MCA_(num_procs|initial_wdir|cpu_type|ess(_\w+)?|orte_ess_\w+|orte_app_num|\w+_uri)",
+    r"|(OMPI|PRTE)_MCA_(num_procs|initial_wdir|cpu_type|ess(_\w+)?)"
+    r"|(OMPI|PRTE)_MCA_(orte_ess_\w+|orte_app_num|\w+_uri)",
 )
 # 'precondition': Open MPI 4 passes a shared key to its ranks as ..._precondition_transports.
 _SECRET = re.compile(
-    r"secret|token|passw|passphrase|(?<![a-z])pass(?![a-z])|pwd|cred|private|auth|session|key|cookie|precondition",
+    r"secret|token|passw|passphrase|(?<![a-z])pass(?![a-z])|pwd|cred|private|auth|session"
+    r"|key|cookie|precondition",
     re.IGNORECASE,
 )
 #: Variables by which a launcher tells each rank its place.
 _PLACE = re.compile(
-    r"(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|GROUP_RANK|MASTER_(ADDR|PORT)|(PMIX|PMI|SLURM|PBS|TORCHELASTIC|COMMBENCH)_.*"
+    r"(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|GROUP_RANK|MASTER_(ADDR|PORT)"
+    r"|(PMIX|PMI|SLURM|PBS|TORCHELASTIC|COMMBENCH)_.*"
 )
 _SECRET_VALUE = re.compile(rf":\S*@|({_SECRET.pattern})[\w.-]*[=:]", re.IGNORECASE)
 REDACTED = "<redacted>"

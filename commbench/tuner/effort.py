@@ -42,7 +42,7 @@ def launch_advice(
         entries: ``launches`` of run.json, for the time of a new launch.
         level: of the deciding interval.
     """
-    if len(ratios) < 2 or min(ratios) <= 0:  # noqa: PLR2004 - one launch has no spread
+    if len(ratios) < 2 or min(ratios) <= 0:  # one launch has no spread
         return None
     logs = [math.log(ratio) for ratio in ratios]
     spread, distance = statistics.stdev(logs), abs(statistics.median(logs) - math.log1p(MARGIN))

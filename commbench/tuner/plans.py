@@ -180,7 +180,7 @@ class TrainingPlan:
         cases: list[TrainingCase] = []
         for env in self._envs:
             cases += finalists([r for r in trainings if r.case.env == env], self.info)
-        if len(cases) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
+        if len(cases) < 2:  # the baseline and something to compare it with
             return None
         blocks = self._confirm_blocks(trainings)
         request = self._request(CONFIRM, cases, looks[look + 1], blocks=blocks)
@@ -229,7 +229,7 @@ class TrainingPlan:
         launches: int = 1,
         *,
         blocks: int = 1,
-        **terms: Any,  # noqa: ANN401 - further terms of the launches
+        **terms: Any,
     ) -> RunRequest:
         """Return the request for a stage."""
         budget, searches = self.budget, self.schedule.searches

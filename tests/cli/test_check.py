@@ -78,12 +78,33 @@ def test_files_of_expectations_are_understood(commbench: Command, name: str) -> 
     assert "wrong = 0" in done.out
 
 
-def test_a_dry_run_lists_the_cases(commbench: Command) -> None:
+@pytest.mark.parametrize(
+    ("text", "cases"),
+    [
+        (
+            "latency@8,1K[backend=mpi]:time<=3us",
+            ["mpi latency 8 B float32", "mpi latency 1 KiB float32"],
+        ),
+        (
+            "reduce@8[backend=mpi,root=1,in_place=False,cadence=pipelined]:time<=3us",
+            ["mpi reduce 8 B float32 sum out of place root 1 pipelined"],
+        ),
+    ],
+)
+def test_a_dry_run_lists_the_cases(commbench: Command, text: str, cases: list[str]) -> None:
     """Plan just the cases of the expectations."""
-    out = commbench(
-        "check --expect latency@8,1K[backend=mpi]:time<=3us --dry-run -n 2 --oversubscribe"
-    ).out
-    assert ["mpi latency 8 B float32", "mpi latency 1 KiB float32"] == out.splitlines()[:2]
+    out = commbench(f"check --expect {text} --dry-run -n 2 --oversubscribe").out
+    assert cases == out.splitlines()[: len(cases)]
+
+
+def test_a_file_of_expectations_may_have_any_name_and_a_mark_of_windows(
+    commbench: Command,
+) -> None:
+    """Read a file whose path looks like an expectation, and that begins with a byte order mark."""
+    file = commbench.home / "date=today" / "accept.expect"
+    file.parent.mkdir()
+    file.write_text("bandwidth@16M: time <= 100s\n", encoding="utf-8-sig")
+    assert 0 == commbench(f"check {LINKS} --expect date=today/accept.expect").code
 
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 0), (3, 0), (4, 4), (130, 130)])

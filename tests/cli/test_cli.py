@@ -322,3 +322,20 @@ def test_who_reads_may_have_enough() -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(f"--out {'a' * 300}", "too long"), ('--launcher-arg "\'x"', "--launcher-arg 'x")],
+)
+def test_what_the_system_cannot_take_is_refused(
+    commbench: Command, options: str, words: str
+) -> None:
+    """Refuse a name that is too long for a file, and a quote without an end."""
+    commbench.refuses(f"run -c all_reduce --dry-run -n 2 --oversubscribe {options}", words)
+
+
+def test_output_may_be_closed(commbench: Command) -> None:
+    """Run a command in a process without standard output and error, as some services have it."""
+    line = f"{sys.executable} -m commbench tune --out {commbench.home}/run -- sh -c 'exit 4'"
+    assert 4 == subprocess.run(["sh", "-c", f"{line} >&- 2>&-"], check=False).returncode

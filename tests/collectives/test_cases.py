@@ -27,6 +27,13 @@ def test_axes_that_do_not_apply_are_dropped() -> None:
     ]
 
 
+def test_a_text_is_read_as_the_option_reads_it() -> None:
+    """Take texts for lists of names, numbers and sizes."""
+    texts = Sweep(operations="broadcast,reduce", sizes="8:16", roots="0,1", env="A=1,2")
+    lists = Sweep(operations=["broadcast", "reduce"], sizes=[8, 16], roots=[0, 1], env=["A=1,2"])
+    assert lists.cases(2) == texts.cases(2)
+
+
 def test_sizes_that_round_to_one_are_one_case() -> None:
     """Merge sizes that round to the same message."""
     assert [12] == [

@@ -13,18 +13,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stand_in import SimulatedCuda, StandIn  # noqa: E402 - needs torch
-from threads import run_threads  # noqa: E402
+from stand_in import SimulatedCuda, StandIn
+from threads import run_threads
 
-from commbench.backends.nccl_library import loaded_version  # noqa: E402
-from commbench.backends.torch_calls import find_gpus, torch_version  # noqa: E402
-from commbench.ddp.devices import Device, Gpu, gpus_to_train_on, open_device  # noqa: E402
-from commbench.ddp.inspect import inspect_workload  # noqa: E402
-from commbench.ddp.workloads import load_workload  # noqa: E402
-from commbench.engine.control import Control  # noqa: E402
-from commbench.engine.gpu_clocks import Reading  # noqa: E402
-from commbench.errors import InputError  # noqa: E402
-from commbench.hooks.step_clock import host_clock  # noqa: E402
+from commbench.backends.nccl_library import loaded_version
+from commbench.backends.torch_calls import find_gpus, torch_version
+from commbench.ddp.devices import Device, Gpu, gpus_to_train_on, open_device
+from commbench.ddp.inspect import inspect_workload
+from commbench.ddp.workloads import load_workload
+from commbench.engine.control import Control
+from commbench.engine.gpu_clocks import Reading
+from commbench.errors import InputError
+from commbench.hooks.step_clock import host_clock
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from trainings import Launch, case, launches_of
 
 torch = pytest.importorskip("torch")
 
-from commbench.engine.energy import LEAST_S, EnergyMeter  # noqa: E402 - needs torch
+from commbench.engine.energy import LEAST_S, EnergyMeter
 
 pytestmark = [
     pytest.mark.gpu,

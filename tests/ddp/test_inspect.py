@@ -18,9 +18,9 @@ from commbench.errors import InputError
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
-from stand_in import StandIn  # noqa: E402 - after the skips
+from stand_in import StandIn
 
-from commbench.ddp.inspect import inspect_workload, main  # noqa: E402 - after the skips
+from commbench.ddp.inspect import inspect_workload, main
 
 
 def workload(model: Any = None, loss: Any = None, **others: Any) -> Workload:

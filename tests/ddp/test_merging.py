@@ -11,16 +11,16 @@ from training_builders import make_training_case
 
 torch = pytest.importorskip("torch")
 
-from commbench.ddp.block import BlockSamples  # noqa: E402 - needs torch
-from commbench.ddp.devices import EARLY_STEPS  # noqa: E402
-from commbench.ddp.merging import merge  # noqa: E402
-from commbench.ddp.plan.cases import TrainingCase  # noqa: E402
-from commbench.ddp.plan.records import Bucket, TrainingRecord  # noqa: E402
-from commbench.ddp.plan.workload import Workload  # noqa: E402
-from commbench.ddp.step_times import STAMPS  # noqa: E402
-from commbench.engine.energy import EnergyMeter, Kind  # noqa: E402
-from commbench.engine.gpu_clocks import Reading  # noqa: E402
-from commbench.engine.records import Clocks  # noqa: E402
+from commbench.ddp.block import BlockSamples
+from commbench.ddp.devices import EARLY_STEPS
+from commbench.ddp.merging import merge
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import Bucket, TrainingRecord
+from commbench.ddp.plan.workload import Workload
+from commbench.ddp.step_times import STAMPS
+from commbench.engine.energy import EnergyMeter, Kind
+from commbench.engine.gpu_clocks import Reading
+from commbench.engine.records import Clocks
 
 MS = 1_000_000
 #: Of two ranks in one step, milliseconds since the backward began: ready, start, done, encode and
@@ -290,7 +290,7 @@ def test_the_energy_of_a_step_is_that_of_all_blocks(
 # --------------------------------------------------------------------------------------- the clocks
 
 
-def reading(sm_MHz: float, held_ns: int = 0) -> Reading:  # noqa: N803 - a unit
+def reading(sm_MHz: float, held_ns: int = 0) -> Reading:
     """Return NVML's readings of a GPU."""
     return Reading(sm_MHz=sm_MHz, reasons=0, held_ns={"heat": held_ns})
 

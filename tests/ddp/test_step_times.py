@@ -7,11 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stand_in import SimulatedCuda  # noqa: E402 - needs torch
+from stand_in import SimulatedCuda
 
-from commbench.ddp.step_times import START, StepLog, StepMarks, bucket_stamps, serialise  # noqa: E402
-from commbench.hooks.base import Expected, Stopwatch  # noqa: E402
-from commbench.hooks.step_clock import event_clock  # noqa: E402
+from commbench.ddp.step_times import START, StepLog, StepMarks, bucket_stamps, serialise
+from commbench.hooks.base import Expected, Stopwatch
+from commbench.hooks.step_clock import event_clock
 
 MS = 1_000_000
 

@@ -21,10 +21,10 @@ from commbench.errors import InputError
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
-from commbench.ddp.inspect import inspect_workload  # noqa: E402 - after the skips
-from commbench.ddp.models import trainable  # noqa: E402
-from commbench.ddp.workloads import load_workload  # noqa: E402
-from commbench.ddp.workloads.replay import Pace, Replay, pace_for  # noqa: E402
+from commbench.ddp.inspect import inspect_workload
+from commbench.ddp.models import trainable
+from commbench.ddp.workloads import load_workload
+from commbench.ddp.workloads.replay import Pace, Replay, pace_for
 
 #: Elements and tensors of the published models.
 SIZES = {

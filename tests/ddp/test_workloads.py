@@ -15,10 +15,10 @@ from commbench.errors import InputError
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
-from commbench.ddp.models import default_optimizer, tensors_in  # noqa: E402 - after the skips
-from commbench.ddp.workloads import WORKLOADS, language, load_workload  # noqa: E402
-from commbench.ddp.workloads.sampling import sharded  # noqa: E402
-from commbench.ddp.workloads.vision import load_digits  # noqa: E402
+from commbench.ddp.models import default_optimizer, tensors_in
+from commbench.ddp.workloads import WORKLOADS, language, load_workload
+from commbench.ddp.workloads.sampling import sharded
+from commbench.ddp.workloads.vision import load_digits
 
 ROOT = Path(__file__).parents[2]
 SIZES = {

@@ -48,7 +48,7 @@ def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str)
         for name, groups in by_pattern.items()
     }
     assert 5 * time_us["node"] < time_us["cross"]
-    link_GBps = 0.025  # noqa: N806 - a unit
+    link_GBps = 0.025
     together = sum(float(row["busbw_GBps"]) for row in by_pattern["cross"].values())
     assert 0.2 * link_GBps < together < 1.3 * link_GBps
     assert all("emulated" in row["flags"] for row in rows)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from commbench.hooks.chunks import (  # noqa: E402 - needs torch
+from commbench.hooks.chunks import (
     NativeChunks,
     TorchChunks,
     make_chunks,
     prepare,
 )
-from commbench.hooks.message import ChunkLayout  # noqa: E402 - as above
+from commbench.hooks.message import ChunkLayout
 
 CPU = torch.device("cpu")
 

@@ -7,13 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("cupy")
 
-import torch.distributed as dist  # noqa: E402 - needs torch
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from commbench.hooks import make_hook, quantisers, selectors  # noqa: E402
-from commbench.hooks.feedback import is_finite  # noqa: E402
-from commbench.hooks.message import QuantisedLayout  # noqa: E402
+from commbench.hooks import make_hook, quantisers, selectors
+from commbench.hooks.feedback import is_finite
+from commbench.hooks.message import QuantisedLayout
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from commbench.errors import InputError, LaunchError  # noqa: E402 - needs torch
-from commbench.hooks import (  # noqa: E402
+from commbench.errors import InputError, LaunchError
+from commbench.hooks import (
     BF16,
     Int8,
     PowerSGD,
@@ -24,10 +24,10 @@ from commbench.hooks import (  # noqa: E402
     catalogue,
     make_hook,
 )
-from commbench.hooks.feedback import Memory, Slot  # noqa: E402
-from commbench.hooks.message import kept_elements  # noqa: E402
-from commbench.hooks.ordering import STUCK, CommThread  # noqa: E402
-from commbench.hooks.powersgd import seeded  # noqa: E402
+from commbench.hooks.feedback import Memory, Slot
+from commbench.hooks.message import kept_elements
+from commbench.hooks.ordering import STUCK, CommThread
+from commbench.hooks.powersgd import seeded
 
 SHAPES = st.lists(st.lists(st.integers(1, 12), max_size=3).map(tuple), min_size=1, max_size=6)
 SELECTIONS = st.builds(

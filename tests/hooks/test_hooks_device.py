@@ -14,10 +14,10 @@ from training_builders import make_training_case
 
 torch = pytest.importorskip("torch")
 
-from commbench.ddp import session  # noqa: E402 - needs torch
-from commbench.errors import InputError  # noqa: E402 - as above
-from commbench.hooks import PowerSGD, chunks, compilers, quantisers, selectors  # noqa: E402
-from commbench.hooks.feedback import is_finite, poison, put  # noqa: E402
+from commbench.ddp import session
+from commbench.errors import InputError
+from commbench.hooks import PowerSGD, chunks, compilers, quantisers, selectors
+from commbench.hooks.feedback import is_finite, poison, put
 
 needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
 

@@ -19,10 +19,10 @@ from margins import check_margins, guarded
 
 torch = pytest.importorskip("torch")
 
-from commbench.hooks import quantisers  # noqa: E402 - as above
-from commbench.hooks.compression import quantisation  # noqa: E402 - as above
-from commbench.hooks.message import QuantisedLayout  # noqa: E402 - as above
-from commbench.hooks.quantisers import (  # noqa: E402 - as above
+from commbench.hooks import quantisers
+from commbench.hooks.compression import quantisation
+from commbench.hooks.message import QuantisedLayout
+from commbench.hooks.quantisers import (
     CudaQuantiser,
     NativeQuantiser,
     TorchQuantiser,

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
-from commbench.errors import WrongDataError  # noqa: E402 - needs torch
-from commbench.hooks import selectors  # noqa: E402 - as above
-from commbench.hooks.compression import kernels  # noqa: E402 - as above
-from commbench.hooks.message import payload_bytes  # noqa: E402 - as above
-from commbench.hooks.selectors import (  # noqa: E402 - as above
+from commbench.errors import WrongDataError
+from commbench.hooks import selectors
+from commbench.hooks.compression import kernels
+from commbench.hooks.message import payload_bytes
+from commbench.hooks.selectors import (
     CudaSelector,
     NativeSelector,
     TorchSelector,

@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stand_in import SimulatedCuda  # noqa: E402 - needs torch
+from stand_in import SimulatedCuda
 
-from commbench.hooks import Hook  # noqa: E402
-from commbench.hooks.base import Finish, Stopwatch  # noqa: E402
-from commbench.hooks.step_clock import clock_of, elapsed_ms, elapsed_ns, event_clock, host_clock  # noqa: E402
+from commbench.hooks import Hook
+from commbench.hooks.base import Finish, Stopwatch
+from commbench.hooks.step_clock import clock_of, elapsed_ms, elapsed_ns, event_clock, host_clock
 
 
 class Ticking:

@@ -334,6 +334,14 @@ def test_several_outputs_are_launches() -> None:
     assert row.time_us_ci_low < 90.75 < row.time_us_ci_high
 
 
+def test_tables_of_another_tool_in_the_file_are_counted() -> None:
+    """Import the tables of one tool, and name the others with the option for them."""
+    text = ALL_REDUCE + (DATA / "osu_old.txt").read_text() + IMB
+    imported = load_text(text)
+    assert len(load_text(ALL_REDUCE).records) == len(imported.records)
+    assert re.findall(r"--tool (\S+?)\b", left_out(imported)) == ["osu", "imb"]
+
+
 def test_times_of_different_meaning_do_not_mix() -> None:
     """Refuse to mix means over ranks and the slowest rank's times."""
     plain = "# OSU MPI Allgather Latency Test v7.4\n# Datatype: MPI_FLOAT.\n# Size  Avg Latency(us)"

@@ -110,6 +110,8 @@ def test_the_file_is_what_the_plugin_reads(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="no algorithm"):
         write_nccl_tuner(load_run(tmp_path / "not"), None)
+    with pytest.raises(InputError, match="cannot be used"):
+        write_nccl_tuner(load_run(tmp_path / "shown"), tmp_path / "absent" / "rules.csv")
 
 
 def test_ranks_that_share_a_gpu_rule_nothing(tmp_path: Path) -> None:

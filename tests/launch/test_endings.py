@@ -246,6 +246,20 @@ def test_what_was_started_is_ended(
     assert_resumes(starter, path)
 
 
+def test_results_may_be_written_slowly(tmp_path: Path) -> None:
+    """Complete the run although the tables take longer than a case may make no progress."""
+    harm = (
+        "from commbench.launch import ledger\n"
+        "def late(store, write=ledger.write_tables, sleep=time.sleep):\n"
+        f"    sleep({PATIENCE_S + 2})\n"
+        "    write(store)\n"
+        "ledger.write_tables = late"
+    )
+    done = measure("mpirun", tmp_path / "run", harm=harm)
+    assert 0 == done.returncode, done.stderr
+    assert ("complete", ["ok"], 4) == state(tmp_path / "run")
+
+
 @pytest.mark.parametrize("starter", SLOWLY)
 def test_results_that_cannot_be_written_hang_no_rank(tmp_path: Path, starter: str) -> None:
     """End all ranks if the directory of results is replaced by a file."""

@@ -18,6 +18,7 @@ from commbench.launch.events import RankError
 from commbench.launch.identity import Identity
 from commbench.launch.rank import RankWork
 from commbench.launch.standalone import OwnRank
+from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
 from commbench.results.plan import RunRequest, Stage
 from commbench.results.record_types import AnyRecord
@@ -140,6 +141,25 @@ def test_ctrl_c_in_the_last_case_begins_no_further_stage(tmp_path: Path) -> None
     assert ("interrupted", [(0, "ok")], 4) == state(tmp_path / "run")
     reason = read_info(tmp_path / "run")["reason"]
     assert "interrupted by SIGINT" == reason
+
+
+def test_ctrl_c_waits_until_results_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Write what a launch has measured on Ctrl-C, and start no other stage."""
+    invocation = Invocation(tmp_path / "run", [lambda _: FIRST, lambda _: SECOND])
+    rank_0, left = invocation.ranks[0], list[int]()
+
+    def write(store: Store) -> None:
+        if not rank_0.interrupts.number:
+            rank_0.on_signal(signal.SIGINT)
+        write_tables(store)
+
+    monkeypatch.setattr("commbench.launch.ledger.write_tables", write)
+    monkeypatch.setattr("commbench.launch.standalone.leave", left.append)
+    assert 128 + signal.SIGINT == invocation.run()
+    assert not left
+    assert ("interrupted", [(0, "ok")], 4) == state(tmp_path / "run")
 
 
 def test_another_plan_is_refused_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

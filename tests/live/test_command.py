@@ -258,6 +258,15 @@ def test_the_exit_code_is_that_of_the_command(
     assert NOTHING in err
 
 
+def test_a_command_may_be_longer_than_a_variable_of_the_environment(options: LiveOptions) -> None:
+    """Start a command of more than the 128 KiB that Linux allows in a variable."""
+    command = ["sh", "-c", "exit 5", *(f"/data/shards/training-{n:06}.tar" for n in range(5000))]
+    options = dataclasses.replace(options, argv=("commbench", "tune", "--", *command))
+    assert 5 == attach_to(command, options)
+    argv = LiveOptions.loads(options.dumps()).argv
+    assert (options.argv[:50], "...") == (argv[:50], argv[-1])
+
+
 def test_output_and_input_pass_through_to_the_byte(tmp_path: Path, options: LiveOptions) -> None:
     """Copy all bytes from stdin to stdout, and print nothing of our own there."""
     data = bytes(range(256)) * 300

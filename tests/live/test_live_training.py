@@ -23,7 +23,7 @@ def found(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the result of each check of `live_training` on two ranks."""
     store = tmp_path_factory.mktemp("live") / "store"
     loops = [":".join(["compare", *TUNED]), ":".join(["watch", *WATCHED])]
-    checks = [*loops, "compressed", "in_turn", "refused"]
+    checks = [*loops, "compressed", "in_turn", "refused", "twice"]
     script = "live_training.py"
     return found_by(run_gloo_ranks(forked_python, 2, script, *checks, store=store, timeout=500))
 
@@ -43,14 +43,14 @@ def test_a_tuned_training_ends_to_the_bit_as_without(found: Any, way: str) -> No
 
 
 def test_every_live_switch_is_tried(found: Any) -> None:
-    """Turn each switch in some training.
+    """Turn each switch in some training, but for those that change what a script holds.
 
     In a short one beside a busy core not every setting has its turn.
     """
     switches = set()
     for outcome in found["compare"].values():
         switches.update(outcome["switches"])
-    assert {"bucket_view", "batched_grad_copy"} == switches
+    assert {"batched_grad_copy"} == switches
 
 
 def test_accumulation_and_batch_are_noticed(found: Any) -> None:
@@ -80,6 +80,11 @@ def test_models_are_tuned_one_by_one(found: Any) -> None:
         messages = outcome["messages"]
         assert 2 == sum(line.startswith("commbench: tuning Net") for line in messages), messages
         assert 0 == outcome["left"]
+
+
+def test_a_model_is_tuned_once(found: Any) -> None:
+    """Give a script the tuning of its model that is under way."""
+    assert {"same": True, "messages": 1} == found["twice"]
 
 
 def test_what_cannot_be_tuned_says_why(found: Any) -> None:

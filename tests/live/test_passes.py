@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from commbench.live.passes import (  # noqa: E402 - needs torch
+from commbench.live.passes import (
     Pass,
     of_steps,
     pass_times,

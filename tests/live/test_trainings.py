@@ -47,11 +47,15 @@ OTHERS = (
     "by_own_exchange",
     "restarted",
     "leaving",
+    "flat",
+    "detached",
+    "dropping",
 )
 #: Kinds that torchrun starts; it takes two seconds longer.
 BY_TORCHRUN = {"halves", "restarted", "leaving"}
-#: Kinds whose steps cannot be tuned: too few, compiled with the buckets, or without DDP's exchange.
-UNTUNED = ("few", "compiled_whole", "by_own_exchange")
+#: Kinds whose steps cannot be tuned: too few, compiled with the buckets, without DDP's exchange, or
+#: with a hook whose result follows the buckets.
+UNTUNED = ("few", "compiled_whole", "by_own_exchange", "dropping")
 #: Kinds whose watching once went wrong, and others.
 WATCHED_SLOWLY = (
     *("reentrant", "sharpness", "sparse", "thawed", "halves", "late_hook", "wrapped_again"),
@@ -65,6 +69,7 @@ SAID = {
     "compiled_whole": "torch.compile was applied to the DDP object",
     "few": "made 6 backward passes with synchronisation",
     "by_own_exchange": "made 0 backward passes with synchronisation",
+    "dropping": "its own communication hook drops parts of gradients",
 }
 KINDS = [*FIRST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
 #: A method, the call that raises, and the rank: before, while and after ranks agree. From ``4+`` on

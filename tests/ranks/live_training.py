@@ -274,6 +274,17 @@ def in_turn() -> dict[str, Any]:
     return results
 
 
+def twice() -> dict[str, Any]:
+    """Ask for two tunings of a model; return whether they are one, and the lines about it."""
+    model, messages = make(Way()), io.StringIO()
+    first = commbench.autotune(model, out=directory("twice"), workload="twice")
+    with contextlib.redirect_stderr(messages):
+        second = commbench.autotune(model, out=directory("again"), workload="twice")
+    found = len(messages.getvalue().splitlines())
+    train(model, Way(), steps=20)
+    return {"same": first._director is second._director, "messages": found}
+
+
 def refused() -> dict[str, Any]:
     """Return the message for each training that is not tuned."""
     makers: dict[str, Callable[[], Any]] = {
@@ -310,6 +321,7 @@ CHECKS: dict[str, Callable[..., Any]] = {
     "compressed": compressed,
     "in_turn": in_turn,
     "refused": refused,
+    "twice": twice,
 }
 
 if __name__ == "__main__":

@@ -250,6 +250,16 @@ LAB = (
         ("train --out=mine/", {"seed": 0}, "commbench train --seed 0 --out=mine_again"),
         ("import a.txt --out theirs", {"seed": None}, "commbench import a.txt --out theirs_again"),
         (
+            "tune --out mine -- train.py --out checkpoints --seed 3",
+            {},
+            "commbench tune --seed 7 --out mine_again -- train.py --out checkpoints --seed 3",
+        ),
+        (
+            "watch -- torchrun train.py",
+            {"plan": {"live": True, "watch": True}},
+            "commbench watch -- torchrun train.py",
+        ),
+        (
             "run matrix",
             {"environment": {"emulated": EMULATED}, "ranks_per_node": 2},
             f"{LAB} -- commbench run --seed 7 matrix",

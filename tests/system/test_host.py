@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from trees import plant
 
@@ -89,6 +90,13 @@ def test_collect_host_survives_an_empty_tree(
     assert this == json.loads(json.dumps(this))
     assert 0 < this["memory_available_bytes"] <= this["memory_total_bytes"]
     assert 0 <= this["cpu_steal_ratio"] < 1
+
+
+def test_a_host_that_counts_no_time_has_no_share_of_steal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return None where the kernel reports zeros for all times, as gVisor does."""
+    zeros = type(psutil.cpu_times())(*[0.0] * len(psutil.cpu_times()))
+    monkeypatch.setattr("psutil.cpu_times", lambda: zeros)
+    assert collect_host()["cpu_steal_ratio"] is None
 
 
 def test_interfaces_that_are_up_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,7 +222,7 @@ def _check_distinct(runs: Sequence[Run]) -> None:
     """Refuse the same measurements under two names: copies say nothing of the variance between
     runs.
     """
-    if len(runs) == 2:  # noqa: PLR2004 - one baseline, which may be compared with itself
+    if len(runs) == 2:  # one baseline, which may be compared with itself
         return
     by_measurements: dict[str, Run] = {}
     for run in runs:

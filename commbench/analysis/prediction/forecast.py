@@ -27,7 +27,7 @@ from commbench.units import algbw_GBps, format_link_rate
 PREDICTED = "predicted"
 
 
-def _column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
+def _column(about: str, default: Any = None) -> Any:
     return field(default=default, metadata={"about": about})
 
 
@@ -48,7 +48,7 @@ class CollectiveForecast:
     time_us_low: float | None = _column("interval")
     time_us_high: float | None = None
     level: float | None = _column("of the interval; empty: its error is of other runs")
-    busbw_GBps: float | None = None  # noqa: N815 - a unit
+    busbw_GBps: float | None = None
     held_out_error: float | None = _column("median absolute relative error of such predictions")
     held_out_over: str = ""
     status: str = "ok"

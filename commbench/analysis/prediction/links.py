@@ -102,7 +102,7 @@ def link_of(info: RunInfo, transport: str) -> Link:
         )
     if info.get("nodes") == 1:
         return WITHIN_HOST
-    slowest_Mbps = min((each.get("speed_Mbps") or 0 for each in crossed), default=0)  # noqa: N806 - a unit
+    slowest_Mbps = min((each.get("speed_Mbps") or 0 for each in crossed), default=0)
     if not slowest_Mbps:
         return Link()
     payload = _payload(mtu, _WIRE)
@@ -115,7 +115,7 @@ def limit_of(row: Row, info: RunInfo) -> Link | None:
     A bound exists only with one rank on each of several hosts: then all traffic crosses the link,
     and all ranks wait for the slowest. Two ranks among many may have a faster link.
     """
-    if row.ranks_per_node != 1 or (row.nodes or 1) < 2 or row.pattern != "flat":  # noqa: PLR2004 - several
+    if row.ranks_per_node != 1 or (row.nodes or 1) < 2 or row.pattern != "flat":  # several
         return None
     link = link_of(info, row.transport)
     if link.rate_bps is None or math.isinf(link.rate_bps):

@@ -164,7 +164,7 @@ def _spike(parts: Sequence[_Part], info: RunInfo, soak_begun_s: float) -> EventR
     names = {hosts.get(rank, "") for rank in ranks}
     host = names.pop() if len(names) == 1 else ""
     scope = "ranks"
-    if len(ranks) < 2:  # noqa: PLR2004 - a single rank
+    if len(ranks) < 2:  # a single rank
         scope = "rank" if ranks else "system"
     elif host and ranks == {rank for rank, name in hosts.items() if name == host}:
         scope = "host"

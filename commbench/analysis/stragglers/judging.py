@@ -146,7 +146,7 @@ def _spread(medians: Floats) -> float:
     deviation.
     """
     count = len(medians)
-    if count < 2:  # noqa: PLR2004 - one has no spread
+    if count < 2:  # one has no spread
         return 0.0
     factor = _DEVIATION_FACTORS.get(count, count / (count - 0.8))
     return factor * 1.4826 * float(np.median(np.abs(medians - np.median(medians))))

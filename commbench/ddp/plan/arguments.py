@@ -45,7 +45,7 @@ def known_name(argument: str, known: Collection[str]) -> str:
     return argument
 
 
-def setting_of_model(ddp_model: Any) -> dict[str, Any]:  # noqa: ANN401 - torch is not imported
+def setting_of_model(ddp_model: Any) -> dict[str, Any]:
     """Return the bucket size and the switches of a DDP object, as the fields of a
     `TrainingCase`.
     """
@@ -56,7 +56,7 @@ def setting_of_model(ddp_model: Any) -> dict[str, Any]:  # noqa: ANN401 - torch 
     return setting
 
 
-def _cap_of(ddp_model: Any) -> str:  # noqa: ANN401 - as above
+def _cap_of(ddp_model: Any) -> str:
     caps = getattr(ddp_model, "bucket_bytes_cap_list", None)
     if not caps:
         if getattr(ddp_model, "bucket_bytes_cap_default", False):

@@ -56,9 +56,10 @@ class Switch(NamedTuple):
     """The help of its option."""
     default: bool = False
     is_live: bool = False
-    """Whether it can change between two steps of a training without changing a gradient."""
+    """Whether it can change between two steps of a training without changing a gradient, or a
+    tensor that the script may hold."""
 
-    def option(self) -> Any:  # noqa: ANN401 - a field
+    def option(self) -> Any:
         """Return the field of a sweep that is its option."""
         default = "off"
         if self.default:
@@ -78,7 +79,6 @@ BUCKET_VIEW = Switch(
     "bucket views",
     "views",
     about="gradient_as_bucket_view: off, on or both.",
-    is_live=True,
 )
 STATIC_GRAPH = Switch(
     "static_graph",
@@ -119,7 +119,7 @@ BATCHED_GRAD_COPY = Switch(
 SWITCHES = (BUCKET_VIEW, STATIC_GRAPH, UNUSED_PARAMETERS, BROADCAST_BUFFERS, BATCHED_GRAD_COPY)
 
 
-def changed_switches(setting: Any) -> list[Switch]:  # noqa: ANN401 - a case, a choice or a row
+def changed_switches(setting: Any) -> list[Switch]:
     """Return the switches of a setting that differ from DDP's default.
 
     None in a row is the default.
@@ -129,7 +129,7 @@ def changed_switches(setting: Any) -> list[Switch]:  # noqa: ANN401 - a case, a 
     ]
 
 
-def switch_words(setting: Any, baseline: Any = None) -> list[str]:  # noqa: ANN401 - as above
+def switch_words(setting: Any, baseline: Any = None) -> list[str]:
     """Return the words in a setting's name for switches and torch.compile that differ from the
     baseline's.
 
@@ -147,7 +147,7 @@ def switch_words(setting: Any, baseline: Any = None) -> list[str]:  # noqa: ANN4
     return words
 
 
-def setting_name(setting: Any, baseline: Any = None) -> str:  # noqa: ANN401 - as above
+def setting_name(setting: Any, baseline: Any = None) -> str:
     """Return a setting of DDP in words, e.g. ``topk:0.01 with 25 MiB buckets, amp-bf16``.
 
     Switches that the baseline has, too, are left out.
@@ -334,7 +334,7 @@ class TrainingCase:
             precision=self.precision, hook=LOCAL, accumulation=self.accumulation, compile=compiled
         )
 
-    def beside(self, **settings: Any) -> TrainingCase:  # noqa: ANN401 - fields of any type
+    def beside(self, **settings: Any) -> TrainingCase:
         """Return another case of the same `group` and phase with these settings, else DDP's
         defaults.
         """

@@ -151,7 +151,7 @@ class TrainingRecord:
     """Steps that the gradient scaler skipped, in all blocks."""
     peak_memory_bytes: int | None = None
     """Largest memory of a rank: of its process, on a GPU of torch's allocations there."""
-    energy_J: float | None = None  # noqa: N815 - a unit
+    energy_J: float | None = None
     """Energy of one step on all hosts; None if it was not measured."""
     energy_of: str = ""
     """See `commbench.engine.records.Record.energy_of`."""
@@ -276,11 +276,11 @@ class TrainingRow:
         "waiting for slower ranks inside communication, mean over ranks"
     )
     compress_ms: float | None = column("compressing and decompressing, mean over ranks")
-    sent_MB_per_step: float | None = column(  # noqa: N815 - a unit
+    sent_MB_per_step: float | None = column(
         "sent by a rank, measured, MB = 1e6 bytes; empty over NCCL, where it cannot be counted",
         heading="sent",
     )
-    dense_MB_per_step: float | None = column(  # noqa: N815 - a unit
+    dense_MB_per_step: float | None = column(
         "sent by a rank in a ring all-reduce in float32: 2 (p-1)/p 4n"
     )
     speedup: float | None = column("time per sample of (fp32, none, default) over the row's")
@@ -314,12 +314,12 @@ class TrainingRow:
         "whether all ranks hold bit-identical parameters after the last exchange"
     )
     skipped_steps: int | None = column("steps that the gradient scaler skipped, all launches")
-    peak_memory_MB: float | None = column(  # noqa: N815 - a unit
+    peak_memory_MB: float | None = column(
         "largest resident memory of a rank's process in a block; on a GPU the most that torch had"
         " allocated there",
         heading="memory",
     )
-    energy_J: float | None = column(  # noqa: N815 - a unit
+    energy_J: float | None = column(
         "energy of one step; energy_of in samples.jsonl names the meters"
     )
     energy_of: str = no_column()

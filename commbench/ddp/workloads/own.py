@@ -78,10 +78,10 @@ def _arguments(
     return arguments
 
 
-def _as_workload(spec: str, returned: Any, batch_size: int | None) -> Workload:  # noqa: ANN401 - any type
+def _as_workload(spec: str, returned: Any, batch_size: int | None) -> Workload:
     if isinstance(returned, Workload):
         return returned
-    if not isinstance(returned, tuple) or len(returned) != 3:  # noqa: PLR2004 - model, loss, batches
+    if not isinstance(returned, tuple) or len(returned) != 3:  # model, loss, batches
         description = f"a value of type {type(returned).__name__}"
         if isinstance(returned, tuple):
             description = f"a tuple of {len(returned)}"

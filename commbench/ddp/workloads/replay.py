@@ -49,7 +49,7 @@ class Replay(nn.Module):
         self._handed_out: dict[int, Tensor] = {}
         self._registered = _register(self, trace)
 
-    def forward(self, _batch: Any) -> Tensor:  # noqa: ANN401 - the data is not used
+    def forward(self, _batch: Any) -> Tensor:
         """Use up the recorded time.
 
         Return the end of the autograd chain that the backward pass runs through.
@@ -111,12 +111,12 @@ class _Release(torch.autograd.Function):
     """Returns a gradient in the backward pass; autograd accumulates it before the next one."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, _parameter: Tensor, replay: Replay, index: int) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, value: Tensor, _parameter: Tensor, replay: Replay, index: int) -> Tensor:
         ctx.replay, ctx.index = replay, index
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:  # noqa: ANN401 - autograd's own
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
         return upstream, ctx.replay.release(ctx.index), None, None
 
 

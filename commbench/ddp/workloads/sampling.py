@@ -63,7 +63,7 @@ def sharded(
     """
     per_epoch = max(1, samples // (batch_size * ranks))
 
-    def make(number: int) -> Any:  # noqa: ANN401 - the type that ``pick`` returns
+    def make(number: int) -> Any:
         epoch, position = divmod(number, per_epoch)
         order = torch.randperm(samples, generator=generator(seed, DATA, epoch))
         first = (position * ranks + rank) * batch_size

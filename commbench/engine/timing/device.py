@@ -32,19 +32,19 @@ class DeviceClock(Protocol):
     def rendezvous(self) -> None:
         """Queue a small exchange that ends only when every rank's device has begun it."""
 
-    def new_event(self) -> Any:  # noqa: ANN401 - the device's own
+    def new_event(self) -> Any:
         """Make an event."""
 
-    def record(self, event: Any) -> None:  # noqa: ANN401 - as new_event
+    def record(self, event: Any) -> None:
         """Queue an event after everything that was queued before."""
 
-    def has_happened(self, event: Any) -> bool:  # noqa: ANN401 - as new_event
+    def has_happened(self, event: Any) -> bool:
         """Return whether the event has occurred, without waiting for it."""
 
-    def wait(self, event: Any) -> None:  # noqa: ANN401 - as new_event
+    def wait(self, event: Any) -> None:
         """Wait until the event has occurred."""
 
-    def elapsed_ns(self, first: Any, last: Any) -> float:  # noqa: ANN401 - as new_event
+    def elapsed_ns(self, first: Any, last: Any) -> float:
         """Return the nanoseconds between two events that have occurred."""
 
 

@@ -69,7 +69,7 @@ class Call:
     of it."""
 
 
-def address_of(function: Any) -> int:  # noqa: ANN401 - any ctypes function
+def address_of(function: Any) -> int:
     """Return the address of a C function in this process."""
     address = ctypes.cast(function, ctypes.c_void_p).value
     if address is None:

@@ -60,7 +60,7 @@ def _signed(word: int) -> int:
 
 
 @intrinsic
-def _call_address(_typing: Any, _address: Any, arguments: Any) -> Any:  # noqa: ANN401 - numba's own protocol
+def _call_address(_typing: Any, _address: Any, arguments: Any) -> Any:
     """Call the C function at an address with integer arguments; return its int result.
 
     Integers narrower than 64 bits are passed in 64-bit registers, as the System V and AArch64
@@ -68,7 +68,7 @@ def _call_address(_typing: Any, _address: Any, arguments: Any) -> Any:  # noqa: 
     """
     count = arguments.count
 
-    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:  # noqa: ANN401 - numba's protocol
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         word = ir.IntType(64)
         function = ir.FunctionType(ir.IntType(32), [word] * count)
         pointer = builder.inttoptr(values[0], function.as_pointer())
@@ -100,7 +100,8 @@ def _issue(table: Table) -> int:
 @compiled
 def _now(clock: int, timespec: NDArray[np.int64]) -> int:
     _call_address(clock, (CLOCK_MONOTONIC, timespec.ctypes.data))
-    return timespec[0] * 1_000_000_000 + timespec[1]  # type: ignore[no-any-return] # numba sees an int64
+    # For numba it is an int64.
+    return timespec[0] * 1_000_000_000 + timespec[1]  # type: ignore[no-any-return]
 
 
 @compiled

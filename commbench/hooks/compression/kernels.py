@@ -189,7 +189,10 @@ def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
 
 
 @compiled
-def _take_ties(words: Words, start: int, level: int, equal: int, slot: int, ties: Words) -> int:  # noqa: PLR0917 - numba compiles positional arguments only
+# Numba compiles positional arguments only.
+def _take_ties(  # noqa: PLR0917
+    words: Words, start: int, level: int, equal: int, slot: int, ties: Words
+) -> int:
     """Write ``start`` + positions of magnitudes equal to ``level`` to their slots of ``ties``.
 
     Slots count from 0 to ``equal`` - 1; those beyond ``ties`` are not chosen.

@@ -152,7 +152,7 @@ def unix_s(text: str | None) -> float | None:
         return None
 
 
-def import_optional(module: str) -> Any:  # noqa: ANN401 - a module that need not be installed
+def import_optional(module: str) -> Any:
     """Import a module of an optional package, which is named as the module is, and return it.
 
     Raises:

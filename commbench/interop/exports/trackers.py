@@ -153,7 +153,7 @@ def write_mlflow(run: Run, out: Path | None = None) -> str:
     return address
 
 
-def _log(run: Run, client: Any, entities: Any) -> None:  # noqa: ANN401 - MLflow's
+def _log(run: Run, client: Any, entities: Any) -> None:
     experiment = client.get_experiment_by_name(EXPERIMENT)
     number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
     tags = _tags(run)

@@ -131,6 +131,7 @@ def import_outputs(
         source_tool = find_tool(text, source.name, tool)
         reading = Reading(name=source.name, options=options, tool=source_tool.title)
         source_tool.read(text, reading)
+        _note_others(text, source_tool, reading)
         readings.append(reading)
     launches_by_case: dict[tuple[str, int], list[Record]] = {}
     for reading in readings:
@@ -150,6 +151,15 @@ def import_outputs(
     for launches in launches_by_case.values():
         records += [_with_world_size(record, most) for record in launches]
     return Imported(records=records, info=_info(sources, readings, most), readings=readings)
+
+
+def _note_others(text: str, source_tool: Tool, reading: Reading) -> None:
+    """Note the tables of other tools in a text."""
+    for tool in TOOLS.values():
+        if tool.title != source_tool.title and tool.recognises(text):
+            reading.leave_out(
+                f"tables of {tool.title} in the same file; import it again with --tool {tool.name}"
+            )
 
 
 def _info(sources: Sequence[Source], readings: Sequence[Reading], most: int) -> JsonObject:

@@ -103,7 +103,7 @@ def _groups(block: Block) -> set[str]:
 
 def nccl_version(code: int) -> str:
     """Return NCCL's name and version from its code: 22807 is 2.28.7, and 2708 is 2.7.8."""
-    scale = 10_000 if code >= 10_000 else 1000  # noqa: PLR2004 - from 2.9 on
+    scale = 10_000 if code >= 10_000 else 1000  # from 2.9 on
     return f"NCCL {code // scale}.{code % scale // 100}.{code % 100}"
 
 
@@ -155,7 +155,7 @@ def conditions(
     ranks = reading.ranks(stated_ranks(places), operation)
     if stated_ranks(places) == ranks:
         reading.places[ranks] = places
-    if blocking == 2:  # noqa: PLR2004 - as nccl-tests counts them
+    if blocking == 2:  # as nccl-tests counts them
         raise LeftOutError(
             "each operation was waited for without a barrier (-z 2), neither isolated nor back to"
             " back"
@@ -313,7 +313,7 @@ def half_record(
     half: Mapping[str, str],
     *,
     stated: Mapping[str, Any],
-    **shared: Any,  # noqa: ANN401 - further arguments of `make_record`
+    **shared: Any,
 ) -> Record:
     """Return the record of one half of a line.
 

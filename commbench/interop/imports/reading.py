@@ -159,7 +159,7 @@ def number(word: str) -> float:
         value = float(word)
     except ValueError:
         value = -1.0
-    if not 0 <= value < 1e18:  # noqa: PLR2004 - also excludes NaN
+    if not 0 <= value < 1e18:  # also excludes NaN
         raise LeftOutError(f"{word!r} is no number that was measured")
     return value
 
@@ -185,7 +185,7 @@ def make_record(
     wrong: int | None = None,
     failure: Finding | None = None,
     stated: Mapping[str, Any] = MappingProxyType({}),
-    **conditions: Any,  # noqa: ANN401 - fields of `Record`
+    **conditions: Any,
 ) -> Record:
     """Return one case as a tool states it, as a record of launch 0.
 

@@ -49,8 +49,8 @@ def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> dict[str, i
         if len(names) == len(tasks):
             return dict(zip(names, tasks, strict=True))
     raise InputError(
-        f"Slurm's tasks per node, {tasks}, do not match its nodes, {' or '.join(lists)!r}; name the"
-        " hosts by --hostfile."
+        f"Slurm's tasks per node, {tasks}, do not match its nodes,"
+        f" {' or '.join(filter(None, lists))!r}; name the hosts by --hostfile."
     )
 
 
@@ -135,7 +135,9 @@ def read_hostfile(path: Path, environ: Mapping[str, str] | None = None) -> Hostf
     try:
         text = path.read_bytes().decode(errors="replace")
     except OSError as error:
-        raise InputError(f"The hostfile {path} cannot be read ({error.strerror}).") from error
+        raise InputError(
+            f"The hostfile {path} cannot be read ({error.strerror}); name another by --hostfile."
+        ) from error
     lines: dict[str, list[int | None]] = {}
     content = Hostfile(Counter(), is_plain=True)
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):

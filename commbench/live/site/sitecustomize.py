@@ -2,9 +2,9 @@
 
 See `commbench.live.adopt`.
 
-Python imports it by its name from the first directory of PYTHONPATH. It must cost nothing in a process that trains
-nothing, and must run in any Python: it imports neither commbench nor torch. A ``sitecustomize`` of the site's own
-follows at the end.
+Python imports it by its name from the first directory of PYTHONPATH. It must cost nothing in a
+process that trains nothing, and must run in any Python: it imports neither commbench nor torch. A
+``sitecustomize`` of the site's own follows at the end.
 """
 
 import os
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
-#: The class of each module whose objects `commbench.live.adopt.take` is given as soon as the process makes one.
+#: The class of each module whose objects `commbench.live.adopt.take` is given as soon as the
+#: process makes one.
 WATCHED = {
     "torch.nn.parallel.distributed": "DistributedDataParallel",
     "torch.distributed.fsdp.fully_sharded_data_parallel": "FullyShardedDataParallel",
@@ -35,7 +37,10 @@ def rank() -> int:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
-    return int(next((os.environ[name] for name in RANKS if os.environ.get(name, "").isdigit()), "0"))
+    for name in RANKS:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
 
 
 def take(instance: object) -> None:
@@ -45,7 +50,8 @@ def take(instance: object) -> None:
     """
     try:
         from commbench.live import adopt
-    except Exception as error:  # noqa: BLE001 - commbench may be missing in this Python, or be another one
+    # This Python may have no commbench, or another one.
+    except Exception as error:  # noqa: BLE001
         failure = f"{sys.executable} cannot import commbench ({type(error).__name__}: {error})"
         reason = f"{failure}; install commbench and torch 2.7 or newer there"
     else:
@@ -53,7 +59,9 @@ def take(instance: object) -> None:
     if reason and reason not in SAID and rank() == 0:
         SAID.add(reason)
         try:
-            done = "watched" if '"mode": "watch"' in os.environ.get("COMMBENCH_TUNE", "") else "tuned"
+            done = "tuned"
+            if '"mode": "watch"' in os.environ.get("COMMBENCH_TUNE", ""):
+                done = "watched"
             sys.stderr.write(f"commbench: the training is not {done}, because {reason}.\n")
             sys.stderr.flush()
         except Exception:  # noqa: BLE001, S110 - the training has closed or replaced stderr
@@ -98,15 +106,18 @@ class Finder:
         """
         if name not in WATCHED:
             return None
-        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
-        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader.exec_module = watching(spec.loader.exec_module)  # type: ignore[method-assign, assignment]
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            loader: Any = spec.loader
+            loader.exec_module = watching(loader.exec_module)
         return spec
 
 
 if os.environ.get("COMMBENCH_TUNE"):
     sys.meta_path.insert(0, Finder())
-sys.path[:] = [each for each in sys.path if each != os.path.dirname(__file__)]  # noqa: PTH120 - pathlib takes 5 ms
+# To import pathlib takes 5 ms.
+sys.path[:] = [each for each in sys.path if each != os.path.dirname(__file__)]  # noqa: PTH120
 del sys.modules[__name__]
 __import__(__name__)  # the site's own; Python takes it well if there is none

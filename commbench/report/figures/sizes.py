@@ -75,7 +75,7 @@ def size_charts(runs: Sequence[Run]) -> Iterator[Chart]:
                 of_operation.append(_Measured(run, prefix, case, rows))
     for name, operation in OPERATIONS.items():
         of_operation = measured.get(name, [])
-        if len({one.case.message_bytes for one in of_operation}) < 2:  # noqa: PLR2004 - no curve
+        if len({one.case.message_bytes for one in of_operation}) < 2:  # no curve
             continue
         remarks = [Finding("figure_times", numbers={"meaning": explain_time(runs)})]
         if operation.is_round_trip:

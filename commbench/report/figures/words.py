@@ -36,7 +36,7 @@ def run_names(runs: Sequence[Run]) -> list[str]:
 
 def _unshared(names: Sequence[list[str]]) -> list[list[str]]:
     """Remove the first words, each with its separator, that several names share; one remains."""
-    if len(names) < 2:  # noqa: PLR2004 - one shares nothing
+    if len(names) < 2:  # one shares nothing
         return list(names)
     shared = len(os.path.commonprefix(names)) // 2 * 2  # noqa: RUF071 - words, no paths
     least = min(map(len, names))

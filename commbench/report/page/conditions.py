@@ -30,7 +30,7 @@ from commbench.report.page.parts import Code
 from commbench.report.state import tools_of
 from commbench.results import Run
 from commbench.results.files import FILES
-from commbench.results.info import Launch, RunInfo, is_live
+from commbench.results.info import Launch, RunInfo, is_live, is_watched
 from commbench.results.tables import rows_by
 from commbench.schema import LARGEST
 from commbench.system.environment import differing
@@ -128,7 +128,7 @@ def _sampling(info: RunInfo) -> str:
     return ", ".join(parts)
 
 
-def _entry(heading: str, name: str = "", **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
+def _entry(heading: str, name: str = "", **options: Any) -> Column[Any]:
     """Return a column of an entry of ``run.json``."""
     return Column(heading, methodcaller("get", name or heading), **options)
 
@@ -363,14 +363,18 @@ def words_of(info: RunInfo) -> list[str]:
     words = [str(word) for word in info["argv"]]
     if is_live(info) and words[:1] != ["commbench"]:  # the script tunes itself
         return words
+    place = len(words)
+    if "--" in words:  # behind it stands the command of a training, with options of its own
+        place = words.index("--")
     command: list[str] = []
-    for word in words:
+    for word in words[:place]:
         is_out = command[-1:] == ["--out"] or word.startswith("--out=")
         command.append(f"{word.rstrip('/')}_again" if is_out else word)
     seed = info.get("seed")
-    if seed is not None and not any(word.partition("=")[0] == "--seed" for word in command):
+    has_seed = any(word.partition("=")[0] == "--seed" for word in command)
+    if seed is not None and not has_seed and not is_watched(info):
         command[2:2] = ["--seed", str(seed)]
-    return [*_lab(info), *command]
+    return [*_lab(info), *command, *words[place:]]
 
 
 def _lab(info: RunInfo) -> list[str]:

@@ -107,7 +107,11 @@ def folds(rank: int) -> list[nn.Module]:
     """
     models = []
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False)
+    # The server of the first group would end with it on rank 0, if this store did not share it.
+    is_server = rank == 0
+    store = dist.TCPStore(
+        address, port, is_master=is_server, wait_for_workers=False, multi_tenant=True
+    )
     for fold, steps in enumerate((70, 12, 17)):
         dist.barrier()
         dist.destroy_process_group()
@@ -117,6 +121,44 @@ def folds(rank: int) -> list[nn.Module]:
         models.append(DistributedDataParallel(network()))
         train(models[-1], rank, steps=steps)
     return models
+
+
+def flat(rank: int) -> list[nn.Module]:
+    """Keep all gradients in one tensor, and update the parameters from it."""
+    ddp = DistributedDataParallel(network())
+    parameters = list(ddp.parameters())
+    whole = torch.zeros(sum(parameter.numel() for parameter in parameters))
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, part in zip(parameters, whole.split(sizes), strict=True):
+        parameter.grad = part.view_as(parameter)
+    for x in batches(rank):
+        whole.zero_()
+        ddp(x).square().mean().backward()
+        with torch.no_grad():
+            for parameter, part in zip(parameters, whole.split(sizes), strict=True):
+                parameter.sub_(0.05 * part.view_as(parameter))
+    return [ddp]
+
+
+def detached(rank: int) -> list[nn.Module]:
+    """Detach gradients in place, as old scripts do."""
+    ddp = DistributedDataParallel(network())
+
+    def detach(_: int) -> None:
+        for parameter in ddp.parameters():
+            if parameter.grad is not None:
+                parameter.grad.detach_()
+
+    return train(ddp, rank, between=detach)
+
+
+def dropping(rank: int) -> list[nn.Module]:
+    """Register a hook of commbench that sends the largest elements of each bucket."""
+    from commbench.hooks import TopK  # the other kinds do not know commbench
+
+    ddp = DistributedDataParallel(network())
+    TopK(density=0.1).register(ddp)
+    return train(ddp, rank)
 
 
 def by_hand(rank: int) -> list[nn.Module]:
