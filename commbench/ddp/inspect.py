@@ -111,12 +111,15 @@ def main(arguments: str) -> int:
 
 
 def inspect_spec(
-    spec: str = "", batch: int | None = None, hooks: Sequence[str] = (), gpu: int | None = None
+    spec: str | None = None,
+    batch: int | None = None,
+    hooks: Sequence[str] = (),
+    gpu: int | None = None,
 ) -> WorkloadFacts | None:
     """Return the facts of a workload, after trying the hooks; None without a workload.
 
     Args:
-        spec: the workload, as ``--workload`` names it; empty: only the hooks are tried.
+        spec: the workload, as ``--workload`` names it; None: only the hooks are tried.
         batch: samples per rank and step; None: the workload's own.
         hooks: as ``--hook`` names them.
         gpu: number of this host's GPU, modulo their number; None: on CPUs.
@@ -125,7 +128,7 @@ def inspect_spec(
     if gpu is not None:
         device = Gpu(gpu % len(gpus_to_train_on()))
     made_hooks = _try_hooks(hooks, device)
-    if not spec:
+    if spec is None:
         return None
     workload = load_workload(spec, seed=0, rank=0, world_size=1, batch_size=batch)
     try:

@@ -208,10 +208,11 @@ def test_command_prints_facts_and_nothing_else(tmp_path: Path) -> None:
     )
 
 
-def test_command_prints_errors_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("spec", ["nonsense", ""])
+def test_command_prints_errors_as_json(capsys: pytest.CaptureFixture[str], spec: str) -> None:
     """Print a sentence as JSON and exit with the code of bad input."""
-    assert 2 == main('{"spec": "nonsense"}')
-    assert "no workload 'nonsense'" in json.loads(capsys.readouterr().out)["error"]
+    assert 2 == main(json.dumps({"spec": spec}))
+    assert f"no workload {spec!r}" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_workload_needs_no_torch() -> None:
