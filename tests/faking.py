@@ -144,7 +144,7 @@ class FakeCommunicator(Communicator):
         """See `Communicator.transport`."""
         return "script"
 
-    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
         """Return a loop that draws its timestamps."""
         return FakeTimer(self, sync, progress)
 
@@ -158,7 +158,7 @@ class FakeCommunicator(Communicator):
     def poison(self, buffer: HostBuffer) -> None:
         """Hold nothing."""
 
-    def count_wrong(self, buffer: HostBuffer, content: Content) -> int:  # noqa: ARG002 - scripted
+    def count_wrong(self, buffer: HostBuffer, content: Content) -> int:
         """Return the scripted number."""
         return self.script.wrong(self._control.rank)
 

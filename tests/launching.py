@@ -104,7 +104,7 @@ class ScriptLauncher:
         self.envs.append(env)
         return self
 
-    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
+    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
         """Return the command of the script, for any program."""
         self.started += 1
         return [sys.executable, "-c", PLAYER + self.script]

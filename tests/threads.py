@@ -49,15 +49,15 @@ class ThreadControl:
         """Return rank 0's value."""
         return self._together(value)[0]
 
-    def broadcast_int(self, value: int, *, patient: bool = False) -> int:  # noqa: ARG002 - threads block anyway
+    def broadcast_int(self, value: int, *, patient: bool = False) -> int:
         """Return rank 0's integer."""
         return self.broadcast(value)
 
-    def barrier(self, *, patient: bool = False) -> None:  # noqa: ARG002 - threads block anyway
+    def barrier(self, *, patient: bool = False) -> None:
         """Wait for all threads."""
         self._rendezvous.barrier.wait()
 
-    def exchange(self, target: int, source: int) -> None:  # noqa: ARG002 - one rendezvous serves any pattern
+    def exchange(self, target: int, source: int) -> None:
         """Meet: in shared memory a round of a dissemination barrier is a barrier."""
         self._rendezvous.barrier.wait()
 
@@ -72,7 +72,7 @@ class ThreadControl:
                 return self._rendezvous.mail[source, self.rank].get(timeout=GIVEN_UP_S)
         raise threading.BrokenBarrierError
 
-    def abort(self, code: int) -> None:  # noqa: ARG002 - threads have no exit status
+    def abort(self, code: int) -> None:
         """Release every waiting thread with `threading.BrokenBarrierError`."""
         self._rendezvous.barrier.abort()
 

@@ -224,7 +224,7 @@ class HostTrial(Trial):
 
         return in_turn({**self.selections(), "add": self.add}, self.set_up, rounds, time_ms)
 
-    def row_of(self, data: str, times: Times) -> dict[str, Any]:  # noqa: ARG002 - all is judged
+    def row_of(self, data: str, times: Times) -> dict[str, Any]:
         """Judge torch.topk / commbench and commbench / addition."""
         row = {**ratio("speedup", times, "topk", "commbench")}
         row |= ratio("additions", times, "commbench", "add")

@@ -279,8 +279,7 @@ class PersistentMpiCommunicator(MpiCommunicator):
     each call.
     """
 
-    # The query finds one component for all collectives.
-    def algorithm(self, operation: str) -> str:  # noqa: ARG002
+    def algorithm(self, operation: str) -> str:
         """Return an empty text: the component of persistent collectives is unknown."""
         return ""
 
@@ -306,7 +305,7 @@ class PersistentMpiCommunicator(MpiCommunicator):
         ]
         return Call(run=persistent.run, rows=rows, keep=(request, persistent, self._status))
 
-    def begin(self, request: Request) -> NoReturn:  # noqa: ARG002 - none is persistent
+    def begin(self, request: Request) -> NoReturn:
         """Refuse a primitive that is no blocking collective."""
         raise self._cannot(_NOT_PERSISTENT)
 

@@ -374,7 +374,6 @@ class NcclBase(Communicator, DeviceClock):
         """See `DeviceClock.wait`."""
         event.synchronize()
 
-    # There is one loop.
-    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
         """Return the timer that records events on the stream of the operations."""
         return EventTimer(sync, self, progress)

@@ -212,14 +212,13 @@ class TorchControl:
         dist.broadcast_object_list(box)
         return box[0]
 
-    # Gloo blocks, patient or not.
-    def broadcast_int(self, value: int, *, patient: bool = False) -> int:  # noqa: ARG002
+    def broadcast_int(self, value: int, *, patient: bool = False) -> int:
         """Return rank 0's integer."""
         self._integer[0] = value
         dist.broadcast(self._integer, 0)
         return int(self._integer[0])
 
-    def barrier(self, *, patient: bool = False) -> None:  # noqa: ARG002 - Gloo blocks anyway
+    def barrier(self, *, patient: bool = False) -> None:
         """Wait for all ranks."""
         dist.barrier()
 

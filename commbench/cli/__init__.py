@@ -65,7 +65,7 @@ class _LazyGroup(TyperGroup):
     def commands(self, _: object) -> None:
         """Ignore the empty dictionary that the base class sets."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

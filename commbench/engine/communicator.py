@@ -70,7 +70,7 @@ class Communicator(ABC):
     def transport(self) -> str:
         """Return the transport between the ranks, which is known after the first operation."""
 
-    def algorithm(self, operation: str) -> str:  # noqa: ARG002 - most libraries do not say
+    def algorithm(self, operation: str) -> str:
         """Return the algorithm that the library uses for an operation; empty if unknown."""
         return ""
 
@@ -87,8 +87,7 @@ class Communicator(ABC):
         raise self._cannot("persistent operations; use --cadence isolated or pipelined")
 
     @contextmanager
-    # Most libraries do not say what they use.
-    def watched(self, *, replayed: bool = False) -> Iterator[None]:  # noqa: ARG002
+    def watched(self, *, replayed: bool = False) -> Iterator[None]:
         """Observe untimed calls, whose algorithm and transport the library may log.
 
         ``replayed`` calls were logged when they were captured.
@@ -165,14 +164,13 @@ class Communicator(ABC):
         """Raise `UnsupportedError` if calls cannot be captured in a graph."""
         raise self._cannot("graphs of operations; use --cadence isolated or pipelined")
 
-    def capture(self, calls: Sequence[Call]) -> Call:  # noqa: ARG002 - a backend overrides it
+    def capture(self, calls: Sequence[Call]) -> Call:
         """Return one call that replays several, each of which has run before, without Python in
         between.
         """
         raise self._cannot("graphs of operations")
 
-    # MPI's reduce_scatter has another.
-    def result_offset(self, operation: Operation, shape: Shape) -> int:  # noqa: ARG002
+    def result_offset(self, operation: Operation, shape: Shape) -> int:
         """In place, the element of the whole buffer at which this rank's own block begins."""
         return shape.rank * shape.block
 
@@ -201,8 +199,7 @@ class Communicator(ABC):
     def _splits(self) -> dict[tuple[Group, ...], Communicator | None]:
         return {}
 
-    # A backend overrides it.
-    def _split(self, groups: Sequence[Group]) -> Communicator | None:  # noqa: ARG002
+    def _split(self, groups: Sequence[Group]) -> Communicator | None:
         raise self._cannot("groups of ranks")
 
     def close(self) -> None:
@@ -227,8 +224,7 @@ class HostCommunicator(Communicator):
 
     device = "cpu"
 
-    # A backend may have others.
-    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:  # noqa: ARG002
+    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
         """Return the Python loop."""
         return PythonTimer(sync, progress)
 

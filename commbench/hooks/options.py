@@ -117,8 +117,7 @@ class HookSpec(ABC):
                     f"Hook {self.name} was given {name}={value}: it takes {kind.words}."
                 )
 
-    # Hooks that state their messages override it.
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """Return the collectives that the hook issues for a bucket, in order, after any warm-up.
 
         Without shapes, a hook that depends on them treats the bucket as one matrix.

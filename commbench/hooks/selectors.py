@@ -47,7 +47,7 @@ class TorchSelector:
         gradient: Tensor,
         residual: Tensor | None,
         payload: Tensor,
-        step: int,  # noqa: ARG002 - torch.topk decides among equal elements
+        step: int,
     ) -> None:
         """Write the payload of a = gradient + residual; the unsent part of a is the new residual.
 

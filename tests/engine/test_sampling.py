@@ -54,7 +54,7 @@ class ScriptedTimer:
         """Return the scripted cost."""
         return self.cost_ns
 
-    def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:  # noqa: ARG002 - scripted
+    def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
         """Return the next times of the script."""
         self.asked.append((repetitions, batch))
         which = range(self._done, self._done + repetitions)

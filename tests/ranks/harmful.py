@@ -55,7 +55,7 @@ def be_harmful() -> None:
 class HarmfulMpirun(MpirunLauncher):
     """Starts this script as the ranks' program."""
 
-    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
+    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
         """Return mpirun's command for the script."""
         return super().command(ranks, [sys.argv[0], "rank", *sys.argv[2:]], training=training)
 

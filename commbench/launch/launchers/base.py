@@ -85,7 +85,7 @@ class Launcher(Placement):
         """Return the program with the number of ranks."""
         return [self.path, "-n", str(ranks)]
 
-    def options(self, ranks: int, *, training: bool) -> list[str]:  # noqa: ARG002
+    def options(self, ranks: int, *, training: bool) -> list[str]:
         """Return the options that place and bind ranks; none without such options."""
         return []
 
