@@ -4,6 +4,7 @@ import.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -108,7 +109,10 @@ def collect_host(root: Path = ROOT) -> Host:
         root: where /proc, /sys and /etc are found, for tests.
     """
     sockets, cores, _ = count_processors(root)
-    memory = psutil.virtual_memory()
+    total, available = None, None
+    with contextlib.suppress(OSError):  # a service may see no file of /proc but processes'
+        memory = psutil.virtual_memory()
+        total, available = memory.total, memory.available
     loads = (read_text(root, "proc/loadavg") or "").split()[:3]
     release = parse_fields(read_text(root, "etc/os-release"), "=")
     # a container engine's, also in a virtual machine made from a container image
@@ -139,8 +143,8 @@ def collect_host(root: Path = ROOT) -> Host:
         "turbo": _turbo(root),
         "cpu_steal_ratio": _steal_ratio(),
         "load_average": list(map(float, loads)) or None,
-        "memory_total_bytes": memory.total,
-        "memory_available_bytes": memory.available,
+        "memory_total_bytes": total,
+        "memory_available_bytes": available,
         "tcp_congestion_control": read_text(root, "proc/sys/net/ipv4/tcp_congestion_control"),
         "interfaces": _interfaces(),
         "rdma": rdma_ports(root),
@@ -232,7 +236,10 @@ def _turbo(root: Path) -> bool | None:
 
 def _steal_ratio() -> float | None:
     """Return the share of CPU time since boot that other guests took; None if unknown."""
-    times = psutil.cpu_times()
+    try:
+        times = psutil.cpu_times()
+    except OSError:
+        return None
     total: float = sum(times[:8])  # user time already includes guest time, from the 9th on
     if not hasattr(times, "steal") or not total:  # sandboxes such as gVisor report only zeros
         return None

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -97,6 +98,19 @@ def test_a_host_that_counts_no_time_has_no_share_of_steal(monkeypatch: pytest.Mo
     zeros = type(psutil.cpu_times())(*[0.0] * len(psutil.cpu_times()))
     monkeypatch.setattr("psutil.cpu_times", lambda: zeros)
     assert collect_host()["cpu_steal_ratio"] is None
+
+
+def test_what_a_service_may_not_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State no memory and no steal where systemd hides these files of /proc."""
+
+    def hidden() -> NoReturn:
+        raise FileNotFoundError
+
+    for name in ("virtual_memory", "cpu_times"):
+        monkeypatch.setattr(psutil, name, hidden)
+    names = ("memory_total_bytes", "memory_available_bytes", "cpu_steal_ratio")
+    host = dict(collect_host())
+    assert [None] * 3 == [host[name] for name in names]
 
 
 def test_interfaces_that_are_up_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
