@@ -108,7 +108,7 @@ class Slot:
     memory: Tensors
     """By kind (residual, momentum), each of shape (numel,)."""
     before: Tensors
-    """Copies of ``memory`` at the begin of the latest step; empty unless steps can be undone."""
+    """Copies of ``memory`` at the start of the latest step; empty unless steps can be undone."""
     channel: Any = None
     """The buffers of its messages, see `FeedbackHook.make_channel`."""
 

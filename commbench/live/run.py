@@ -141,7 +141,7 @@ class LiveRun:
             self._store.close()
             raise
         self.info: RunInfo = self._store.info
-        """The entries of run.json, without those of this launch."""
+        """The entries of run.json, without the entry of this launch."""
         self.is_concluded = False
         self.recommendation: Recommendation | None = None
         self.records = Records(self._store.records)

@@ -47,7 +47,7 @@ class RunRatio:
     in one of two modes. If b is noisier than the runs, for example with fewer launches, the further
     noise is added."""
     scatter: Scatter
-    """The scatter of launches, and that of runs beyond what launches explain."""
+    """The scatter of launches, and the scatter of runs beyond what launches explain."""
     freedom: int
     """Degrees of freedom of the error."""
 
@@ -60,10 +60,10 @@ class RunRatio:
             b: the launch medians of the judged run, above 0; two at least.
         """
         medians = [np.median(run) for run in runs]
-        # that of the ratio over that of a run: 1 for b, and that of the median of the runs
+        # The variance of the ratio in variances of a run: 1 for b, the rest for the runs' median.
         draws = 1 + math.pi / 2 / len(runs)
         variance = float(np.var([math.log(median) for median in medians], ddof=1))
-        # of the logarithm of a median times its number of launches
+        # The variance of a launch is the variance of a median's logarithm times its launches.
         of_b = _median_variance(b)
         of_launches = [len(run) * _median_variance(run) for run in runs if len(run) > 1]
         of_launch = float(np.mean([*of_launches, len(b) * of_b]))

@@ -285,8 +285,8 @@ def select(gradient: Floats, residual: Floats | None, step: int, chosen: Words) 
 
 @compiled
 def take(gradient: Floats, residual: Floats | None, indices: Words, values: Floats) -> None:
-    """Move the elements at ``indices`` from the residual to ``values``; without one, copy those of
-    the gradient.
+    """Move the elements at ``indices`` from the residual to ``values``; without a residual, copy
+    them from the gradient.
     """
     for slot in range(indices.shape[0]):
         if residual is None:
