@@ -31,6 +31,9 @@ LOSS_WINDOW = 10
 #: one.
 FEWEST_LIVE_LAUNCHES = 4
 
+#: The most values of a block in pairs of steps.
+_MOST_STEPS = 25
+
 Group = tuple[str, str, int, int, str]
 
 
@@ -65,14 +68,13 @@ class Trained:
         """Return the median time per sample in a launch."""
         return self.steps_ms[launch] / self.case.samples_per_step
 
-    def round_sample_ms(self, launch: int) -> dict[int, float]:
-        """Return the median time per sample in each round of a launch: of the block in it."""
+    def round_samples_ms(self, launch: int) -> dict[int, stats.Floats]:
+        """Return the times per sample in each round of a launch: of the steps of its block."""
         record = self.timed[launch]
-        medians_ms = block_medians_ms(record)
-        rounds = record.rounds or range(len(medians_ms))
+        blocks = blocks_ms(record)
         times = {}
-        for number, block_ms in zip(rounds, medians_ms, strict=True):
-            times[number] = block_ms / self.case.samples_per_step
+        for number, steps_ms in zip(record.rounds or range(len(blocks)), blocks, strict=True):
+            times[number] = steps_ms / self.case.samples_per_step
         return times
 
 
@@ -93,12 +95,15 @@ class Speedup:
     `FEWEST_LIVE_LAUNCHES`; else 0."""
 
 
+def blocks_ms(record: TrainingRecord) -> list[stats.Floats]:
+    """Return the timed steps of each block of a record in milliseconds."""
+    ends = np.cumsum(record.block_lengths)[:-1]
+    return [block for block in np.split(np.asarray(record.step_ms), ends) if len(block)]
+
+
 def block_medians_ms(record: TrainingRecord) -> list[float]:
     """Return the median step of each block of a record in milliseconds."""
-    ends = np.cumsum(record.block_lengths)[:-1]
-    return [
-        median(block.tolist()) for block in np.split(np.asarray(record.step_ms), ends) if len(block)
-    ]
+    return [median(block) for block in blocks_ms(record)]
 
 
 def trained(records: Iterable[TrainingRecord], phase: str = SWEEP) -> dict[str, Trained]:
@@ -143,7 +148,7 @@ def speedup_of(
     launches that are slow as a whole cancel out. Where launches differ by 4 % and configurations
     within them by 1.5 %, its interval covers 95 to 97 % with 2 to 6 launches, and it spreads a
     fifth less than the ratio of the medians (simulated, lognormal). Where blocks were divided, the
-    ratio of a launch is itself an average over rounds and the interval is Student's, as for the
+    ratio of a launch is itself one of many steps and the interval is Student's, as for the
     visits of a collective. Pairs of blocks of a live tuning: `speedup_of_rounds`.
     """
     own, base = paired_sample_ms(configuration, baseline)
@@ -186,8 +191,7 @@ def paired_sample_ms(configuration: Trained, baseline: Trained) -> tuple[list[fl
     """Return the median times per sample of both in each launch that has both.
 
     Where blocks were divided into short ones, whose numbers are those of rounds, the ratio of the
-    two times is that of rounds, averaged by `commbench.stats.hodges_lehmann` on logarithms: what
-    slows the machine for a while cancels out.
+    two times is `ratio_of_neighbours`: what slows the machine for a while cancels out.
     In a live tuning with few launches they are those of all rounds. A launch that is slow as a
     whole cancels out of each ratio.
     """
@@ -199,9 +203,9 @@ def paired_sample_ms(configuration: Trained, baseline: Trained) -> tuple[list[fl
             continue
         own_ms, base_ms = configuration.sample_ms(launch), baseline.sample_ms(launch)
         if has_rounds(configuration, baseline, launch):
-            rounds = _pairs_of_rounds(configuration, baseline, launch)
-            logs = [math.log(theirs / ours) for ours, theirs in rounds]
-            base_ms = own_ms * math.exp(stats.hodges_lehmann(logs))
+            base_ms = own_ms * ratio_of_neighbours(
+                configuration.round_samples_ms(launch), baseline.round_samples_ms(launch)
+            )
         pairs.append((own_ms, base_ms))
     return [own for own, _ in pairs], [theirs for _, theirs in pairs]
 
@@ -210,8 +214,41 @@ def _pairs_of_rounds(
     configuration: Trained, baseline: Trained, launch: int
 ) -> list[tuple[float, float]]:
     """Return the median times per sample of both in each round of a launch that has both."""
-    own, theirs = configuration.round_sample_ms(launch), baseline.round_sample_ms(launch)
-    return [(own[number], theirs[number]) for number in own if number in theirs]
+    own, theirs = configuration.round_samples_ms(launch), baseline.round_samples_ms(launch)
+    return [(median(own[number]), median(theirs[number])) for number in own if number in theirs]
+
+
+def ratio_of_neighbours(
+    own: Mapping[int, stats.Floats], theirs: Mapping[int, stats.Floats]
+) -> float:
+    """Return how many times as long the steps of another configuration take, from the steps of
+    rounds of both.
+
+    It is the median of the ratios of all pairs of steps in the same round or in neighbouring ones:
+    the shift of Hodges and Lehmann (1963) for two samples, on logarithms, of steps that the machine
+    made within a short time. One slow step in ten does not move it much, a slow phase of the
+    machine hardly. Of lognormal steps it spreads as much as the mean of the rounds' ratios; where
+    one step in eight is slow, a third less (simulated). A block counts by `_MOST_STEPS` quantiles
+    at most.
+
+    Raises:
+        ValueError: the two have no round, or none next to each other.
+    """
+    own_logs = {number: np.log(_thinned(steps)) for number, steps in own.items()}
+    their_logs = {number: np.log(_thinned(steps)) for number, steps in theirs.items()}
+    differences = []
+    for number, logs in own_logs.items():
+        for neighbour in (number - 1, number, number + 1):
+            if neighbour in their_logs:
+                differences.append(np.subtract.outer(their_logs[neighbour], logs).ravel())
+    return math.exp(median(np.concatenate(differences)))
+
+
+def _thinned(steps: stats.Floats) -> stats.Floats:
+    """Return the steps, or `_MOST_STEPS` evenly spaced quantiles of more."""
+    if len(steps) <= _MOST_STEPS:
+        return steps
+    return np.quantile(steps, (np.arange(_MOST_STEPS) + 0.5) / _MOST_STEPS)
 
 
 def pairs_blocks(configuration: Trained, baseline: Trained) -> bool:
