@@ -43,6 +43,7 @@ from commbench.results.info import Launch as Entry
 from commbench.results.plan import DONE, launch_times, slice_seconds
 from commbench.results.record_types import AnyCase, blank_record
 from commbench.results.summary import latest
+from commbench.units import counted
 
 DONE_CODE, PARTIAL_CODE, WRONG_CODE, SIGNAL_CODE = 0, 3, 4, 128
 #: Status of a run and exit code by how it ended, see `Stop`.
@@ -201,6 +202,12 @@ class Ledger:
         """State the conditions of a launch; the first session of a run fixes them."""
         startup_s = time.monotonic() - launch.begun
         facts, trains = session.facts, launch.plan.training is not None
+        started, requested = len(facts["ranks"]), launch.request.ranks
+        if started != requested:  # sizes and cases were planned for another number
+            raise InputError(
+                f"{counted(requested, 'rank')} were asked for and the launcher has started"
+                f" {started}; leave that number to -n, also in --launcher-arg."
+            )
         refuse_other_conditions(facts, self._info_before, trains=trains)
         changes = changed_conditions(facts, self.store.info, trains=trains)
         if changes:

@@ -96,6 +96,13 @@ def test_a_conductor_inside_a_rank_hands_its_place_to_nobody(
     assert 0 == run(tmp_path, script + ALL)[0]
 
 
+def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+    """Measure nothing on more or fewer ranks than sizes were planned for."""
+    with pytest.raises(InputError, match=r"3 ranks .* started 2"):
+        run(tmp_path, ALL, make_request(CASES, ranks=3))
+    assert [] == measured(tmp_path)
+
+
 def test_a_launcher_that_stays_without_ranks_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
