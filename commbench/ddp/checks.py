@@ -114,9 +114,21 @@ def first_batch(
 
 
 def endless(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches, starting over at the end."""
+    """Yield batches, starting over at the end.
+
+    Raises:
+        InputError: there is none to start over with.
+    """
     while True:
-        yield from batches
+        is_empty = True
+        for batch in batches:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise InputError(
+                "The workload's batches do not start over at their end: give a list, a DataLoader"
+                " or another object that can be iterated again."
+            )
 
 
 def make_optimizer(workload: Workload, parameters: Sequence[Any]) -> Optimizer:

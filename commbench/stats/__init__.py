@@ -25,7 +25,6 @@ from commbench.stats.intervals import (
 from commbench.stats.ratios import Effort, ratio_interval
 from commbench.stats.repetitions import is_bimodal, is_steady, modes_of, warmup_count
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
-from commbench.stats.trends import trend
 
 __all__ = [
     "DEFAULT_LEVEL",
@@ -53,6 +52,5 @@ __all__ = [
     "ratio_interval",
     "signed_rank_interval",
     "student_interval",
-    "trend",
     "warmup_count",
 ]

@@ -109,6 +109,17 @@ class SparseTable(torch.nn.Module):
         return self.table(torch.arange(3)).sum() + inputs.sum()
 
 
+class OnePass:
+    """Batches with one iterator, which is at its end after the first pass."""
+
+    def __init__(self) -> None:
+        self.iterator = iter([torch.randn(6, 4)] * 2)
+
+    def __iter__(self) -> Any:
+        """Return the same iterator each time."""
+        return self.iterator
+
+
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
@@ -134,6 +145,7 @@ class SparseTable(torch.nn.Module):
             "optimizer returned a value of type int",
         ),
         ({"batches": iter([torch.randn(6, 4)])}, "only once"),
+        ({"batches": OnePass()}, "do not start over"),
         ({"model": "resnet"}, "of type str"),
     ],
 )
