@@ -379,10 +379,13 @@ class PipedRank(RankProcess):
 
         This rank ends when stdin closes.
         """
-        text = sys.stdin.readline()
+        # A process that this one forks, such as one that loads data, closes sys.stdin, and would
+        # wait for ever while a thread reads that object.
+        lines = os.fdopen(0, encoding="utf-8", closefd=False)
+        text = lines.readline()
 
         def follow_conductor() -> None:
-            while line := sys.stdin.readline():
+            while line := lines.readline():
                 if line.strip() == FINISH:
                     self._is_last_case.set()
             # A launcher that ends this rank because of another one comes here first.
