@@ -271,6 +271,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "launcher_ended": "the launcher ended with exit status {status}",
         "launcher_ended_saying": "the launcher ended with exit status {status}: {last_line}",
+        "launcher_killed": "the launcher was killed by signal {signal} ({meaning})",
         "launcher_not_started": (
             "{program} cannot be started ({error}); install it again, or load its module"
         ),
