@@ -41,7 +41,7 @@ from commbench.system.host import usable_cpus
 from commbench.system.user_files import callable_name
 
 if TYPE_CHECKING:
-    from commbench.tuner.search import Search
+    from commbench.tuner.screening import Search
 
 #: Timed steps of the trial that sets the number of steps of all blocks, and the bounds of that
 #: number.
