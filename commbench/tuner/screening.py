@@ -151,13 +151,9 @@ class Screening(Rounds):
                     near = near[: math.ceil(len(members) / 2)]
                 self.candidates += near
         if self._waiting and (self._compared >= FIRST_ROUNDS or not self.candidates):
-            self.candidates += self._admitted(self._newcomers())
+            self.candidates += self._newcomers()
             self._waiting = []
             self._compared_from = self.rounds
-
-    def _admitted(self, newcomers: Sequence[int]) -> Sequence[int]:
-        """Return those of the newcomers that are tried."""
-        return newcomers
 
     def _newcomers(self) -> list[int]:
         """Return the other bucket sizes of the hooks that are left.
@@ -275,8 +271,9 @@ class Search(Screening):
         if setting == 0:
             self.candidates, self._waiting = [], []
 
-    def _admitted(self, newcomers: Sequence[int]) -> Sequence[int]:
-        """Return the settings, in this order, for which the time and the room suffice."""
+    def _newcomers(self) -> list[int]:
+        """Return the other bucket sizes, in this order, for which the time and the room suffice."""
+        newcomers = super()._newcomers()
         chosen = [0, *self.candidates]
         left_s, fewest = self._left_s, len(chosen)
         for setting in (*chosen, *newcomers):
