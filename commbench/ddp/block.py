@@ -468,7 +468,8 @@ class Training:
         mean = self._flat_gradient()
         dist.all_reduce(mean, group=self.context.group)
         mean /= self.context.group.size()
-        self.optimizer.zero_grad(set_to_none=True)
+        # DDP counts a parameter of the pass above as used, and needs a gradient of it below
+        self.optimizer.zero_grad(set_to_none=False)
         device.set_random_state(state)
         self._pass_backward(self._loss(batch))
         error = float((self._flat_gradient() - mean).norm() / mean.norm())

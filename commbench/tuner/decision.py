@@ -16,7 +16,7 @@ from commbench.ddp.plan.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseli
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding
 from commbench.hooks.registry import HOOKS
-from commbench.results.info import RunInfo
+from commbench.results.info import RunInfo, is_live
 from commbench.results.recommendation import (
     EFFECTS,
     LearningEffect,
@@ -25,6 +25,7 @@ from commbench.results.recommendation import (
     effect_of,
 )
 from commbench.results.trained import (
+    FEWEST_LIVE_LAUNCHES,
     EqualLosses,
     Group,
     Speedup,
@@ -233,7 +234,10 @@ def _judged(
     if pairs_blocks(candidate, base):
         look = look_of_rounds(len(timed.block_lengths) for timed in candidate.timed.values())
     elif is_fresh:
-        look = look_of_launches(len(common_launches(candidate, base)), info.get("first_look"))
+        first_look = info.get("first_look")
+        if is_live(info):  # whoever adds launches one by one looks after each
+            first_look = FEWEST_LIVE_LAUNCHES
+        look = look_of_launches(len(common_launches(candidate, base)), first_look)
     speedup = speedup_of(candidate, base, level=level_of(alternatives, look))
     ratio = math.nan
     if speedup is not None:

@@ -212,6 +212,7 @@ def test_own_tuple_becomes_a_workload(tmp_path: Path, monkeypatch: pytest.Monkey
     workload = load(own(tmp_path, f"{code}{SOUND}"), rank=1)
     assert (5, None, "") == (workload.batch_size, workload.steps, workload.metric)
     assert 2.0 == float(first_batches(workload)[0][0, 0])
+    assert 5 == load(own(tmp_path, f"{code}{SOUND}"), batch_size=5).batch_size
 
 
 def test_own_example_loads_and_learns() -> None:
@@ -296,7 +297,7 @@ def test_misuse_is_one_sentence(tmp_path: Path, code: str) -> None:
         ("absent.py:workload", None, "no file"),
         ("mine.py", None, r"write .*mine\.py:workload"),
         ("mine.py:", None, r"write .*mine\.py:workload"),
-        ("mine.py:workload", 4, "takes no argument batch_size"),
+        ("mine.py:workload", 4, "makes batches of 5"),
         ("mine.py:needing", None, "batch_size with a default value"),
     ],
 )

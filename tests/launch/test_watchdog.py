@@ -178,6 +178,18 @@ def test_a_rank_without_any_heartbeat_has_failed(silent: list[int], rank: int | 
     assert (rank == 1) == ("rank 1 on host n0" in str(hang.reason))
 
 
+@pytest.mark.parametrize(
+    ("silent", "code"), [([0, 1], "no_rank_heard"), ([], "no_rank_stands_out")]
+)
+def test_ranks_that_are_all_silent_are_not_taken_for_alive(silent: list[int], code: str) -> None:
+    """Distinguish a launch whose ranks were heard once from one whose ranks are."""
+    play = Play(2)
+    play.go_on(1)
+    hang = play.go_on(30, silent=silent)
+    assert hang is not None
+    assert code == hang.code
+
+
 def test_no_rank_is_named_where_waiting_sleeps() -> None:
     """Name no idle rank if the library sleeps while waiting."""
     play = Play(2)
