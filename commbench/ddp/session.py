@@ -36,7 +36,7 @@ from commbench.hooks import selectors
 from commbench.hooks.catalogue import TopK
 from commbench.hooks.own import check_file_hook
 from commbench.hooks.registry import make_hook, read_hook
-from commbench.system.clock import clock_domain
+from commbench.system.clock import machine_id
 from commbench.system.host import usable_cpus
 from commbench.system.user_files import callable_name
 
@@ -469,6 +469,6 @@ def _fair_threads(control: Control) -> int:
 
 def _cpus_here(control: Control) -> list[Collection[int]]:
     """Return the usable CPUs of each rank on this machine."""
-    machine = clock_domain().partition("/")[0]
+    machine = machine_id()
     gathered = gather_everywhere(control, (machine, usable_cpus()))
     return [cpus for name, cpus in gathered if name == machine]
