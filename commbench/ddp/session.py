@@ -36,12 +36,12 @@ from commbench.hooks import selectors
 from commbench.hooks.catalogue import TopK
 from commbench.hooks.own import check_file_hook
 from commbench.hooks.registry import make_hook, read_hook
-from commbench.system.clock import clock_domain
+from commbench.system.clock import machine_id
 from commbench.system.host import usable_cpus
 from commbench.system.user_files import callable_name
 
 if TYPE_CHECKING:
-    from commbench.tuner.search import Search
+    from commbench.tuner.screening import Search
 
 #: Timed steps of the trial that sets the number of steps of all blocks, and the bounds of that
 #: number.
@@ -488,6 +488,6 @@ def _fair_threads(control: Control) -> int:
 
 def _cpus_here(control: Control) -> list[Collection[int]]:
     """Return the usable CPUs of each rank on this machine."""
-    machine = clock_domain().partition("/")[0]
+    machine = machine_id()
     gathered = gather_everywhere(control, (machine, usable_cpus()))
     return [cpus for name, cpus in gathered if name == machine]

@@ -308,7 +308,7 @@ class RankProcess(Heart, ABC):
 
         cases, search = self.plan.trainings, None
         if terms.search_s is not None and self.control.rank == 0:
-            from commbench.tuner.search import Search
+            from commbench.tuner.screening import Search
 
             seed = f"{terms.seed}:{self.plan.launch}"
             search = Search(cases, seconds=terms.search_s, seed=seed, withheld=terms.withheld)

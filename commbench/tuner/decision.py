@@ -41,7 +41,6 @@ from commbench.results.trained import (
     trained,
 )
 from commbench.stats import Interval
-from commbench.tuner.effort import steps_of
 from commbench.tuner.learning import accuracy_warning, withheld
 from commbench.tuner.rules import judge, level_of, look_of_launches, look_of_rounds, winners
 
@@ -303,6 +302,16 @@ def _unfit(
     if why is None:
         return None
     return LeftOut(case=candidate.case, why=why, is_costly=is_costly)
+
+
+def steps_of(record: TrainingRecord) -> int:
+    """Return the optimiser steps of all blocks, including untimed steps."""
+    if record.total_steps:
+        return record.total_steps
+    blocks = len(record.block_lengths)
+    if record.block_at:  # blocks of different lengths
+        return len(record.step_ms) + record.discarded * blocks
+    return record.block_steps * blocks or len(record.step_ms)
 
 
 def _diverged(pair: tuple[EqualLosses, EqualLosses]) -> bool:
