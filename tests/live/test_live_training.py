@@ -30,8 +30,8 @@ def found(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("way", TUNED)
 def test_a_tuned_training_ends_to_the_bit_as_without(found: Any, way: str) -> None:
-    """Try several settings, conclude alike on both ranks, remove every hook, keep the losses as they
-    were, and end with equal parameters and buffers.
+    """Try several settings, conclude alike on both ranks, remove every hook, keep the losses as
+    they were, and end with equal parameters and buffers.
     """
     outcome = found["compare"][way]
     assert outcome["same"]

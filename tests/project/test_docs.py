@@ -33,8 +33,8 @@ PAGES = [
     *sorted(ROOT.glob("*/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-#: Terms of our own: write confirmation launches, sample, speed, same or changed gradients, effect on
-#: accuracy, extension, reference run, your script.
+#: Terms of our own: write confirmation launches, sample, speed, same or changed gradients, effect
+#: on accuracy, extension, reference run, your script.
 PRIVATE_TERMS = re.compile(
     r"fresh (?:launch|block)|\bvisits? (?!N)|states? of the machine|leaves? learning|alters? learning"
     r"|effect on learning|second look|kept run|a person\b"
