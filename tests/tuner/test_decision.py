@@ -378,7 +378,9 @@ def test_gain_of_a_tenth_is_found() -> None:
 @pytest.mark.parametrize("gain", [1.0, 1 + MARGIN])
 @pytest.mark.parametrize("looks", [(4, 4), (6, 6), (10, 20)])
 def test_a_second_look_rarely_misleads(gain: float, looks: tuple[int, ...]) -> None:
-    """Call for a change in at most 5 % of decisions that gain the margin at most, over all looks."""
+    """Call for a change in at most 5 % of decisions that gain the margin at most, over all
+    looks.
+    """
     generator = np.random.default_rng(5)
     runs = 1000
     changes = 0
