@@ -14,7 +14,6 @@ from scipy.stats import mannwhitneyu, wilcoxon
 from commbench.stats import (
     Comparison,
     Interval,
-    benjamini_hochberg,
     compare_family,
     family_hint,
     fewest_launches,
@@ -26,12 +25,12 @@ from commbench.stats import (
     median,
     median_interval,
     quantiles,
-    rank_test,
     ratio_interval,
     signed_rank_interval,
     warmup_count,
 )
 from commbench.stats.ratios import ratio_intervals
+from commbench.stats.significance import benjamini_hochberg, rank_test
 
 Floats = NDArray[np.float64]
 

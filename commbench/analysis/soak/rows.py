@@ -8,7 +8,7 @@ from commbench.engine.records import TableRow, column
 from commbench.findings import Finding
 
 #: Codes of events by kind, and of drifts by verdict.
-_KINDS = {"spike": "soak_spike", "failed": "soak_failed", "hung": "soak_hung"}
+KINDS = {"spike": "soak_spike", "failed": "soak_failed", "hung": "soak_hung"}
 DRIFTS = {"slower": "soak_drift_slower", "faster": "soak_drift_faster"}
 #: Code of the ranks that caused an event, by whether it is one rank and whether on one host.
 _WHO = {
@@ -71,7 +71,7 @@ class EventRow(TableRow):
     def finding(self) -> Finding:
         """When it began, how long it lasted, who caused it, and the evidence."""
         return Finding(
-            _KINDS[self.kind],
+            KINDS[self.kind],
             str(self.who),
             {
                 "began": self.time,
