@@ -146,7 +146,8 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
             if (record.case.key, record.launch) not in stored:
                 store.append(record)
         store.update(status="complete")
-        return len(write_tables(store))
+        write_tables(store)
+        return len(store.run.rows)
 
 
 def _print_import(imported: Imported, rows: int, path: Path, console: Console) -> None:

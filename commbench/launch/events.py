@@ -73,6 +73,11 @@ class Heartbeat:
     case: int
     """Number of the case within the launch, or of the block in training; -1 before the first."""
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """How far the rank has come; it changes with each begin and end of a repetition."""
+        return self.case, self.entered + self.left
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankError:

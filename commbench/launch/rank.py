@@ -24,7 +24,7 @@ from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import shuffled
 from commbench.ddp.plan.terms import Terms
 from commbench.engine.communicator import Communicator
-from commbench.engine.control import Control
+from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.energy import EnergyMeter, own_meter
 from commbench.engine.matrix import time_slices
 from commbench.engine.measure import CaseRun
@@ -46,7 +46,7 @@ from commbench.launch.facts import (
     Place,
     are_oversubscribed,
     collect_session,
-    gather_places,
+    own_place,
     refuse_unlike_software,
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S, Heart, stack_of_error
@@ -202,7 +202,8 @@ class RankProcess(Heart, ABC):
         self.plan, self.listener = plan, listener
         self.launch_begun, self.visits = time.monotonic(), itertools.count()
         control = self.control
-        places = gather_places(control)  # before any library moves this rank to other CPUs
+        # before any library moves this rank to other CPUs
+        places = gather_everywhere(control, own_place(control.rank))
         carriers = self._open_backends()
         device = None
         if plan.training:

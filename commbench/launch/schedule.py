@@ -263,9 +263,9 @@ class Launch:
             self.lost[record.case.key] = in_case(record.reason, record.case)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stop:
-    """How a run ends."""
+@dataclass(kw_only=True)
+class Stop(Exception):  # noqa: N818 - it is no error
+    """How a run ends; raised as soon as nothing more is to be measured."""
 
     kind: Literal["done", "faulty", "cut", "lacking", "later", "failed", "interrupted"]
     """``faulty``: a soak is done, some launches of which failed; ``cut``: a time limit left out
@@ -274,14 +274,6 @@ class Stop:
     """A clause; empty for ``done``."""
     signal: int = 0
     """Number of the signal that interrupted the run."""
-
-
-class _EndedError(Exception):
-    """Nothing more is to be measured."""
-
-    def __init__(self, stop: Stop) -> None:
-        super().__init__(stop)
-        self.stop = stop
 
 
 class Schedule:
@@ -362,8 +354,8 @@ class Schedule:
                     self._make_stage(request)
                 if not self._once:
                     startup_s = self._times.startup_s
-        except _EndedError as ended:
-            return ended.stop
+        except Stop as stop:
+            return stop
         return self._end()
 
     # ------------------------------------------------------------------------------------ planning
@@ -388,7 +380,7 @@ class Schedule:
             return
         if request.depends and (self._later or self._has_trained):
             self._later = self._later or _comes_next(request, launch)
-            raise _EndedError(self._end())
+            raise self._end()
         if request.is_fixed_length and launch + 1 < launches:
             self._later = _comes_next(request, launch + 1)
         self._has_trained = self._has_trained or request.training is not None
@@ -479,7 +471,7 @@ class Schedule:
             left_s = ends - now - startup_s
             if left_s <= LEAST_SOAK_S:
                 if any(entry.get("status") in {"failed", "hung"} for entry in self._entries):
-                    raise _EndedError(Stop(kind="faulty"))
+                    raise Stop(kind="faulty")
                 return
             begun = {record.launch for record in self._store.records}
             begun.update(entry["launch"] for entry in self._entries)
@@ -512,7 +504,7 @@ class Schedule:
 
     def _interrupt(self, ending: Ending) -> NoReturn:
         number = self._interrupts.number
-        raise _EndedError(Stop(kind="interrupted", reason=ending.reason, signal=number))
+        raise Stop(kind="interrupted", reason=ending.reason, signal=number)
 
     def _judge(self, launch: Launch, ending: Ending) -> None:
         """End the run by how a launch ended, or let it go on."""
@@ -524,7 +516,7 @@ class Schedule:
         if ending.is_broken:
             self._failures += 1
             if self._fail_fast or self._once:
-                raise _EndedError(Stop(kind="failed", reason=ending.reason))
+                raise Stop(kind="failed", reason=ending.reason)
             if launch.request.soak_s:
                 self._judge_soak(launch, ending)
             else:
@@ -532,17 +524,17 @@ class Schedule:
         if ending.status != "ok":
             return
         if self._fail_fast and self._left_out:
-            raise _EndedError(Stop(kind="failed", reason=next(iter(self._left_out.values()))))
+            raise Stop(kind="failed", reason=next(iter(self._left_out.values())))
         if ending.reason:
             self._warn("launch_warning", launch, ending)
 
     def _judge_failure(self, launch: Launch, ending: Ending) -> None:
         """End the run, or let the launch go on with new ranks."""
         if ending.is_host_lost or not (launch.has_begun or launch.is_trial):
-            raise _EndedError(self._failed(ending.reason))
+            raise self._failed(ending.reason)
         if self._failures >= MOST_FAILURES_IN_A_ROW:
             numbers: dict[str, Value] = {"failures": self._failures, "cause": ending.reason}
-            raise _EndedError(self._failed(str(Finding("failures_in_a_row", numbers=numbers))))
+            raise self._failed(str(Finding("failures_in_a_row", numbers=numbers)))
         code = "launch_goes_on"
         if not launch.has_begun:
             code = "launch_goes_on_without"
@@ -554,7 +546,7 @@ class Schedule:
         """
         has_worked = any(record.status in DONE for record in self._store.records)
         if not has_worked and self._failures >= MOST_FAILURES_IN_A_ROW:
-            raise _EndedError(Stop(kind="failed", reason=ending.reason))
+            raise Stop(kind="failed", reason=ending.reason)
         at = utc_text(time.time())
         self._warn("soak_goes_on", launch, ending, status=ending.status, at=at)
         if not launch.has_begun:
