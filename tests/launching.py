@@ -122,7 +122,7 @@ PLAYER = """
 import json, os, sys, time
 from commbench.results.plan import LaunchPlan
 from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, Heartbeat, RankError, SessionStarted
-from commbench.launch.protocol import EventWriter, say
+from commbench.launch.events import EventWriter, say
 from commbench.engine.records import Record
 from commbench.ddp.plan.records import TrainingRecord
 plan = LaunchPlan.from_json(sys.stdin.readline())

@@ -33,13 +33,17 @@ from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock, open_clock
 from commbench.errors import CommbenchError, InputError
 from commbench.launch.events import (
+    FINISH,
     CaseFinished,
     CasesEnded,
     CaseStarted,
+    EventWriter,
     Heartbeat,
     Listener,
     RankError,
     Stack,
+    claim_stdout,
+    say,
 )
 from commbench.launch.facts import (
     Carrier,
@@ -51,7 +55,6 @@ from commbench.launch.facts import (
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S, Heart, stack_of_error
 from commbench.launch.identity import Identity, identify, rendezvous_variables
-from commbench.launch.protocol import FINISH, EventWriter, claim_stdout, say
 from commbench.launch.signals import DEADLY, SignalFeed
 from commbench.results.info import Energy
 from commbench.results.plan import LaunchPlan

@@ -101,10 +101,8 @@ class TimePlan:
         share = (self.left_s(now) - launches * self.startup_s) / slices - self.other_s
         return min(self.request.budget.slice_s, max(SHORTEST_SLICE_S, share))
 
-    def fits(
-        self, now: float, *, slices: float, whole: bool = False, slice_s: float | None = None
-    ) -> bool:
-        """Return whether a launch of ``slices`` would end before the limit.
+    def fits(self, left_s: float, *, slices: float, slice_s: float | None = None) -> bool:
+        """Return whether a launch of ``slices`` would end within the time that is left.
 
         ``slice_s`` is their length if it is fixed; None: they may be as short as
         `SHORTEST_SLICE_S`.
@@ -112,12 +110,11 @@ class TimePlan:
         shortest = SHORTEST_SLICE_S
         if slice_s is not None:
             shortest = slice_s
-        needed_s = self.startup_s + slices * (shortest + self.other_s)
-        return self.left_s(now, whole=whole) >= needed_s
+        return left_s >= self.startup_s + slices * (shortest + self.other_s)
 
-    def deadline_s(self, now: float, *, whole: bool = False) -> float:
+    def deadline_s(self, left_s: float) -> float:
         """Return how long after its session a launch that is started now may begin cases."""
-        return max(0.0, self.left_s(now, whole=whole) - self.startup_s)
+        return max(0.0, left_s - self.startup_s)
 
     def eta_s(
         self, now: float, *, slices: float, launches: int, slice_s: float | None = None
@@ -393,12 +390,12 @@ class Schedule:
         Return False if the time limit ends the stage.
         """
         times, records = self._times, self._store.records
-        whole = number < request.fewest_launches
         while missing := missing_cases(request, records, number, self._left_out):
             self._heed_signals()
             now = self._clock()
+            left_s = times.left_s(now, whole=number < request.fewest_launches)
             slices, slice_s = request.slices(missing), slice_seconds(request, records)
-            if records and not times.fits(now, slices=slices, whole=whole, slice_s=slice_s):
+            if records and not times.fits(left_s, slices=slices, slice_s=slice_s):
                 self._cut(number)
                 return False
             remaining = self._remaining(number)
@@ -407,7 +404,7 @@ class Schedule:
                 records,
                 number,
                 slice_s=times.slice_s(now, slices=remaining.slices, launches=remaining.launches),
-                deadline_s=times.deadline_s(now, whole=whole),
+                deadline_s=times.deadline_s(left_s),
                 left_out=self._left_out,
             )
             ending = self._start(request, plan, remaining, now)

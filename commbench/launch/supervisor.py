@@ -22,6 +22,8 @@ from commbench.launch.clues import (
     worst,
 )
 from commbench.launch.events import (
+    FINISH,
+    MARK,
     CaseStarted,
     Heartbeat,
     LastCase,
@@ -30,12 +32,12 @@ from commbench.launch.events import (
     RankEvent,
     SessionStarted,
     Stack,
+    split_line,
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
 from commbench.launch.launchers import Launcher
 from commbench.launch.messages import find_warning
 from commbench.launch.process import STACKS_S, Launched, Output
-from commbench.launch.protocol import FINISH, MARK, split_line
 from commbench.launch.schedule import Launch
 from commbench.launch.signals import LOOK_S, Interrupts
 from commbench.launch.watchdog import Watchdog

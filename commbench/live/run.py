@@ -172,8 +172,7 @@ class LiveRun:
 
     def add_losses(self, first: int, losses: Sequence[float]) -> None:
         """Write the losses of consecutive optimiser steps."""
-        numbered = enumerate(losses, first)
-        rows = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in numbered]
+        rows = [Loss(self.launch, step, loss) for step, loss in enumerate(losses, first)]
         self._requests.put(partial(append_losses, self._store.path, rows))
 
     def conclude(self, ending: str, reason: str = "") -> Recommendation | None:

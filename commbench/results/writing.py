@@ -139,10 +139,8 @@ class Store:
         """The training records."""
         return training_records(self.records)
 
-    def append(self, record: AnyRecord) -> AnyRecord:
+    def append(self, record: AnyRecord) -> None:
         """Write a record as one line and wait until it is on disk.
-
-        Return the record of its case in its launch.
 
         Raises:
             LaunchError: it could not be written; earlier records are intact.
@@ -159,7 +157,7 @@ class Store:
                 self._whole.clear()
                 raise
         self._run = None
-        return self.records.add(record)
+        self.records.add(record)
 
     def _line(self, record: AnyRecord, place: int) -> JsonObject:
         """Return the line of a record at a place of the file: whole, or of a further visit what
