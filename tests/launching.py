@@ -93,6 +93,7 @@ class ScriptLauncher:
     hostfile = None
     oversubscribe = False
     forwards_signals = False
+    environ = os.environ
 
     def __init__(self, script: str) -> None:
         self.script = script
