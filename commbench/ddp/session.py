@@ -159,13 +159,7 @@ class TrainingLaunch:
     def _train_blocks(self) -> bool:
         """Train the blocks as `commbench.ddp.plan.terms.schedule` orders them."""
         blocks = len(self.lengths) or self.terms.blocks
-        order = schedule(
-            self.cases,
-            self.terms.seed,
-            self.launch,
-            blocks,
-            watches_drift=self.terms.watches_drift,
-        )
+        order = schedule(self.cases, self.terms.seed, self.launch, blocks)
         blocks_left = Counter(order)
         for index in order:
             if not blocks_left[index]:

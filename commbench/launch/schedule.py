@@ -7,7 +7,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Literal, NoReturn
 
 import numpy as np
@@ -33,7 +32,7 @@ from commbench.results.plan import (
 )
 from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.schema import JsonMapping
-from commbench.units import utc_text
+from commbench.units import utc_now, utc_text
 
 #: After this many consecutive launches without a result, the next would probably fail too.
 MOST_FAILURES_IN_A_ROW = 3
@@ -214,9 +213,7 @@ class Launch:
     is_trial: bool = False
     """Whether its environment is one of several and has no result yet: if its ranks do not start,
     its cases have failed."""
-    started: str = field(
-        default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
-    )
+    started: str = field(default_factory=utc_now)
     """UTC in ISO 8601."""
     startup_s: float | None = None
     """Seconds until all ranks had come together; None before that."""
@@ -375,7 +372,8 @@ class Schedule:
         launch, launches = next_launch(request, self._store.records), request.budget.launches
         if request.is_fixed_length and launch >= launches:
             return
-        if request.depends and (self._later or self._has_trained):
+        depends = request.is_fixed_length and not request.searches
+        if depends and (self._later or self._has_trained):
             self._later = self._later or _comes_next(request, launch)
             raise self._end()
         if request.is_fixed_length and launch + 1 < launches:

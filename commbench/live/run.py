@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from commbench.results.verdict import verdict_lines
 from commbench.schema import JsonObject
 from commbench.system.software import git_commit
 from commbench.tuner.conclusion import recommend
+from commbench.units import utc_now
 
 #: Name of the stage of every launch.
 STAGE = "live"
@@ -117,7 +117,7 @@ class LiveRun:
             "suite": options.mode,
             "argv": options.argv,
             "seed": options.seed,
-            "started": _now(),
+            "started": utc_now(),
             "git_commit": git_commit(Path(__file__).parent),
             "status": "running",
             "world_size": baseline.world_size,
@@ -153,7 +153,7 @@ class LiveRun:
         self._entry: Launch = {
             "stage": STAGE,
             "launch": self.launch,
-            "started": _now(),
+            "started": utc_now(),
             "invocation": options.invocation,
         }
         self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -246,10 +246,6 @@ class LiveRun:
             for _ in requests:
                 pass
         self._store.close()
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:

@@ -136,7 +136,7 @@ def trained(forked_ranks: RunRanks) -> Any:
         some=some_of(2),
         shuffled=(
             {name: CASES[name] for name in TWO_BLOCKS},
-            {"watches_drift": False, "launch": 4},
+            {"blocks": 2, "launch": 4},
         ),
     )
 
@@ -465,7 +465,7 @@ def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
     blocks = {
         name: [len(of_rank) for of_rank in by_rank] for name, by_rank in shuffled.seen.items()
     }
-    assert {"plain": [2, 2], "passthrough": [1, 1], "local": [1, 1]} == blocks
+    assert {"plain": [3, 3], "passthrough": [2, 2], "local": [2, 2]} == blocks
 
 
 @pytest.fixture(scope="module")

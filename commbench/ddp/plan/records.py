@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.flags import check_flags
-from commbench.engine.records import SCHEMA, Clocks, Status, column, columns_of, no_column
+from commbench.engine.records import SCHEMA, Clocks, Status, column, no_column
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 
 
@@ -360,6 +360,3 @@ class BucketRow:
         "time that a rank needs beyond comm_ms, waiting for slower ranks; mean over ranks"
     )
     compress_ms: float | None = column("compressing and decompressing, mean over ranks")
-
-
-DDP_COLUMNS = columns_of(TrainingRow)
