@@ -26,6 +26,8 @@ _VARIABLES = {
     ),
     "mpich": "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS",
 }
+#: Launchers whose ranks MPI does not see.
+_WITHOUT_MPI = ("torchrun",)
 #: Set in every rank of torchrun; others set RANK as well.
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 #: Slurm numbers the steps that hold a shell rather than tasks (interactive, batch, extern) from
@@ -79,7 +81,7 @@ def identify(environ: Mapping[str, str], requested_role: str | None = None) -> I
             world_size=_number(environ, size, 1),
             local_rank=_number(environ, local_rank, 0),
             local_size=_number(environ, local_size, 1),
-            carries_mpi=launcher != "torchrun",
+            carries_mpi=launcher not in _WITHOUT_MPI,
         )
         task = _slurm(environ)
         if task and local_size not in environ:  # Slurm's PMI does not tell who shares a host
