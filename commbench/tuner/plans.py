@@ -243,7 +243,6 @@ class TrainingPlan:
             seed=self.seed,
             block_s=budget.block_s,
             blocks=blocks,
-            divides_blocks=name == CONFIRM,
             steps=self.steps,
             threads=self.threads,
             file_hooks=find_file_hooks(self.sweep.hooks),

@@ -2,6 +2,7 @@
 refusals.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -14,7 +15,7 @@ pytest.importorskip("torch")
 
 from commbench.ddp.devices import EARLY_STEPS, Device
 from commbench.ddp.inspect import inspect_workload
-from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase
+from commbench.ddp.plan.cases import COMPILE_MODES, CONFIRM, TrainingCase
 from commbench.ddp.plan.layout import case_bucket_bytes
 from commbench.ddp.plan.terms import short_blocks
 from commbench.ddp.workloads import load_workload
@@ -119,18 +120,12 @@ def trained(forked_ranks: RunRanks) -> Any:
         ),
         one_step=({"plain": PLAIN, **HOOKS}, {"steps": 1}),
         divided=(
-            {name: CASES[name] for name in DIVIDED},
-            {"steps": STEPS, "blocks": 3, "divides_blocks": True},
+            {name: dataclasses.replace(CASES[name], phase=CONFIRM) for name in DIVIDED},
+            {"steps": STEPS, "blocks": 3},
         ),
         crowded=(
-            {name: CASES[name] for name in TWO_BLOCKS},
-            {
-                "steps": STEPS,
-                "blocks": 2,
-                "divides_blocks": True,
-                "free_bytes": 10_000,
-                "launch": 1,
-            },
+            {name: dataclasses.replace(CASES[name], phase=CONFIRM) for name in TWO_BLOCKS},
+            {"steps": STEPS, "blocks": 2, "free_bytes": 10_000, "launch": 1},
         ),
         cut=({"plain": PLAIN, **HOOKS}, {"steps": 1, "most_blocks": 3}),
         some=some_of(2),

@@ -19,9 +19,8 @@ class Terms:
     block_s: float
     """Approximate duration of a block's timed steps on the baseline, in seconds."""
     blocks: int = 1
-    """Blocks of each configuration in a launch, interleaved with the others."""
-    divides_blocks: bool = False
-    """Whether the blocks are divided into short ones of one training, see `short_blocks`."""
+    """Blocks of each configuration in a launch, interleaved with the others; see
+    `short_blocks`."""
     steps: int | None = None
     """Steps of every block, early ones included; None: the workload's number, else derived from
     ``block_s``."""
