@@ -312,7 +312,7 @@ class RankProcess(Heart, ABC):
 
         cases, search = self.plan.trainings, None
         if terms.search_s is not None and self.control.rank == 0:
-            from commbench.tuner.search import Search
+            from commbench.tuner.screening import Search
 
             seed = f"{terms.seed}:{self.plan.launch}"
             search = Search(cases, seconds=terms.search_s, seed=seed, withheld=terms.withheld)
@@ -383,10 +383,13 @@ class PipedRank(RankProcess):
 
         This rank ends when stdin closes.
         """
-        text = sys.stdin.readline()
+        # A process that this one forks, such as one that loads data, closes sys.stdin, and would
+        # wait for ever while a thread reads that object.
+        lines = os.fdopen(0, encoding="utf-8", closefd=False)
+        text = lines.readline()
 
         def follow_conductor() -> None:
-            while line := sys.stdin.readline():
+            while line := lines.readline():
                 if line.strip() == FINISH:
                     self._is_last_case.set()
             # A launcher that ends this rank because of another one comes here first.

@@ -18,8 +18,8 @@ from commbench.launch.clues import (
     find_crash_report,
     hang_reason,
     memory_kills,
-    start_clues,
     worst,
+    written_clues,
 )
 from commbench.launch.events import (
     FINISH,
@@ -35,6 +35,7 @@ from commbench.launch.events import (
     split_line,
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
+from commbench.launch.identity import without_rank
 from commbench.launch.launchers import Launcher
 from commbench.launch.messages import find_warning
 from commbench.launch.process import STACKS_S, Launched, Output
@@ -90,7 +91,7 @@ class Supervisor:
         command = launcher.command(
             self._launch.request.ranks, program, training=plan.training is not None
         )
-        environment = {**launcher.environ, **launcher.environment()}
+        environment = without_rank(launcher.environ) | launcher.environment()
         try:
             launched = Launched(command, environment, plan.to_json())
         except OSError as error:
@@ -140,6 +141,8 @@ class Supervisor:
         launched.drain(
             STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids)
         )
+        if hang.code == "no_rank_heard":
+            hang = worst([hang, *written_clues(list(self._stderr), self._watchdog.processes)])
         failed_rank = self._evidence.failed_rank(
             hang, self._launch.case, self._watchdog.processes, self._printed(launched, hang)
         )
@@ -147,8 +150,6 @@ class Supervisor:
         is_reached = launched.stop(self._handle)
         if self._launch.has_everything:
             return _complete("ranks_stay", hang)
-        if hang.code == "no_rank_heard":
-            hang = worst([hang, *start_clues(list(self._stderr))])
         return Ending(
             status="hung",
             cause=hang_reason(self._watchdog.timeout, str(hang)),

@@ -3,7 +3,6 @@ refusals.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -48,6 +47,7 @@ CASES = {
     "search": case("passthrough", unused_parameters=True),
     "batched copies": case("passthrough", batched_grad_copy=True),
     "partly used": case(workload="partly_used", unused_parameters=True),
+    "used in turns": case(workload="takes_turns", unused_parameters=True),
     "partly used topk": case("topk:0.1", workload="partly_used", unused_parameters=True),
     "static and accumulation": case("passthrough", accumulation=2, static_graph=True),
     "amp-bf16": case(precision="amp-bf16"),
@@ -98,16 +98,10 @@ def some_of(ranks: int) -> tuple[dict[str, TrainingCase], dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def forked_ranks(run_ranks: RunRanks, forked_python: str) -> RunRanks:
-    """Return ``run_ranks`` with ranks that are forks: they need not import torch."""
-    return functools.partial(run_ranks, python=forked_python)
-
-
-@pytest.fixture(scope="module")
-def trained(forked_ranks: RunRanks) -> Any:
+def trained(run_ranks: RunRanks) -> Any:
     """Return launches on two ranks."""
     return launches_of(
-        forked_ranks,
+        run_ranks,
         2,
         first=(CASES, {"steps": STEPS}),
         stand_in=(
@@ -144,7 +138,7 @@ def first(trained: Any) -> Launch:
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
-def some_train(request: pytest.FixtureRequest, forked_ranks: RunRanks) -> tuple[int, Launch]:
+def some_train(request: pytest.FixtureRequest, run_ranks: RunRanks) -> tuple[int, Launch]:
     """Return a launch on which one, some or all ranks train.
 
     Three may exceed this machine's cores.
@@ -153,7 +147,7 @@ def some_train(request: pytest.FixtureRequest, forked_ranks: RunRanks) -> tuple[
     launches = (
         request.getfixturevalue("trained")
         if ranks == 2
-        else launches_of(forked_ranks, ranks, some=some_of(ranks))
+        else launches_of(run_ranks, ranks, some=some_of(ranks))
     )
     return ranks, launches["some"]
 
@@ -165,8 +159,8 @@ def dense_bytes(elements: int, ranks: int = 2) -> float:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
 def test_everything_is_trained(first: Launch, name: str) -> None:
-    """Time every step but the early ones; train the launch's baseline in three blocks. With DDP, end
-    with equal bits on both ranks and a lower loss.
+    """Time every step but the early ones; train the launch's baseline in three blocks. With DDP,
+    end with equal bits on both ranks and a lower loss.
     """
     record = first.records[name]
     assert ("ok", "") == (record["status"], record["reason"])
@@ -448,8 +442,8 @@ def test_time_runs_out_between_blocks(trained: Any) -> None:
 
 
 def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
-    """Choose one number of steps for all configurations from the baseline, which is timed before the
-    first block, whatever its configuration.
+    """Choose one number of steps for all configurations from the baseline, which is timed before
+    the first block, whatever its configuration.
     """
     shuffled = trained["shuffled"]
     assert "plain" != TWO_BLOCKS[shuffled.begun[0]]

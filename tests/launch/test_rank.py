@@ -321,6 +321,37 @@ def test_a_child_of_a_rank_takes_no_signals_for_it() -> None:
     assert (0, []) == listen(body)[:2]
 
 
+FORKING = """
+import os, threading, time
+from multiprocessing import get_context
+from commbench.launch.rank import PipedRank
+rank = object.__new__(PipedRank)
+rank._is_last_case = threading.Event()
+print(rank._read_plan(), end="", flush=True)
+time.sleep(0.5)
+child = get_context("fork").Process(target=print, args=("child",))
+child.start()
+child.join(20)
+print(child.exitcode, flush=True)
+child.kill()
+os._exit(0)
+"""
+
+
+@pytest.mark.programs
+def test_a_child_of_a_rank_that_waits_for_its_conductor_works() -> None:
+    """Run a forked process, as data loaders do, while a thread reads the conductor's lines."""
+    command = [sys.executable, "-c", FORKING]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("plan\n")
+        process.stdin.flush()
+        assert ["plan", "child", "0"] == process.stdout.read().split()
+
+
 def test_a_rank_that_nobody_ends_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit some time after a hang if no conductor ends the rank."""
     body = (

@@ -31,7 +31,7 @@ class Terms:
     """The user's own hooks as ``FILE.py:CALLABLE``, with absolute paths."""
     search_s: float | None = None
     """Seconds of a launch that searches: it trains the baseline and the alternatives that are
-    left in rounds, see `commbench.tuner.search`; None: it trains every configuration."""
+    left in rounds, see `commbench.tuner.screening`; None: it trains every configuration."""
     withheld: tuple[str, ...] = ()
     """In a search, hooks that may not be recommended: their bucket sizes come last."""
 
