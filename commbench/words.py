@@ -271,6 +271,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "launcher_ended": "the launcher ended with exit status {status}",
         "launcher_ended_saying": "the launcher ended with exit status {status}: {last_line}",
+        "launcher_killed": "the launcher was killed by signal {signal} ({meaning})",
         "launcher_not_started": (
             "{program} cannot be started ({error}); install it again, or load its module"
         ),
@@ -592,6 +593,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "too_costly": "{subject}, for {cause}",
         "unfit_diverged": "its loss is not finite",
+        "unfit_gradients": "its gradients are not finite",
         "unfit_skipped": "the gradient scaler skipped every step",
         "unfit_unknown": "no reason is known",
         "unfit_unpaired": "no launch has both it and the default",

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import Optimizer
 
-from commbench.ddp.checks import checked_step, endless, first_batch
 from commbench.ddp.models import batch_length, default_optimizer, trainable
-from commbench.ddp.plan.workload import check_all_used
 from commbench.ddp.traces import Trace, TracedParameter
 from commbench.ddp.workloads.language import Decoder
 from commbench.ddp.workloads.sampling import classification_loss, next_token_loss
@@ -98,28 +95,17 @@ def local_step(
 def record(
     model: nn.Module,
     loss: Callable[[nn.Module, Any], Tensor],
-    batches: Iterable[Any],
+    batch: Any,
     *,
-    steps: int = 9,
-    name: str = "",
-    optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
+    name: str,
+    steps: int = STEPS,
 ) -> Trace:
     """Train a model for ``2 + steps`` steps and return the medians of the last ``steps``.
 
-    The batches are cycled; the optimiser is as in `commbench.ddp.plan.workload.Workload`. The model
-    is changed.
-
-    Raises:
-        InputError: the model, the loss or the batches are unsuitable (see `commbench.ddp.checks`).
+    The optimiser is that of a workload without its own. The model is changed.
     """
-    batch = batch_length(first_batch(batches))
-    make = optimizer or default_optimizer
-    optimizer_in_use = make(trainable(model).values())
-    source = endless(batches)
-    ready = checked_step(model, loss, next(source), optimizer_in_use)
-    check_all_used([name for name in trainable(model) if name not in ready])
-    local_step(model, loss, next(source), optimizer_in_use)
-    made = [local_step(model, loss, next(source), optimizer_in_use) for _ in range(steps)]
+    optimizer = default_optimizer(trainable(model).values())
+    made = [local_step(model, loss, batch, optimizer) for _ in range(2 + steps)][2:]
     medians = {name: statistics.median(getattr(step, name) for step in made) for name in TIMES}
     parameters = []
     for parameter_name, parameter in trainable(model).items():
@@ -138,9 +124,9 @@ def record(
         "torch": torch.__version__,
     }
     return Trace(
-        name=name or type(model).__name__.lower(),
+        name=name,
         device="cpu",
-        batch=batch,
+        batch=batch_length(batch),
         **medians,
         parameters=tuple(parameters),
         recorded=recorded,
@@ -273,7 +259,7 @@ def trace_of(
     size: str,
 ) -> Trace:
     """Record one model on one batch, and note the batch's size in words."""
-    trace = record(model, loss, [batch], steps=STEPS, name=name)
+    trace = record(model, loss, batch, name=name)
     return dataclasses.replace(trace, recorded={**trace.recorded, "batch": size})
 
 

@@ -304,6 +304,7 @@ class TrainingLaunch:
                 batch_size=case.batch_per_rank,
             )
             self.device.moved(workload.model)
+            check_same_model(self.control, workload.model)
             if self.control.rank < case.world_size:
                 for tensor in (*workload.model.parameters(), *workload.model.buffers()):
                     dist.broadcast(tensor.detach(), 0, group=group)
@@ -459,6 +460,24 @@ class TrainingLaunch:
             device=self.device.name,
         )
         self.on_record(record)
+
+
+def check_same_model(control: Control, model: torch.nn.Module) -> None:
+    """Check that all ranks have made the same model, or DDP would abort or wait for ever.
+
+    Raises:
+        InputError: a rank has other parameters or buffers than rank 0.
+    """
+    tensors = []
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensors.append((tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad))
+    gathered = gather_everywhere(control, tensors)
+    for rank, of_rank in enumerate(gathered):
+        if of_rank != gathered[0]:
+            raise InputError(
+                f"The workload made another model on rank {rank} than on rank 0: let all ranks make"
+                " the same parameters and buffers; only their data may differ."
+            )
 
 
 def _fair_threads(control: Control) -> int:

@@ -215,9 +215,16 @@ def exit_clues(
     clues += written_clues(lines, processes or {}, kills_before=kills_before)
     last = last_line(lines)
     code = "launcher_ended"
-    if last:
+    if returncode < 0:
+        code = "launcher_killed"
+    elif last:
         code = "launcher_ended_saying"
-    numbers: dict[str, Value] = {"status": returncode, "last_line": last}
+    numbers: dict[str, Value] = {
+        "status": returncode,
+        "last_line": last,
+        "signal": -returncode,
+        "meaning": _meaning(-returncode),
+    }
     clues.append(Clue(kind="launcher ended", code=code, numbers=numbers))
     return clues
 
@@ -244,6 +251,11 @@ def written_clues(
     return clues
 
 
+def _meaning(number: int) -> str:
+    """Return what a signal means."""
+    return _SIGNALS.get(number, "see signal(7)")
+
+
 def _exit_clue(rank_exit: RankExit, kills_before: int | None, remedy: Finding | None) -> Clue:
     kind, code = "killed", "rank_killed"
     if rank_exit.is_late or not rank_exit.is_killed:
@@ -262,7 +274,7 @@ def _exit_clue(rank_exit: RankExit, kills_before: int | None, remedy: Finding | 
             code = "rank_left_because"
     numbers: dict[str, Value] = {
         "signal": rank_exit.signal,
-        "meaning": _SIGNALS.get(rank_exit.signal, "see signal(7)"),
+        "meaning": _meaning(rank_exit.signal),
         "status": rank_exit.status,
         "remedy": str(remedy),
     }

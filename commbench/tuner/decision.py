@@ -183,8 +183,8 @@ def decision_of(records: Iterable[TrainingRecord], phase: str, info: RunInfo) ->
     first batch of ``info["batches"]``, else the smallest.
 
     Left out are settings that failed, whose ranks disagree, whose steps were all skipped, or whose
-    loss is not finite while the baseline's is. So are settings that lose more accuracy than
-    ``info["max_accuracy_loss"]`` allows (`commbench.tuner.learning`).
+    loss or gradients are not finite while the baseline's are. So are settings that lose more
+    accuracy than ``info["max_accuracy_loss"]`` allows (`commbench.tuner.learning`).
 
     None if nothing was trained with DDP.
     """
@@ -294,6 +294,8 @@ def _unfit(
         why = Finding("unfit_skipped")
     elif any(map(_diverged, paired)):
         why = Finding("unfit_diverged")
+    elif _has_lost_gradients(candidate, base):
+        why = Finding("unfit_gradients")
     elif allowed is not None:
         why = accuracy_warning(candidate, base, losses, allowed, is_decision=is_decision)
         is_costly = True
@@ -316,6 +318,21 @@ def _diverged(pair: tuple[EqualLosses, EqualLosses]) -> bool:
     """Return whether a setting's loss is not finite while the baseline's is."""
     own, theirs = pair
     return math.isfinite(theirs.steps) and not math.isfinite(own.steps)
+
+
+def _has_lost_gradients(candidate: Trained, base: Trained) -> bool:
+    """Return whether a setting's exchanged gradients are not finite while the baseline's are.
+
+    Gradients that are scaled may overflow in a step that is skipped, so another precision is not
+    judged.
+    """
+    if candidate.case.precision != base.case.precision:
+        return False
+    for launch in common_launches(candidate, base):
+        error = candidate.timed[launch].grad_rel_error
+        if error is None and base.timed[launch].grad_rel_error is not None:
+            return True
+    return False
 
 
 def _stated(reason: str, without: str) -> Finding:

@@ -184,7 +184,9 @@ def test_runs_that_were_measured_differently_do_not_mix() -> None:
 
 @pytest.mark.kept
 def test_the_errors_over_the_kept_runs(load_benchmark: Callable[[str], ModuleType]) -> None:
-    """State the errors that benchmarks/evidence/forecast_error.py finds, rounded up to a percent."""
+    """State the errors that benchmarks/evidence/forecast_error.py finds, rounded up to a
+    percent.
+    """
     pairs = load_benchmark("forecast_error").kept_pairs(with_sizes=False)
     collectives, steps = (error_per_doubling(pairs[kind]) for kind in list(pairs)[-2:])
     assert KEPT_ERROR == math.ceil(100 * collectives) / 100

@@ -164,8 +164,8 @@ def dense_bytes(elements: int, ranks: int = 2) -> float:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
 def test_everything_is_trained(first: Launch, name: str) -> None:
-    """Time every step but the early ones; train the launch's baseline in three blocks. With DDP, end
-    with equal bits on both ranks and a lower loss.
+    """Time every step but the early ones; train the launch's baseline in three blocks. With DDP,
+    end with equal bits on both ranks and a lower loss.
     """
     record = first.records[name]
     assert ("ok", "") == (record["status"], record["reason"])
@@ -447,8 +447,8 @@ def test_time_runs_out_between_blocks(trained: Any) -> None:
 
 
 def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
-    """Choose one number of steps for all configurations from the baseline, which is timed before the
-    first block, whatever its configuration.
+    """Choose one number of steps for all configurations from the baseline, which is timed before
+    the first block, whatever its configuration.
     """
     shuffled = trained["shuffled"]
     assert "plain" != TWO_BLOCKS[shuffled.begun[0]]

@@ -157,8 +157,8 @@ def test_the_case_without_ddp_keeps_model_batch_precision_and_phase() -> None:
 
 
 def test_keys_tell_cases_apart() -> None:
-    """Give each configuration and phase its own constant key, which is read back; as in older runs it
-    lacks later switches that have their default.
+    """Give each configuration and phase its own constant key, which is read back; as in older runs
+    it lacks later switches that have their default.
     """
     changes: list[dict[str, Any]] = [
         {},

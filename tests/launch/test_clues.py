@@ -217,6 +217,8 @@ def test_an_unknown_end_quotes_the_last_line() -> None:
         clue.numbers["last_line"],
     )
     assert "launcher_ended" == clue_of("").code
+    killed = exit_clues(["started"], [], -9)[0]
+    assert ("launcher_killed", 9) == (killed.code, killed.numbers["signal"])
 
 
 def test_a_silent_host_comes_before_partners_that_raise() -> None:
