@@ -85,6 +85,8 @@ class Limits:
 Signed = Annotated[float, Limits(low=-LARGEST)]
 #: A loss or a number computed from one: training may diverge.
 Diverging = Annotated[float, Limits(low=-LARGEST, finite=False)]
+#: A bound; infinity where there is none.
+Unlimited = Annotated[float, Limits(finite=False)]
 #: A rank, or a number of ranks.
 Ranks = Annotated[int, Limits(high=MOST_RANKS)]
 

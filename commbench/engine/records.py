@@ -417,11 +417,17 @@ def interval_columns(name: str, interval: Interval | None) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of ``collectives.csv``: a case summarised over launches. None is an empty cell."""
+class TableRow:
+    """One line of a CSV file of a run. None is an empty cell."""
 
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(TableRow):
+    """One line of ``collectives.csv``: a case summarised over launches."""
+
     backend: str = column("mpi, gloo, nccl, torch-nccl, mpi-cuda or mpi-staged", "")
     device: str = column("cpu, or the GPU's name", "")
     library: str = column("library and version that carried the operation", "")
@@ -521,11 +527,9 @@ COLUMNS = columns_of(Row)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverlapRow:
+class OverlapRow(TableRow):
     """One line of ``overlap.csv``: a non-blocking collective summarised over launches; medians."""
 
-    schema: int = SCHEMA
-    run_id: str = column("name of the run's directory", "")
     backend: str = column("as in collectives.csv", "")
     operation: str = column("what was timed", "")
     pattern: str = column("as in collectives.csv", "")

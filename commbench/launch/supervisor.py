@@ -19,8 +19,8 @@ from commbench.launch.clues import (
     find_crash_report,
     hang_reason,
     memory_kills,
-    start_clues,
     worst,
+    written_clues,
 )
 from commbench.launch.events import (
     CaseStarted,
@@ -33,6 +33,7 @@ from commbench.launch.events import (
     Stack,
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
+from commbench.launch.identity import without_rank
 from commbench.launch.launchers import Launcher
 from commbench.launch.messages import find_warning
 from commbench.launch.process import STACKS_S, Launched, Output
@@ -91,7 +92,7 @@ class Supervisor:
         command = launcher.command(
             self._launch.request.ranks, program, training=self._plan.training is not None
         )
-        environment = dict(os.environ)
+        environment = without_rank(os.environ)
         for name in variables_of(self._plan.env):
             environment.pop(name, None)
         environment |= launcher.environment()
@@ -144,6 +145,8 @@ class Supervisor:
         launched.drain(
             STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids)
         )
+        if hang.code == "no_rank_heard":
+            hang = worst([hang, *written_clues(list(self._stderr), self._watchdog.processes)])
         failed_rank = self._evidence.failed_rank(
             hang, self._launch.case, self._watchdog.processes, self._printed(launched, hang)
         )
@@ -151,8 +154,6 @@ class Supervisor:
         is_reached = launched.stop(self._handle)
         if self._launch.has_everything:
             return _complete("ranks_stay", hang)
-        if hang.code == "no_rank_heard":
-            hang = worst([hang, *start_clues(list(self._stderr))])
         return Ending(
             status="hung",
             cause=hang_reason(self._watchdog.timeout, str(hang)),

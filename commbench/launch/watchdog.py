@@ -130,10 +130,12 @@ class Watchdog:
                 self._heard[rank] += gap
         if now - self._moved <= self.timeout:
             return None
-        code = "no_rank_heard"
-        if self._last:
-            code = "no_rank_stands_out"
-        clues = [Clue(kind="unclear", code=code)]
+        last = max(self._heard, key=self._heard.__getitem__, default=0)
+        if now - self._heard.get(last, 0.0) > SILENCE_S:  # how far they are is not known
+            numbers: dict[str, Value] = {"since": self._since(last, now)}
+            unheard = Clue(kind="unclear", code="no_rank_heard", numbers=numbers)
+            return self._stopped() or unheard
+        clues = [Clue(kind="unclear", code="no_rank_stands_out")]
         for clue in (self._stopped(), self.silent(now), self._behind(), self._idle()):
             if clue:
                 clues.append(clue)

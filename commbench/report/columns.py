@@ -416,11 +416,14 @@ def _grid(columns: Sequence[Column[Any]], lines: Sequence[Sequence[Cell]]) -> Ri
     height = max((heading.count("\n") for heading in headings), default=0)
     for column, heading in zip(columns, headings, strict=True):
         lower = "\n" * (height - heading.count("\n"))
+        overflow: Literal["fold", "ellipsis"] = "ellipsis"  # the beginning of a number is no number
+        if column.can_wrap:
+            overflow = "fold"
         grid.add_column(
             Text(lower + heading),
             justify="right" if column.is_number else "left",
             no_wrap=not column.can_wrap,
-            overflow="fold",
+            overflow=overflow,
         )
     flags_of_lines = [{flag for cell in line for flag in cell.flags} for line in lines]
     shared = set.intersection(*flags_of_lines) if len(lines) > 1 else set()

@@ -15,7 +15,7 @@ from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
-from commbench.engine.records import SCHEMA, Record, column, copied
+from commbench.engine.records import Record, TableRow, column, copied
 from commbench.findings import Finding
 from commbench.results.info import RunInfo, host_by_rank
 from commbench.results.summary import (
@@ -42,14 +42,9 @@ _TEXTS = ("device", "library", "transport", "sync", "loop")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairRow:
-    """One line of ``pairs.csv``: an ordered pair of ranks summarised over launches.
+class PairRow(TableRow):
+    """One line of ``pairs.csv``: an ordered pair of ranks summarised over launches."""
 
-    None is an empty cell.
-    """
-
-    schema: int = SCHEMA
-    run_id: str = column("name of the run's directory", "")
     backend: str = column("as in collectives.csv", "")
     device: str = column("as in collectives.csv", "")
     library: str = column("as in collectives.csv", "")

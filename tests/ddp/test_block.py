@@ -46,6 +46,7 @@ CASES = {
     "search": case("passthrough", unused_parameters=True),
     "batched copies": case("passthrough", batched_grad_copy=True),
     "partly used": case(workload="partly_used", unused_parameters=True),
+    "used in turns": case(workload="takes_turns", unused_parameters=True),
     "partly used topk": case("topk:0.1", workload="partly_used", unused_parameters=True),
     "static and accumulation": case("passthrough", accumulation=2, static_graph=True),
     "amp-bf16": case(precision="amp-bf16"),

@@ -244,6 +244,7 @@ def test_hosts_and_slots_are_read(text: str, expected: str) -> None:
     ("text", "error"),
     [
         ("# nobody\n", "names no host"),
+        ("a slots=0\nb:0\n", "names no host"),
         ("a slots=2\nb slots=two\n", "Line 2"),
         ("a slot=2\n", "Line 1"),
         ("a:b\n", "Line 1"),

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.flags import check_flags
-from commbench.engine.records import SCHEMA, Clocks, Status, column, columns_of, no_column
+from commbench.engine.records import Clocks, Status, TableRow, column, columns_of, no_column
 from commbench.errors import InputError
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 
@@ -217,11 +217,9 @@ _LATEST = ("bucket_bytes", "buckets", "comm_ms", "skew_wait_ms", "compress_ms", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRow:
-    """One line of ``ddp.csv``: a configuration summarised over launches. None is an empty cell."""
+class TrainingRow(TableRow):
+    """One line of ``ddp.csv``: a configuration summarised over launches."""
 
-    schema: int = SCHEMA
-    run_id: str = column("name of the run's directory", "")
     workload: str = column("name of the workload", "")
     parameters: int | None = column("trainable elements of the model")
     backend: str = column("as in collectives.csv", "")
@@ -330,11 +328,9 @@ class TrainingRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BucketRow:
+class BucketRow(TableRow):
     """One line of ``buckets.csv``: a bucket of a configuration, medians over launches."""
 
-    schema: int = SCHEMA
-    run_id: str = column("name of the run's directory", "")
     workload: str = column("as in ddp.csv", "")
     world_size: int | None = column("as in ddp.csv")
     batch_per_rank: int | None = column("as in ddp.csv")

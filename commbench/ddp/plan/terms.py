@@ -34,7 +34,7 @@ class Terms:
     """Whether a launch of one block per configuration repeats the baseline, see `schedule`."""
     search_s: float | None = None
     """Seconds of a launch that searches: it trains the baseline and the alternatives that are
-    left in rounds, see `commbench.tuner.search`; None: it trains every configuration."""
+    left in rounds, see `commbench.tuner.screening`; None: it trains every configuration."""
     withheld: tuple[str, ...] = ()
     """In a search, hooks that may not be recommended: their bucket sizes come last."""
 
