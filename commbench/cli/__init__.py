@@ -37,7 +37,7 @@ _COMMANDS = {
     "run": ("measure", "run"),
     "train": ("train", "train"),
     "tune": ("tune", "tune"),
-    "watch": ("watch", "watch"),
+    "watch": ("tune", "watch"),
     "predict": ("predict", "predict"),
     "compare": ("compare", "compare"),
     "check": ("check", "check"),

@@ -278,7 +278,9 @@ def test_broken_hooks_are_named(errors: Any) -> None:
 
 
 def test_refused_registrations(errors: Any) -> None:
-    """Refuse models and states that a hook cannot serve; pass double precision without compression."""
+    """Refuse models and states that a hook cannot serve; pass double precision without
+    compression.
+    """
     texts = errors["registering"]
     assert "" == texts.pop("double passthrough")
     assert 10 == len(texts)

@@ -138,7 +138,9 @@ def test_hydra_commands(options: dict[str, Any], words: str, absent: str) -> Non
     ],
 )
 def test_srun_commands(ranks: int, options: dict[str, Any], words: str) -> None:
-    """Start a launch as a job step that overlaps the job's others; MPI starts only with a plugin."""
+    """Start a launch as a job step that overlaps the job's others; MPI starts only with a
+    plugin.
+    """
     launcher = SrunLauncher(**{"environ": JOB, **options})
     check(launcher, ranks, words, "" if launcher.carries_mpi else "mpi4py")
     assert launcher.carries_mpi == ("mpi_type" in options)
