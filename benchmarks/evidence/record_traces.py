@@ -98,9 +98,12 @@ def record(
     batch: Any,
     *,
     name: str,
+    size: str = "",
     steps: int = STEPS,
 ) -> Trace:
     """Train a model for ``2 + steps`` steps and return the medians of the last ``steps``.
+
+    ``size`` says in words how large the batch is.
 
     The optimiser is that of a workload without its own. The model is changed.
     """
@@ -122,6 +125,7 @@ def record(
         "cpu": cpu_model(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "batch": size,
     }
     return Trace(
         name=name,
@@ -188,9 +192,8 @@ def resnet50() -> Trace:
         nn.Linear(channels, 1000),
     )
     images, labels = torch.randn(2, 3, 224, 224), torch.randint(1000, (2,))
-    return trace_of(
-        "resnet50", model, classification_loss, (images, labels), "2 images of 224 x 224 pixels"
-    )
+    size = "2 images of 224 x 224 pixels"
+    return record(model, classification_loss, (images, labels), name="resnet50", size=size)
 
 
 def bert_base() -> Trace:
@@ -204,19 +207,15 @@ def bert_base() -> Trace:
         return functional.cross_entropy(model(batch[0]).pooler_output[:, :2], batch[1])
 
     model = BertModel(BertConfig())
-    return trace_of("bert-base", model, loss, (tokens, labels), "1 sequence of 64 tokens")
+    return record(model, loss, (tokens, labels), name="bert-base", size="1 sequence of 64 tokens")
 
 
 def gpt2_small() -> Trace:
     """GPT-2 small with tied embeddings: 124,439,808 parameters in 148 tensors."""
     model = Decoder(vocabulary=50257, positions=1024, width=768, layers=12, heads=12)
-    return trace_of(
-        "gpt2-small",
-        model,
-        next_token_loss,
-        torch.randint(50257, (1, 65)),
-        "1 sequence of 64 tokens",
-    )
+    tokens = torch.randint(50257, (1, 65))
+    size = "1 sequence of 64 tokens"
+    return record(model, next_token_loss, tokens, name="gpt2-small", size=size)
 
 
 class ManyTiny(nn.Module):
@@ -246,21 +245,8 @@ def many_tiny() -> Trace:
     def loss(model: nn.Module, inputs: Tensor) -> Tensor:
         return model(inputs).square().mean()
 
-    return trace_of(
-        "many-tiny", ManyTiny(), loss, torch.randn(16, 4096), "16 vectors of 4096 elements"
-    )
-
-
-def trace_of(
-    name: str,
-    model: nn.Module,
-    loss: Callable[[nn.Module, Any], Tensor],
-    batch: Any,
-    size: str,
-) -> Trace:
-    """Record one model on one batch, and note the batch's size in words."""
-    trace = record(model, loss, batch, name=name)
-    return dataclasses.replace(trace, recorded={**trace.recorded, "batch": size})
+    data = torch.randn(16, 4096)
+    return record(ManyTiny(), loss, data, name="many-tiny", size="16 vectors of 4096 elements")
 
 
 TRACES = {

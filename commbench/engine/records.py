@@ -387,6 +387,14 @@ def column(about: str, default: Any = None, *, heading: str = "") -> Any:
     return field(default=default, metadata={"about": about, "heading": heading})
 
 
+def about(row_class: type[Any], name: str) -> str:
+    """Return the meaning of a column of such rows; see `TableRow.like` for one that states none."""
+    stated: str = row_class.__dataclass_fields__[name].metadata.get("about", "")
+    if not stated:
+        return f"as in {row_class.like}"
+    return stated
+
+
 def no_column() -> Any:
     """Return the field of a row that its table does not show, empty by default."""
     return field(default="", metadata={"is_column": False})
@@ -413,7 +421,10 @@ def interval_columns(name: str, interval: Interval | None) -> dict[str, float]:
 class TableRow:
     """One line of a CSV file of a run. None is an empty cell."""
 
-    schema: int = SCHEMA
+    like: ClassVar = ""
+    """The file of which columns that state no meaning have the same one."""
+
+    schema: int = column("schema number", SCHEMA)
     run_id: str = column("name of the run's directory", "")
 
 
@@ -523,15 +534,17 @@ COLUMNS = columns_of(Row)
 class OverlapRow(TableRow):
     """One line of ``overlap.csv``: a non-blocking collective summarised over launches; medians."""
 
-    backend: str = column("as in collectives.csv", "")
+    like = "collectives.csv"
+
+    backend: str = ""
     operation: str = column("what was timed", "")
-    pattern: str = column("as in collectives.csv", "")
+    pattern: str = ""
     dtype: str | None = column("element type")
     redop: str | None = column("reduction")
     in_place: bool | None = column("send and receive share memory")
     message_bytes: int | None = column("as in collectives.csv", heading="size")
     osu_bytes: int | None = column("the size OSU prints for the same case")
-    env: str = column("as in collectives.csv", "")
+    env: str = ""
     launches: int | None = column("launches behind the row")
     overall_us: float | None = column("started, computed, completed")
     compute_us: float | None = column("computing alone, as long as the communication")

@@ -75,6 +75,8 @@ class Facts:
     """Whether the script has registered a communication hook."""
     traits: Sequence[str] = ()
     """``sparse`` or ``complex`` gradients, which no hook understands."""
+    held: str = ""
+    """Why gradients must stay where they are, see `commbench.live.switching.why_held`."""
     session: RunInfo | None = None
     """The conditions of all ranks."""
 

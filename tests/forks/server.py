@@ -205,8 +205,8 @@ class Server:
     def _leave(self, descriptors: Sequence[int]) -> None:
         """Adopt the client's standard streams in a fork, and close everything of the server.
 
-        The fork stays in the session of the server: where the kernel schedules sessions apart, ranks
-        that wait for each other would not yield to each other.
+        The fork stays in the session of the server: where the kernel schedules sessions apart,
+        ranks in sessions of their own do not yield to each other.
         """
         os.setpgrp()
         for handle in self._clients:

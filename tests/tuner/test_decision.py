@@ -156,16 +156,6 @@ def test_a_withheld_setting_does_not_decide() -> None:
     assert "fastest_over_half" in {f.code for f in recommendation_findings(recommendation)}
 
 
-def test_a_withheld_setting_without_gain_is_not_offered() -> None:
-    """State that top-k is slower, but not how to allow it."""
-    records = [*sweep(five=16, topk=22), *fresh((FIVE, 16), (TOPK, 22))]
-    recommendation = decide(records, named_hooks=[])
-    assert ["keep"] == [choice.verdict for choice in recommendation.altering]
-    assert ["setting_change", "reason", "fastest_lossy"] == [
-        finding.code for finding in verdict_findings(recommendation)
-    ]
-
-
 def test_each_allowed_effect_has_its_lines_to_paste() -> None:
     """List the lines of the safe setting, then of FP16, then of the fastest."""
     recommendation = decide(FASTER, named_hooks=["fp16", "topk:0.01"], accepts_loss=True)
