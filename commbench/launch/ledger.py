@@ -24,7 +24,6 @@ from commbench.launch.events import (
     Event,
     LastCase,
     LaunchFinished,
-    LaunchStarted,
     Listener,
     Notice,
     RankOutput,
@@ -98,9 +97,6 @@ class Ledger:
             budget=budget.name,
             relative_half_width=budget.relative_half_width,
         )
-        stage = " ".join(filter(None, (launch.stage, launch.plan.env)))
-        started = LaunchStarted(launch=number, launches=launch.launches, stage=stage)
-        self.display.on(started)
         self.launch = launch
         ending = self.end(run(launch))
         self.write_tables()

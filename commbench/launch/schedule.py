@@ -14,7 +14,13 @@ import numpy as np
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding, Value
 from commbench.launch.clues import Ending, in_case
-from commbench.launch.events import ROUNDING, CaseFinished, Listener, Notice
+from commbench.launch.events import (
+    ROUNDING,
+    CaseFinished,
+    LaunchStarted,
+    Listener,
+    Notice,
+)
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
 from commbench.results.info import Launch as Entry
@@ -200,10 +206,6 @@ class Launch:
     request: RunRequest
     """The stage; its cases are those under the environment of the launch."""
     plan: LaunchPlan
-    stage: str
-    """Name of the stage in a run of several; else empty."""
-    launches: int
-    """Launches of the stage."""
     remaining: Remaining
     """Work of the stage when the launch begins."""
     times: TimePlan
@@ -432,9 +434,11 @@ class Schedule:
         self, request: RunRequest, plan: LaunchPlan, remaining: Remaining, now: float
     ) -> Ending:
         """Make a launch; return how it ended if the run goes on."""
-        stage = ""
+        stage = plan.env
         if len(self._stages) > 1:
-            stage = request.name
+            stage = f"{request.name} {plan.env}".rstrip()
+        launches = max(request.budget.launches, plan.launch + 1)
+        self._display.on(LaunchStarted(launch=plan.launch, launches=launches, stage=stage))
         is_trial = len(self._stage.envs) > 1 and not self._fail_fast
         for record in self._store.records:
             if record.case.env == plan.env and record.status in DONE:
@@ -442,8 +446,6 @@ class Schedule:
         launch = Launch(
             request=request,
             plan=plan,
-            stage=stage,
-            launches=max(request.budget.launches, plan.launch + 1),
             remaining=remaining,
             times=self._times,
             begun=now,
