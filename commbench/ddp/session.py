@@ -159,13 +159,7 @@ class TrainingLaunch:
     def _train_blocks(self) -> bool:
         """Train the blocks as `commbench.ddp.plan.terms.schedule` orders them."""
         blocks = len(self.lengths) or self.terms.blocks
-        order = schedule(
-            self.cases,
-            self.terms.seed,
-            self.launch,
-            blocks,
-            watches_drift=self.terms.watches_drift,
-        )
+        order = schedule(self.cases, self.terms.seed, self.launch, blocks)
         blocks_left = Counter(order)
         for index in order:
             if not blocks_left[index]:
@@ -228,10 +222,10 @@ class TrainingLaunch:
     # Preparation
 
     def _divide_blocks(self) -> None:
-        """Divide the blocks into short ones if so planned and if the trainings of all cases fit
-        into memory.
+        """Divide the blocks of a confirmation into short ones of one training if the trainings of
+        all cases fit into memory.
         """
-        if not (self.terms.divides_blocks and self.steps):
+        if self.cases[0].phase != CONFIRM or not self.steps:
             return
         if len(self.cases) > self._room():
             return

@@ -24,7 +24,7 @@ from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import shuffled
 from commbench.ddp.plan.terms import Terms
 from commbench.engine.communicator import Communicator
-from commbench.engine.control import Control
+from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.energy import EnergyMeter, own_meter
 from commbench.engine.matrix import time_slices
 from commbench.engine.measure import CaseRun
@@ -33,25 +33,28 @@ from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock, open_clock
 from commbench.errors import CommbenchError, InputError
 from commbench.launch.events import (
+    FINISH,
     CaseFinished,
     CasesEnded,
     CaseStarted,
+    EventWriter,
     Heartbeat,
     Listener,
     RankError,
     Stack,
+    claim_stdout,
+    say,
 )
 from commbench.launch.facts import (
     Carrier,
     Place,
     are_oversubscribed,
     collect_session,
-    gather_places,
+    own_place,
     refuse_unlike_software,
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S, Heart, stack_of_error
 from commbench.launch.identity import Identity, identify, rendezvous_variables
-from commbench.launch.protocol import FINISH, EventWriter, claim_stdout, say
 from commbench.launch.signals import DEADLY, SignalFeed
 from commbench.results.info import Energy
 from commbench.results.plan import LaunchPlan
@@ -202,7 +205,8 @@ class RankProcess(Heart, ABC):
         self.plan, self.listener = plan, listener
         self.launch_begun, self.visits = time.monotonic(), itertools.count()
         control = self.control
-        places = gather_places(control)  # before any library moves this rank to other CPUs
+        # before any library moves this rank to other CPUs
+        places = gather_everywhere(control, own_place(control.rank))
         carriers = self._open_backends()
         device = None
         if plan.training:

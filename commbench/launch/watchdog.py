@@ -103,7 +103,7 @@ class Watchdog:
         self.introduce(beat.rank, beat.host, beat.pid)
         if self._cases and beat.entered:
             self.timeout = self._case_timeout
-        if before is None or _position(before) != _position(beat):
+        if before is None or before.position != beat.position:
             self.progress(now)
         self._base.setdefault(beat.rank, (beat.cpu_ms, now))
 
@@ -258,7 +258,3 @@ class Watchdog:
             numbers=numbers or {},
             others=ranks[1:],
         )
-
-
-def _position(beat: Heartbeat) -> tuple[int, int]:
-    return beat.case, beat.entered + beat.left

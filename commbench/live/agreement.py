@@ -24,7 +24,7 @@ from commbench.ddp.plan.cases import TrainingCase
 if TYPE_CHECKING:
     from commbench.results.recommendation import Recommendation
 
-#: Models of this process that the same ranks train; all ranks make them in the same order.
+#: Models of this process by process group; all ranks make those of a group in the same order.
 _models: Counter[str] = Counter()
 
 
@@ -72,10 +72,11 @@ class Agreement:
     """
 
     def __init__(self, ddp_model: DistributedDataParallel) -> None:
-        members = dist.get_process_group_ranks(ddp_model.process_group)
-        self.rank = dist.get_rank(ddp_model.process_group)
+        group = ddp_model.process_group
+        members = dist.get_process_group_ranks(group)
+        self.rank = dist.get_rank(group)
         self.size = len(members)
-        name = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
+        name = hashlib.sha256(repr((group.group_name, members)).encode()).hexdigest()[:12]
         number = _models[name]
         _models[name] += 1
         self.token = secrets.token_hex(8)

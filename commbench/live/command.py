@@ -228,6 +228,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
             child = subprocess.Popen(
                 command,
                 env=environment,
+                close_fds=False,  # those of ``<(...)`` and ``3>file``; Python's own stay closed
                 start_new_session=is_apart,
                 preexec_fn=set_up,  # noqa: PLW1509 - it is short
             )

@@ -51,6 +51,7 @@ from commbench.live.switching import (
     is_compiled,
     own_hooks,
     traits_of,
+    why_held,
     why_untunable,
     why_unwatchable,
 )
@@ -195,14 +196,18 @@ class Director:
             with contextlib.suppress(Exception):
                 self.release(INTERVENTIONS[name])
                 self._exchange()  # if the decision has just been made
+                if name == "join_hook":
+                    self._is_rebuilding = False  # ranks without data rebuild at another place
+                    self._close()
         return getattr(type(self._model), name)(self._model, *arguments, **keywords)
 
     def _state(self) -> StateDict:
         """Return the state of the model for copies and pickles, without the tuning."""
-        state: StateDict = {**DistributedDataParallel.__getstate__(self._model)}
-        state["_forward_pre_hooks"] = state["_forward_pre_hooks"].copy()
+        of_class: Any = type(self._model)
+        state: StateDict = {**of_class.__getstate__(self._model)}
         clock = self._clock()
-        if clock is not None:
+        if clock is not None and "_forward_pre_hooks" in state:
+            state["_forward_pre_hooks"] = state["_forward_pre_hooks"].copy()
             state["_forward_pre_hooks"].pop(clock.forward_hook, None)
         for name in ADDED:
             state.pop(name, None)
@@ -308,6 +313,9 @@ class Director:
         """Return why there is no tuning, or the first block; None: not yet."""
         original = self._original_of(ended)
         reasons, gpus, hosts, traits = zip(*self._agreement.get_all("ranks"), strict=True)
+        held = why_held(self._model, self._registered, is_kept=ended.keeps_gradients)
+        if held and not self._is_watched:
+            reasons = (*reasons, held)
         for reason in reasons:
             if reason:
                 return Instruction(original, reason=reason)
@@ -325,6 +333,7 @@ class Director:
                 framework=self._framework,
                 has_own_hook=bool(own_hooks(self._model)),
                 traits=sorted(set().union(*traits)),
+                held=held,
                 session=conditions_of(self._places, gpus, hosts),
             )
             if self._is_watched:
@@ -386,6 +395,8 @@ class Director:
             for failure in filter(None, failures):
                 self._programme.refuse(told.setting, failure)
                 decision = "no"
+                if told.setting == self._programme.settings[0] and not told.steps:
+                    decision = "leave"  # no other setting is left to end with
                 break
         self._agreement.set(f"decided/{self._end}", decision)
 

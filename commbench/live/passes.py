@@ -11,6 +11,7 @@ import contextlib
 import functools
 import operator
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,8 @@ class Pass:
     evaluating and saving fall into it."""
     batch: int = 1
     """First dimension of the first tensor given to the model."""
+    keeps_gradients: bool = False
+    """Whether the script still had gradients of the pass before at the first forward pass."""
     precision: str = "fp32"
     """Of the first forward pass, as ``ddp.csv`` writes it."""
     losses: list[torch.Tensor] = field(default_factory=list)
@@ -150,6 +153,8 @@ class Passes:
         self._on_forward = on_forward
         self._idle_since_ns = time.perf_counter_ns()
         self._is_armed = False
+        self._thread = 0
+        """The thread of the last forward pass; others may train other models."""
         self._version = self._present_version()
         self._begun: Mark = None
         self._update_begun: Mark = None
@@ -194,6 +199,7 @@ class Passes:
     ) -> None:
         if not torch.is_grad_enabled():
             return
+        self._thread = threading.get_ident()
         if module.require_backward_grad_sync:
             self._is_armed = True
         with contextlib.suppress(Exception):  # a description is never worth an exception
@@ -201,6 +207,7 @@ class Passes:
             self.open.forwards.append(self.clock())
             if len(self.open.forwards) == 1:
                 self.open.gap_ns = time.perf_counter_ns() - self._idle_since_ns
+                self.open.keeps_gradients = self.registered[-1].grad is not None
                 self.open.precision = _precision_on(self.registered[0].device.type)
                 self.open.batch = max(1, batch_length((inputs, keywords)))
         self._on_forward()
@@ -227,11 +234,12 @@ class Passes:
 
     def before_backward(self) -> None:
         """Take the begin of an outermost call of ``backward()``."""
-        self._begun = self.clock()
+        if self._thread == threading.get_ident():
+            self._begun = self.clock()
 
     def after_backward(self, tensors: object) -> None:
         """Take the end of an outermost call of ``backward()``."""
-        if not self.fired:
+        if not self.fired or self._thread != threading.get_ident():
             return
         self.fired.clear()
         with contextlib.suppress(Exception):  # as above

@@ -37,6 +37,8 @@ _KEPT = (
     "require_backward_grad_sync",
     "require_forward_param_sync",
     "_ddp_sink_clone",
+    "modules_buffers",  # without any at its construction, DDP broadcasts no later ones
+    "named_module_buffers",
 )
 #: Default hooks of torch that halve the bytes.
 _HALVING_HOOKS = (default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook)
@@ -56,6 +58,8 @@ OWN_GROUPS = (
 )
 #: Why a compiled DDP object is left alone.
 COMPILED = "torch.compile was applied to the DDP object, and its graph follows the buckets"
+#: Why a setting cannot be used.
+MOVED = "the script has taken parameters out of the model, whose gradients DDP still averages"
 #: Attributes of a DDP object that another reducer would not heed, and what they mean.
 _UNTUNABLE = {
     "mixed_precision": "DDP's own mixed precision is in use",
@@ -116,6 +120,31 @@ def _why_unknown(ddp_model: DistributedDataParallel) -> str:
             return "an optimiser steps inside its backward pass"
         if hasattr(parameter, "device_mesh"):
             return "its parameters are DTensors"
+    return ""
+
+
+def why_held(
+    ddp_model: DistributedDataParallel, registered: Sequence[nn.Parameter], *, is_kept: bool
+) -> str:
+    """Return why gradients must stay where they are, as a clause; empty if they may move.
+
+    Another reducer has other buckets, so gradients that are views of them become other tensors.
+
+    Args:
+        ddp_model: the script's model, after a backward pass.
+        registered: the parameters that DDP has registered.
+        is_kept: whether the script keeps the gradients of a step until the next one.
+    """
+    if not ddp_model.gradient_as_bucket_view:
+        return ""
+    free = nn.Parameter(torch.zeros(1))
+    free.grad = torch.zeros(1)
+    references = sys.getrefcount(free.grad)  # of a gradient that nobody else has; torch decides
+    for parameter in registered:
+        if parameter.grad is not None and sys.getrefcount(parameter.grad) > references:
+            is_kept = True
+    if is_kept:
+        return "the script keeps its gradients, and they are views of DDP's buckets"
     return ""
 
 
@@ -313,6 +342,9 @@ class Switcher:
         with _trainable(ddp_model.module, self._registered), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the script's own call has warned already
             spare = Spare(ddp_model.module, **arguments)
+            present = spare._module_parameters  # noqa: SLF001 - DDP has no public list
+            if not set(self._registered) <= set(present):
+                raise LookupError(MOVED)
         if case.hook == self.original.hook:
             for function, state in self._own_hooks:
                 spare.register_comm_hook(state, function)

@@ -57,7 +57,7 @@ class Watch(Programme):
             f"watching {self._steps} steps of {type(ddp_model.module).__name__} on"
             f" {original.world_size} ranks, results in {options.out}"
         )
-        untimed = why_untimed(ddp_model)
+        untimed = why_untimed(ddp_model) or facts.held
         self._times_buckets = not untimed
         if untimed:
             say(f"buckets are not timed one by one, because {untimed}.")

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import FLAGS, split_flags
-from commbench.engine.records import Row
+from commbench.engine.records import Row, about
 from commbench.findings import Finding
 from commbench.report.formats import between, digits, grouped
 from commbench.report.state import counted_energy
@@ -290,11 +290,6 @@ def make_tables(
 
 
 # --------------------------------------------------------------------------------- kinds of columns
-
-
-def about(row_class: type[Any], name: str) -> str:
-    """Return the documentation of a column of a CSV file."""
-    return str(row_class.__dataclass_fields__[name].metadata.get("about", ""))
 
 
 #: The unit that a field's name states.

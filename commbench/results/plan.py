@@ -59,13 +59,12 @@ class RunRequest:
     """Number of the first launch; launches below it belong to an earlier stage."""
     is_fixed_length: bool = False
     """Whether later stages depend on all launches of this one: then no launch is added, also
-    under mpirun or torchrun, where each invocation makes one launch of each stage."""
+    under mpirun or torchrun, where each invocation makes one launch of each stage. Such a stage
+    itself, unless it searches, waits for the launches of the stages before, and for another
+    invocation."""
     soak_s: float | None = None
     """Wall time of a soak in seconds: launches follow each other until it is over; None: no
     soak."""
-    depends: bool = False
-    """Whether the stage is planned from all launches of the previous stages. Under mpirun or
-    torchrun it waits for them, and for another invocation."""
 
     def __post_init__(self) -> None:
         if not self.cases:

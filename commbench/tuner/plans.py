@@ -244,11 +244,9 @@ class TrainingPlan:
             seed=self.seed,
             block_s=budget.block_s,
             blocks=blocks,
-            divides_blocks=name == CONFIRM,
             steps=self.steps,
             threads=self.threads,
             file_hooks=find_file_hooks(self.sweep.hooks),
-            watches_drift=not searches,
             **terms,
         )
         return RunRequest(
@@ -268,7 +266,6 @@ class TrainingPlan:
             fewest_launches=fewest_launches,
             whole_limit_s=whole_limit_s,
             is_fixed_length=searches,
-            depends=searches and name == CONFIRM,
         )
 
 

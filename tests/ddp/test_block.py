@@ -2,6 +2,7 @@
 refusals.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ pytest.importorskip("torch")
 
 from commbench.ddp.devices import EARLY_STEPS, Device
 from commbench.ddp.inspect import inspect_workload
-from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase
+from commbench.ddp.plan.cases import COMPILE_MODES, CONFIRM, TrainingCase
 from commbench.ddp.plan.layout import case_bucket_bytes
 from commbench.ddp.plan.terms import short_blocks
 from commbench.ddp.workloads import load_workload
@@ -113,24 +114,18 @@ def trained(run_ranks: RunRanks) -> Any:
         ),
         one_step=({"plain": PLAIN, **HOOKS}, {"steps": 1}),
         divided=(
-            {name: CASES[name] for name in DIVIDED},
-            {"steps": STEPS, "blocks": 3, "divides_blocks": True},
+            {name: dataclasses.replace(CASES[name], phase=CONFIRM) for name in DIVIDED},
+            {"steps": STEPS, "blocks": 3},
         ),
         crowded=(
-            {name: CASES[name] for name in TWO_BLOCKS},
-            {
-                "steps": STEPS,
-                "blocks": 2,
-                "divides_blocks": True,
-                "free_bytes": 10_000,
-                "launch": 1,
-            },
+            {name: dataclasses.replace(CASES[name], phase=CONFIRM) for name in TWO_BLOCKS},
+            {"steps": STEPS, "blocks": 2, "free_bytes": 10_000, "launch": 1},
         ),
         cut=({"plain": PLAIN, **HOOKS}, {"steps": 1, "most_blocks": 3}),
         some=some_of(2),
         shuffled=(
             {name: CASES[name] for name in TWO_BLOCKS},
-            {"watches_drift": False, "launch": 4},
+            {"blocks": 2, "launch": 4},
         ),
     )
 
@@ -459,7 +454,7 @@ def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
     blocks = {
         name: [len(of_rank) for of_rank in by_rank] for name, by_rank in shuffled.seen.items()
     }
-    assert {"plain": [2, 2], "passthrough": [1, 1], "local": [1, 1]} == blocks
+    assert {"plain": [3, 3], "passthrough": [2, 2], "local": [2, 2]} == blocks
 
 
 @pytest.fixture(scope="module")

@@ -30,10 +30,10 @@ from commbench.launch.events import (
     Heartbeat,
     SessionStarted,
     Stack,
+    split_line,
 )
 from commbench.launch.heartbeat import Heart, stack_in
 from commbench.launch.identity import Identity
-from commbench.launch.protocol import split_line
 from commbench.launch.rank import RankProcess
 from commbench.results.plan import LaunchPlan
 from commbench.stats.budgets import BUDGETS
@@ -206,7 +206,7 @@ sys.path.append({str(Path(__file__).parents[1])!r})
 from threads import ThreadControl, _Rendezvous
 from commbench.launch import rank
 from commbench.launch.identity import Identity
-from commbench.launch.protocol import say
+from commbench.launch.events import say
 rank.connect_control = lambda *_, **__: ThreadControl(0, 1, _Rendezvous(1))
 class Rank(rank.RankProcess):
     code = {{code}}

@@ -267,9 +267,10 @@ def staged(name: str, launches: int, **options: object) -> RunRequest:
     """Return a stage of training with a fixed number of launches."""
     cases = [dataclasses.replace(case, phase=name) for case in TRAINED]
     request = make_request(cases, launches=launches, name=name)
-    return dataclasses.replace(
-        request, training=TERMS, is_fixed_length=True, depends=name == CONFIRM, **options
-    )
+    terms = TERMS
+    if name == "search":
+        terms = dataclasses.replace(TERMS, search_s=1.0)
+    return dataclasses.replace(request, training=terms, is_fixed_length=True, **options)
 
 
 def test_a_stage_that_depends_on_launches_waits_for_another_invocation() -> None:

@@ -103,6 +103,13 @@ def test_a_constructor_that_raises_is_as_without_us(tmp_path: Path) -> None:
     assert "TypeError: no module" == done.stderr.splitlines()[-1]
 
 
+def test_a_finder_of_an_old_kind_is_left_out(tmp_path: Path) -> None:
+    """Import torch although an object in ``sys.meta_path`` has no ``find_spec``."""
+    old = "type('Old', (), {'find_module': lambda *_: None})()"
+    done = run_python(tmp_path, f"import sys; sys.meta_path.insert(1, {old})\n{DDP}DDP(1)")
+    assert ("", 0) == (done.stderr, done.returncode)
+
+
 def test_nothing_is_loaded_before_a_model_is_made(tmp_path: Path) -> None:
     """Import torch's module without importing commbench."""
     done = run_python(tmp_path, f"{DDP}import sys; print('commbench' in sys.modules)")
@@ -268,6 +275,14 @@ def test_a_model_for_a_cuda_graph_is_left_alone(
     model = SimpleNamespace(device=SimpleNamespace(type="cuda"))
     in_maker = {"__name__": maker, "why": adopt.why_untouchable, "model": model}
     assert is_left_alone == ("CUDA graph" in eval("why(model)", in_maker))  # noqa: S307 - as a module of that name
+
+
+def test_a_subclass_is_copied_in_its_own_way() -> None:
+    """Return the state that the model's class gives, without what the tuning has added."""
+    director = pytest.importorskip("commbench.live.director").Director
+    own = type("Own", (), {"__getstate__": lambda _: {"epoch": 1, "join_hook": 2}})
+    tuned = SimpleNamespace(_model=own(), _clock=lambda: None)
+    assert {"epoch": 1} == director._state(tuned)
 
 
 def test_a_stderr_that_fails_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

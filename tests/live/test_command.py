@@ -276,6 +276,21 @@ def test_output_and_input_pass_through_to_the_byte(tmp_path: Path, options: Live
     assert not (tmp_path / "out").exists()
 
 
+def test_the_command_inherits_open_files(
+    options: LiveOptions, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Let the command read a file that the shell has opened for it, as of ``<(...)``."""
+    reader, writer = os.pipe()
+    os.write(writer, b"a list\n")
+    os.close(writer)
+    os.set_inheritable(reader, True)  # noqa: FBT003 - its only argument
+    try:
+        assert 0 == attach_to(["cat", f"/dev/fd/{reader}"], options)
+    finally:
+        os.close(reader)
+    assert "a list\n" == capfd.readouterr().out
+
+
 def test_a_command_that_cannot_be_executed_is_bad_input(commbench: Command) -> None:
     """Refuse a file that is not executable with the system's reason."""
     program = commbench.home / "broken"

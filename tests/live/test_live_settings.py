@@ -7,7 +7,7 @@ from live_builders import make_facts, make_options
 
 torch = pytest.importorskip("torch")
 
-from commbench.live.settings import settings_of
+from commbench.live.tune import settings_of
 
 #: 106 elements with a gradient, 100 without.
 MODEL = torch.nn.Sequential(

@@ -1,5 +1,8 @@
 """Tests of the clock of live tuning: periods, gaps, and what counts as a synchronised pass."""
 
+import threading
+from collections import deque
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from commbench.live.passes import (
     Pass,
+    Passes,
     of_steps,
     pass_times,
     period_of,
@@ -46,3 +50,14 @@ def test_the_losses_of_a_pass_are_added() -> None:
     times = pass_times(passes)
     assert times[0].tolist() == [2, 1, 3]
     assert np.isnan(times[1, 2])
+
+
+def test_a_backward_pass_of_another_thread_is_not_counted() -> None:
+    """Leave the gradients of a pass under way alone when another thread ends a pass."""
+    passes = object.__new__(Passes)
+    passes.fired = deque([torch.nn.Parameter(torch.ones(1))])
+    passes._thread = threading.get_ident()
+    thread = threading.Thread(target=passes.after_backward, args=(None,))
+    thread.start()
+    thread.join()
+    assert passes.fired

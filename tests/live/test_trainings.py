@@ -50,16 +50,20 @@ OTHERS = (
     "flat",
     "detached",
     "dropping",
+    "held",
+    "late_buffer",
+    "moved_out",
+    "in_threads",
 )
 #: Kinds that torchrun starts; it takes two seconds longer.
 BY_TORCHRUN = {"halves", "restarted", "leaving"}
-#: Kinds whose steps cannot be tuned: too few, compiled with the buckets, without DDP's exchange, or
-#: with a hook whose result follows the buckets.
-UNTUNED = ("few", "compiled_whole", "by_own_exchange", "dropping")
+#: Kinds whose steps cannot be tuned: too few, compiled with the buckets, without DDP's exchange,
+#: with a hook whose result follows the buckets, or with a script that holds parts of buckets.
+UNTUNED = ("few", "compiled_whole", "by_own_exchange", "dropping", "held")
 #: Kinds whose watching once went wrong, and others.
 WATCHED_SLOWLY = (
     *("reentrant", "sharpness", "sparse", "thawed", "halves", "late_hook", "wrapped_again"),
-    *("twice", "adapted", "restarted", "leaving"),
+    *("twice", "adapted", "restarted", "leaving", "held"),
 )
 WATCHED = ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in WATCHED_SLOWLY)]
 #: What is said of a kind.
@@ -69,6 +73,8 @@ SAID = {
     "compiled_whole": "torch.compile was applied to the DDP object",
     "few": "made 6 backward passes with synchronisation",
     "by_own_exchange": "made 0 backward passes with synchronisation",
+    "held": "the script keeps its gradients",
+    "moved_out": "the script has taken parameters out of the model",
     "dropping": "its own communication hook drops parts of gradients",
 }
 KINDS = [*FIRST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]

@@ -293,6 +293,14 @@ def test_ratio_intervals_cover(launches: int) -> None:
     assert np.mean(hits) >= 0.93 - slack(0.93, 400)
 
 
+@pytest.mark.parametrize("launches", [2, 3])
+def test_the_interval_of_few_pairs_covers(launches: int) -> None:
+    """Cover the true ratio of two or three pairs in at least 93 % of comparisons."""
+    samples = np.random.default_rng(launches).lognormal(0.0, 0.03, (400, 2, launches))
+    hits = [covered(ratio_interval(a, 1.5 * b)[1], 1.5) for a, b in samples]
+    assert np.mean(hits) >= 0.93
+
+
 def test_pairing_removes_shared_drift() -> None:
     """Narrow the interval where launches of a pair drift together."""
     rng = np.random.default_rng(2)

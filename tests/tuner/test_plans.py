@@ -95,9 +95,7 @@ def test_the_winners_are_confirmed_against_the_baseline() -> None:
     assert ("none", "default") == names(request.cases)[0]
     assert {("none", "5"), ("fp16", "25")} == set(names(request.cases)[1:])
     assert ("confirm", QUICK.confirm_launches) == (request.name, request.budget.launches)
-    assert request.training == dataclasses.replace(
-        sweep.training, blocks=QUICK.confirm_blocks, divides_blocks=True
-    )
+    assert request.training == dataclasses.replace(sweep.training, blocks=QUICK.confirm_blocks)
     assert request.budget.slice_s == pytest.approx(QUICK.confirm_blocks * sweep.budget.slice_s)
     begun = [make_training_record(case) for case in request.cases[::-1]]
     later = confirmation(plan, [*swept(plan, {("none", "25"): 4.0}), *begun])

@@ -106,7 +106,7 @@ class Finder:
         """
         if name not in WATCHED:
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
+        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
         specs = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):

@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 import sys
+import threading
 import time
 import weakref
 from typing import Any
@@ -140,6 +141,57 @@ def flat(rank: int) -> list[nn.Module]:
     return [ddp]
 
 
+def held(rank: int) -> list[nn.Module]:
+    """Update the parameters from gradients that are views of buckets, and that are read once."""
+    ddp = DistributedDataParallel(network(), gradient_as_bucket_view=True)
+    parameters = list(ddp.parameters())
+    gradients: list[torch.Tensor] = []
+    for x in batches(rank):
+        ddp(x).square().mean().backward()
+        if len(gradients) < 2 * len(parameters):  # DDP rebuilds its buckets after the first step
+            gradients += [parameter.grad for parameter in parameters]
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients[-len(parameters) :], strict=True):
+                parameter.sub_(0.05 * gradient)
+        ddp.zero_grad()
+    return [ddp]
+
+
+def late_buffer(rank: int) -> list[nn.Module]:
+    """Make a buffer in the forward pass, of another size on each rank."""
+
+    def call(model: Any, data: torch.Tensor) -> torch.Tensor:
+        if not hasattr(model, "scale"):
+            model.register_buffer("scale", torch.full((rank + 1, 1), 1.0 + rank))
+        return model.body(data * model.scale[0])
+
+    return train(DistributedDataParallel(Parts(call, body=network())), rank)
+
+
+def moved_out(rank: int) -> list[nn.Module]:
+    """Take the last layer out of the model inside DDP, and call it outside."""
+    model = network()
+    ddp = DistributedDataParallel(model)
+    head = model[-1]
+    optimizer = sgd(ddp)
+    model[-1] = nn.Identity()
+    train(ddp, rank, loss=lambda m, x: head(m(x)).square().mean(), optimizer=optimizer)
+    return [ddp, head]
+
+
+def in_threads(rank: int) -> list[nn.Module]:
+    """Train two models at once, each in a thread and a process group of its own."""
+    models = []
+    for _ in "ab":
+        models.append(DistributedDataParallel(network(), process_group=dist.new_group([0, 1])))
+    threads = [threading.Thread(target=train, args=(model, rank)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [*models]
+
+
 def detached(rank: int) -> list[nn.Module]:
     """Detach gradients in place, as old scripts do."""
     ddp = DistributedDataParallel(network())
@@ -230,11 +282,11 @@ def accumulated(rank: int) -> list[nn.Module]:
 
 
 def uneven(rank: int) -> list[nn.Module]:
-    """Train more batches on rank 1, by join(), behind an epoch without it."""
+    """Train on rank 1 alone, by join(), behind an epoch without it."""
     ddp = DistributedDataParallel(network())
     train(ddp, rank)
     with ddp.join():
-        train(ddp, rank, steps=40 + 10 * rank)
+        train(ddp, rank, steps=40 * rank)
     return [ddp]
 
 
