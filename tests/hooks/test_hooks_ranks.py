@@ -14,6 +14,7 @@ from effort import cases
 from gloo_ranks import OF_MEMORIES, RANKS, found_by, rank_environment, run_gloo_ranks
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.programs  # fixtures ask for forks by name
 
 DENSE = ("passthrough", "fp16", "bf16")
 LOSSY = (
