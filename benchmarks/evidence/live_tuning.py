@@ -198,7 +198,7 @@ def cost_of_worse(out: Path) -> float:
 
 def measure_equal(directory: Path, runs: int) -> dict[str, object]:
     """Tune among twelve equal settings, some times; return the verdicts."""
-    tune.settings_of = equal_settings  # type: ignore[assignment, attr-defined] # the only way
+    tune.settings_of = equal_settings  # type: ignore[assignment] # the only way
     verdicts = []
     for number in range(runs):
         training = Training(99)

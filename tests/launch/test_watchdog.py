@@ -179,7 +179,7 @@ def test_a_rank_without_any_heartbeat_has_failed(silent: list[int], rank: int | 
 
 
 def test_ranks_that_are_all_silent_are_neither_alive_nor_behind() -> None:
-    """Blame none of them: how far they are is not known since they were heard last."""
+    """Accuse none of them: how far they are is not known since they were heard last."""
     play = Play(2)
     play.counts[1] = (1, 0, 0)
     play.go_on(1)
