@@ -85,6 +85,8 @@ class Limits:
 Signed = Annotated[float, Limits(low=-LARGEST)]
 #: A loss or a number computed from one: training may diverge.
 Diverging = Annotated[float, Limits(low=-LARGEST, finite=False)]
+#: A bound; infinity where there is none.
+Unlimited = Annotated[float, Limits(finite=False)]
 #: A rank, or a number of ranks.
 Ranks = Annotated[int, Limits(high=MOST_RANKS)]
 
@@ -247,7 +249,6 @@ def _object_reader(kind: Any) -> Reader:
     is_dict = is_typeddict(kind)
     names, required = _entries_of(kind)
     readers = {name: _reader(hints[name]) for name in names}
-    plain = {name: hint for name, hint in hints.items() if hint in _PLAIN}  # without a call
 
     def read(value: object) -> object:
         if not is_dict and isinstance(value, kind):
@@ -260,9 +261,7 @@ def _object_reader(kind: Any) -> Reader:
         if is_dict:
             entries.update(value)
         for name, item in value.items():
-            if type(item) is plain.get(name):
-                entries[name] = item
-            elif name in readers:
+            if name in readers:
                 entries[name] = _at(name, readers[name], item)
         if is_dict:
             return entries

@@ -165,6 +165,11 @@ def utc_text(seconds: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def utc_now() -> str:
+    """Return the present time as UTC in ISO 8601: '2026-11-25T04:31:07+00:00'."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
 def clock_time(time: str) -> str:
     """Return '2026-11-25 04:31:07.123' of a time that `utc_text` wrote."""
     return time.replace("T", " ").removesuffix("Z")

@@ -271,11 +271,12 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "launcher_ended": "the launcher ended with exit status {status}",
         "launcher_ended_saying": "the launcher ended with exit status {status}: {last_line}",
+        "launcher_killed": "the launcher was killed by signal {signal} ({meaning})",
         "launcher_not_started": (
             "{program} cannot be started ({error}); install it again, or load its module"
         ),
         "no_progress": "no progress for {timeout_s} s: {cause}",
-        "no_rank_heard": "no rank has been heard of since the launch was started",
+        "no_rank_heard": "no rank has been heard of {since}",
         "no_rank_stands_out": (
             "all ranks are alive and equally far; none can be told to be the cause"
         ),
@@ -331,6 +332,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "module_missing": (
             "{module} is not installed for the Python that the ranks run; install the same"
             " environment on every host"
+        ),
+        "mpi_init_failed": (
+            "MPI_Init failed; correct the variables OMPI_MCA_*, one of which may name a component"
+            " that this Open MPI lacks"
         ),
         "port_in_use": (
             "port {port}, on which ranks are to meet, is in use; end what holds it, or choose"
@@ -588,6 +593,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "too_costly": "{subject}, for {cause}",
         "unfit_diverged": "its loss is not finite",
+        "unfit_gradients": "its gradients are not finite",
         "unfit_skipped": "the gradient scaler skipped every step",
         "unfit_unknown": "no reason is known",
         "unfit_unpaired": "no launch has both it and the default",

@@ -14,6 +14,8 @@ from commbench import cli
 
 #: Variables that would make this process a rank of somebody's launch.
 RANK_PREFIXES = ("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_")
+#: All commands with their options.
+COMMANDS: Any = typer.main.get_command(cli.app)
 
 
 class Outcome:
@@ -69,7 +71,7 @@ class Command:
 
 def parse(words: list[str]) -> None:
     """Parse what follows ``commbench``, and a command of commbench that it starts."""
-    command: Any = typer.main.get_command(cli.app)
+    command = COMMANDS
     context = command.make_context("commbench", list(words), resilient_parsing=True)
     rest = words
     while hasattr(command, "commands"):

@@ -196,9 +196,11 @@ def mpi_environment(mpirun: MpirunLauncher) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRanks:
+def run_ranks(
+    mpirun: MpirunLauncher, mpi_environment: dict[str, str], forked_python: str
+) -> RunRanks:
     """Return ``run_ranks(n, script, *arguments)``: the JSON that rank 0 of ``ranks/script`` printed
-    last.
+    last. Ranks are forks, which need not import torch, unless another ``python`` is given.
     """
 
     def run(
@@ -206,7 +208,7 @@ def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRan
         script: str,
         *arguments: str,
         timeout: float = 120,
-        python: str = sys.executable,
+        python: str = forked_python,
     ) -> Any:
         command = [
             *(mpirun.path, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"),

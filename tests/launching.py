@@ -93,6 +93,7 @@ class ScriptLauncher:
     hostfile = None
     oversubscribe = False
     forwards_signals = False
+    environ = os.environ
 
     def __init__(self, script: str) -> None:
         self.script = script
@@ -122,7 +123,7 @@ PLAYER = """
 import json, os, sys, time
 from commbench.results.plan import LaunchPlan
 from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, Heartbeat, RankError, SessionStarted
-from commbench.launch.protocol import EventWriter, say
+from commbench.launch.events import EventWriter, say
 from commbench.engine.records import Record
 from commbench.ddp.plan.records import TrainingRecord
 plan = LaunchPlan.from_json(sys.stdin.readline())

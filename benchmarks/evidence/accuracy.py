@@ -76,7 +76,6 @@ TOLERANCE = 0.03
 LOOPS = ("c", "native", "python")
 #: A case that has taken so long in one launch ends after the round in hand.
 CASE_S = 2.0
-LAUNCH_TIMEOUT_S = 120.0
 
 
 # ----------------------------------------------------------------------------------------- one rank

@@ -135,16 +135,16 @@ def _steps(network: ForecastNetwork) -> Iterator[HeldOut]:
         place = _place(there)
         for hook in dict.fromkeys(case.hook_name for case in trained.settings):
             if hook in measured_ms:
-                replay = trained.replay(network, hook, place, cap=DEFAULT_CAP)
+                replay = trained.replay(network, hook, place)
                 ratio = replay.step_ms / measured_ms[hook]
                 yield HeldOut(ratio, trained.place.doublings(place))
 
 
 def _trained(run: Run) -> TrainedWorkload:
+    """Return the training in DDP's default buckets, as in the run that it is compared with."""
+    records = [each for each in run.training_records if each.case.bucket_cap_mb == DEFAULT_CAP]
     return TrainedWorkload(
-        facts=WorkloadFacts.from_json(run.info["facts"]),
-        records=run.training_records,
-        place=_place(run),
+        facts=WorkloadFacts.from_json(run.info["facts"]), records=records, place=_place(run)
     )
 
 

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import Optimizer
 
-from commbench.ddp.checks import checked_step, endless, first_batch
 from commbench.ddp.models import batch_length, default_optimizer, trainable
-from commbench.ddp.plan.workload import check_all_used
 from commbench.ddp.traces import Trace, TracedParameter
 from commbench.ddp.workloads.language import Decoder
 from commbench.ddp.workloads.sampling import classification_loss, next_token_loss
@@ -98,28 +95,20 @@ def local_step(
 def record(
     model: nn.Module,
     loss: Callable[[nn.Module, Any], Tensor],
-    batches: Iterable[Any],
+    batch: Any,
     *,
-    steps: int = 9,
-    name: str = "",
-    optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
+    name: str,
+    size: str = "",
+    steps: int = STEPS,
 ) -> Trace:
     """Train a model for ``2 + steps`` steps and return the medians of the last ``steps``.
 
-    The batches are cycled; the optimiser is as in `commbench.ddp.plan.workload.Workload`. The model
-    is changed.
+    ``size`` says in words how large the batch is.
 
-    Raises:
-        InputError: the model, the loss or the batches are unsuitable (see `commbench.ddp.checks`).
+    The optimiser is that of a workload without its own. The model is changed.
     """
-    batch = batch_length(first_batch(batches))
-    make = optimizer or default_optimizer
-    optimizer_in_use = make(trainable(model).values())
-    source = endless(batches)
-    ready = checked_step(model, loss, next(source), optimizer_in_use)
-    check_all_used([name for name in trainable(model) if name not in ready])
-    local_step(model, loss, next(source), optimizer_in_use)
-    made = [local_step(model, loss, next(source), optimizer_in_use) for _ in range(steps)]
+    optimizer = default_optimizer(trainable(model).values())
+    made = [local_step(model, loss, batch, optimizer) for _ in range(2 + steps)][2:]
     medians = {name: statistics.median(getattr(step, name) for step in made) for name in TIMES}
     parameters = []
     for parameter_name, parameter in trainable(model).items():
@@ -136,11 +125,12 @@ def record(
         "cpu": cpu_model(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "batch": size,
     }
     return Trace(
-        name=name or type(model).__name__.lower(),
+        name=name,
         device="cpu",
-        batch=batch,
+        batch=batch_length(batch),
         **medians,
         parameters=tuple(parameters),
         recorded=recorded,
@@ -202,9 +192,8 @@ def resnet50() -> Trace:
         nn.Linear(channels, 1000),
     )
     images, labels = torch.randn(2, 3, 224, 224), torch.randint(1000, (2,))
-    return trace_of(
-        "resnet50", model, classification_loss, (images, labels), "2 images of 224 x 224 pixels"
-    )
+    size = "2 images of 224 x 224 pixels"
+    return record(model, classification_loss, (images, labels), name="resnet50", size=size)
 
 
 def bert_base() -> Trace:
@@ -218,19 +207,15 @@ def bert_base() -> Trace:
         return functional.cross_entropy(model(batch[0]).pooler_output[:, :2], batch[1])
 
     model = BertModel(BertConfig())
-    return trace_of("bert-base", model, loss, (tokens, labels), "1 sequence of 64 tokens")
+    return record(model, loss, (tokens, labels), name="bert-base", size="1 sequence of 64 tokens")
 
 
 def gpt2_small() -> Trace:
     """GPT-2 small with tied embeddings: 124,439,808 parameters in 148 tensors."""
     model = Decoder(vocabulary=50257, positions=1024, width=768, layers=12, heads=12)
-    return trace_of(
-        "gpt2-small",
-        model,
-        next_token_loss,
-        torch.randint(50257, (1, 65)),
-        "1 sequence of 64 tokens",
-    )
+    tokens = torch.randint(50257, (1, 65))
+    size = "1 sequence of 64 tokens"
+    return record(model, next_token_loss, tokens, name="gpt2-small", size=size)
 
 
 class ManyTiny(nn.Module):
@@ -260,21 +245,8 @@ def many_tiny() -> Trace:
     def loss(model: nn.Module, inputs: Tensor) -> Tensor:
         return model(inputs).square().mean()
 
-    return trace_of(
-        "many-tiny", ManyTiny(), loss, torch.randn(16, 4096), "16 vectors of 4096 elements"
-    )
-
-
-def trace_of(
-    name: str,
-    model: nn.Module,
-    loss: Callable[[nn.Module, Any], Tensor],
-    batch: Any,
-    size: str,
-) -> Trace:
-    """Record one model on one batch, and note the batch's size in words."""
-    trace = record(model, loss, [batch], steps=STEPS, name=name)
-    return dataclasses.replace(trace, recorded={**trace.recorded, "batch": size})
+    data = torch.randn(16, 4096)
+    return record(ManyTiny(), loss, data, name="many-tiny", size="16 vectors of 4096 elements")
 
 
 TRACES = {

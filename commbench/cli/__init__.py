@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from commbench import __version__
 from commbench.cli.examples import add_examples
 from commbench.cli.separator import StartingCommand
-from commbench.errors import EXIT_CODES, CommbenchError, InputError
+from commbench.errors import EXIT_CODES, CommbenchError, InputError, LaunchError
 from commbench.launch.signals import leave_by_exit
 
 _make_app = partial(
@@ -37,7 +37,7 @@ _COMMANDS = {
     "run": ("measure", "run"),
     "train": ("train", "train"),
     "tune": ("tune", "tune"),
-    "watch": ("watch", "watch"),
+    "watch": ("tune", "watch"),
     "predict": ("predict", "predict"),
     "compare": ("compare", "compare"),
     "check": ("check", "check"),
@@ -47,6 +47,8 @@ _COMMANDS = {
     "import": ("exchange", "import_"),
     "lab": ("lab", "app"),
 }
+#: Errors of writing to a full disk, or to a terminal that is gone.
+_OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 #: Commands that start another program.
 _STARTING = frozenset({"tune", "watch"})
 
@@ -122,10 +124,13 @@ def _exit_on_closed_pipe() -> Iterator[None]:
     except (BrokenPipeError, SystemExit) as ending:
         if not any(isinstance(each, BrokenPipeError) for each in (ending, ending.__context__)):
             raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python flushes its buffers there at exit
+        _drop_output()
         sys.exit(128 + signal.SIGPIPE)
+
+
+def _drop_output() -> None:
+    """Let Python flush its buffers to nowhere at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:
@@ -134,13 +139,21 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the shell has closed it, as by >&-
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        # a name that a terminal of another language cannot show must not end a run
+        getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
         with _exit_on_closed_pipe():
             app()
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno == errno.ENAMETOOLONG:
+            name = str(error.filename)[:40]
+            _leave(InputError(f"The name {name}... is too long; choose another."))
+        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
             raise
-        _leave(InputError(f"The name {str(error.filename)[:40]}... is too long; choose another."))
+        _drop_output()
+        _leave(
+            LaunchError(f"stdout cannot be written ({error.strerror}); what was measured is kept.")
+        )
     except CommbenchError as error:
         _leave(error)
 

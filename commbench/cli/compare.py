@@ -177,7 +177,6 @@ def _decide(
         return measure_until_decided(
             sides,
             seconds=seconds,
-            margin=MARGIN,
             report=messages.print,
         )
     except (KeyboardInterrupt, SystemExit):

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,7 +42,7 @@ from commbench.results.tables import visible
 from commbench.system.software import git_commit
 from commbench.tuner.conclusion import recommend
 from commbench.tuner.plans import TrainingPlan
-from commbench.units import counted, format_duration
+from commbench.units import counted, format_duration, utc_now
 
 #: The most ranks on one host by default, if GPUs do not decide.
 DEFAULT_RANKS = 8
@@ -115,7 +114,7 @@ class Task:
             "suite": self.name,
             "argv": ["commbench", *sys.argv[1:]],
             "seed": requests[0].seed,
-            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "started": utc_now(),
             "git_commit": git_commit(Path(__file__).parent),
             "plan": {**plan_identity(requests), **self.identity},
             "status": "running",

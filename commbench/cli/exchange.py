@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +24,7 @@ from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
 from commbench.results.files import encode, refusing
 from commbench.schema import MOST_RANKS
-from commbench.units import counted
+from commbench.units import counted, utc_now
 
 
 def export(
@@ -131,7 +130,7 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
     header = {
         "suite": "import",
         "argv": ["commbench", *sys.argv[1:]],
-        "imported_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "imported_at": utc_now(),
         "plan": {
             "imported": sorted(source.sha256 for source in sources),
             "records": len(imported.records),
@@ -146,7 +145,8 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
             if (record.case.key, record.launch) not in stored:
                 store.append(record)
         store.update(status="complete")
-        return len(write_tables(store))
+        write_tables(store)
+        return len(store.run.rows)
 
 
 def _print_import(imported: Imported, rows: int, path: Path, console: Console) -> None:

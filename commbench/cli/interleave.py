@@ -103,7 +103,6 @@ def measure_until_decided(
     sides: Sequence[Side],
     *,
     seconds: float,
-    margin: float,
     report: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> ComparisonTable:
@@ -114,7 +113,6 @@ def measure_until_decided(
         sides: A and B. The order of each pair of launches alternates, so that drift meets both
             alike.
         seconds: time limit; a pair of launches that would probably exceed it is not begun.
-        margin: relative difference that does not matter.
         report: takes a line of progress.
         clock: seconds.
 
@@ -129,9 +127,7 @@ def measure_until_decided(
         now = clock()
         is_over = now - begun + (now - before) > seconds
         if launches in LOOKS or is_over:
-            table = compare(
-                sides[0].folder, sides[1].folder, force=True, margin=margin, looks=len(LOOKS)
-            )
+            table = compare(sides[0].folder, sides[1].folder, force=True, looks=len(LOOKS))
             undecided = table.counts[Verdict.INCONCLUSIVE]
             cases = counted(len(table.cases), "case")
             report(

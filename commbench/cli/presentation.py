@@ -12,7 +12,6 @@ from rich.text import Text
 from commbench.analysis.env import variable_findings
 from commbench.analysis.prediction.network import LEAST_SIZES
 from commbench.cli.terminal import make_console
-from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import check_choice
 from commbench.findings import Finding
 from commbench.report.advice import advise_run
@@ -52,7 +51,7 @@ from commbench.report.training import (
     watched_tables,
 )
 from commbench.results import Run
-from commbench.results.tables import csv_text
+from commbench.results.tables import table_csv
 
 
 def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) -> None:
@@ -119,7 +118,7 @@ def _text(run_: Run, style: str) -> str:
     """
     has_collectives = run_.records or not run_.training_records
     if style == "csv" and not has_collectives:
-        return csv_text(run_.training_rows, DDP_COLUMNS)
+        return table_csv(run_.ddp)
     if run_.training_records:
         message = f"The rows of training are not in this table; {run_.path / 'ddp.csv'} has them."
         make_console(sys.stderr).print(message, soft_wrap=True)

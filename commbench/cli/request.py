@@ -64,7 +64,10 @@ def foreign_sizes(
     high = max_bytes or low
     if parse_size(low) == parse_size(high):
         return (parse_size(low),)
-    return parse_sizes(f"{low}:{high}:{step_factor or 2}")
+    factor = 2
+    if step_factor is not None:
+        factor = step_factor
+    return parse_sizes(f"{low}:{high}:{factor}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -71,6 +72,13 @@ class SafeConsole(Console):
                 yield Segment(visible(segment.text), segment.style)
 
 
+@contextlib.contextmanager
+def _ignoring_errors() -> Iterator[None]:
+    """Let a full disk and a terminal that is gone not end the run."""
+    with contextlib.suppress(OSError):
+        yield
+
+
 class Display:
     """What a run shows while it goes on.
 
@@ -88,6 +96,7 @@ class Display:
         self._lasted_s: list[float] = []
         """Seconds of each launch of the stage."""
 
+    @_ignoring_errors()
     def on(self, event: Event) -> None:
         """Print notices, output of ranks and results of launches; show the progress."""
         match event:
@@ -142,6 +151,7 @@ class Display:
                 left = f", about {format_duration(progress.eta_s)} left"
             self._print(f"{name}: {progress.done} of {progress.total} measurements{left}")
 
+    @_ignoring_errors()
     def close(self) -> None:
         """End the stage: print how many launches it took, and how long."""
         self._status.stop()  # else a terminal would stay without a cursor

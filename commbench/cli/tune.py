@@ -1,5 +1,5 @@
-"""The command ``tune``: the best settings of a user's own training, or of a workload without a full
-sweep.
+"""The commands ``tune`` and ``watch``: the best settings of a user's own training, or of a workload
+without a full sweep; and where the steps of a training go.
 """
 
 from __future__ import annotations
@@ -48,82 +48,75 @@ LIVE_OPTIONS = (
     "--accept-loss",
 )
 
-Allow = Annotated[
-    str,
-    opt(
-        "--allow",
-        (
-            "Hooks to try, comma-separated, as in train --hook; topk means topk:0.01,"
-            " powersgd powersgd:2. DDP"
-            " without a hook is always tried. A hook is recommended only if it is named here, and a"
-            " lossy one only with --max-accuracy-loss or --accept-loss. With a COMMAND the default"
-            " is none, because a hook changes what the training learns."
-        ),
-        "HOOKS",
-    ),
-]
-Caps = Annotated[
-    str,
-    opt(
-        "--bucket-cap-mb",
-        (
-            "Bucket sizes to choose from, as in train; auto: one for each different layout of the"
-            " model's buckets."
-        ),
-        "SIZES",
-    ),
-]
-TuningSteps = Annotated[
-    int | None,
-    opt(
-        "--steps",
-        (
-            "With a COMMAND: optimiser steps after which tuning ends; by default when it is"
-            " decided. Without: optimiser steps of a block, the first 3 untimed; by default from"
-            " the budget's time, for digits and text from their metric."
-        ),
-        "N",
-    ),
-]
-ThenName = Annotated[
-    str,
-    opt(
-        "--then",
-        (
-            "With a COMMAND, after tuning: go-on trains on with the best setting; stop ends all"
-            " ranks with exit code 0."
-        ),
-        "WHAT",
-    ),
-]
-Batch = Annotated[
-    int | None,
-    opt("--batch", "Samples per rank; by default from the workload.", "N"),
-]
-BudgetName = Annotated[
-    str,
-    opt(
-        "--budget",
-        (
-            "quick, standard or rigorous: 6, 10 or 20 confirmation launches decide, or twice as"
-            " many if these do not."
-        ),
-        "NAME",
-    ),
-]
-
 
 @takes_options
 def tune(
     *,
     axes: Annotated[Axes, TrainingSweep, "workload"],
-    allow: Allow = "none,fp16,topk",
-    bucket_cap_mb: Caps = AUTO,
-    batch: Batch = None,
-    steps: TuningSteps = None,
-    then: ThenName = "go-on",
+    allow: Annotated[
+        str,
+        opt(
+            "--allow",
+            (
+                "Hooks to try, comma-separated, as in train --hook; topk means topk:0.01,"
+                " powersgd powersgd:2. DDP without a hook is always tried. A hook is recommended"
+                " only if it is named here, and a lossy one only with --max-accuracy-loss or"
+                " --accept-loss. With a COMMAND the default is none, because a hook changes what"
+                " the training learns."
+            ),
+            "HOOKS",
+        ),
+    ] = "none,fp16,topk",
+    bucket_cap_mb: Annotated[
+        str,
+        opt(
+            "--bucket-cap-mb",
+            (
+                "Bucket sizes to choose from, as in train; auto: one for each different layout of"
+                " the model's buckets."
+            ),
+            "SIZES",
+        ),
+    ] = AUTO,
+    batch: Annotated[
+        int | None,
+        opt("--batch", "Samples per rank; by default from the workload.", "N"),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        opt(
+            "--steps",
+            (
+                "With a COMMAND: optimiser steps after which tuning ends; by default when it is"
+                " decided. Without: optimiser steps of a block, the first 3 untimed; by default"
+                " from the budget's time, for digits and text from their metric."
+            ),
+            "N",
+        ),
+    ] = None,
+    then: Annotated[
+        str,
+        opt(
+            "--then",
+            (
+                "With a COMMAND, after tuning: go-on trains on with the best setting; stop ends all"
+                " ranks with exit code 0."
+            ),
+            "WHAT",
+        ),
+    ] = "go-on",
     trained: Trained,
-    budget: BudgetName = "quick",
+    budget: Annotated[
+        str,
+        opt(
+            "--budget",
+            (
+                "quick, standard or rigorous: 6, 10 or 20 confirmation launches decide, or twice as"
+                " many if these do not."
+            ),
+            "NAME",
+        ),
+    ] = "quick",
     settings: Settings,
     context: typer.Context,
     given: Given,
@@ -266,3 +259,54 @@ def known_facts(settings: Settings, workload: str, batch: int | None) -> Workloa
     if batch in {None, facts.batch_size}:
         return facts
     return None
+
+
+def watch(
+    context: typer.Context,
+    out: Annotated[
+        Path | None,
+        opt("--out", "Run directory; by default results/TIME-watch-NAME-HOST.", "DIR"),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        opt("--steps", "Optimiser steps to watch after a short warm-up; by default 200.", "N"),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        opt("--time-limit", "Seconds after which watching ends.", "S"),
+    ] = None,
+    then: Annotated[
+        str,
+        opt(
+            "--then",
+            (
+                "What follows: go-on trains on, with nothing left of commbench; stop ends all ranks"
+                " with exit code 0."
+            ),
+            "WHAT",
+        ),
+    ] = "go-on",
+) -> int:
+    """Show where the time of your training goes.
+
+    COMMAND is what you type anyway, e.g. torchrun --nproc-per-node 8 train.py; the script stays as
+    it is. Prints the time of the forward pass, the backward pass, exposed communication, the
+    optimiser and the rest of a step, the rank that others wait for, and how much faster a step
+    could be. commbench ends with the exit code of COMMAND.
+    """
+    check_counts({"--steps": steps})
+    check_time_limit(time_limit)
+    command = command_behind(context)
+    if command is None:
+        raise InputError(
+            "watch takes a command behind --; write e.g. commbench watch -- torchrun train.py."
+        )
+    options = LiveOptions(
+        out="",
+        workload="",
+        mode="watch",
+        steps=steps,
+        time_limit_s=time_limit,
+        then=checked_then(then),
+    )
+    return start(command, out, options)

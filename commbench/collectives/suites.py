@@ -14,6 +14,7 @@ from pathlib import Path
 from commbench.collectives.cases import Axes, Sweep
 from commbench.collectives.operations import OPERATIONS
 from commbench.errors import InputError, unknown_choice
+from commbench.system.user_files import failure
 
 #: Directories of commbench's own suites: beside the package in a checkout, below the prefix when
 #: installed.
@@ -59,9 +60,8 @@ def load_suite(name: str) -> Suite:
         suite = runpy.run_path(str(path)).get("SUITE")
     except InputError:
         raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
-        raise InputError(f"Suite {path} cannot be run ({reason}).") from error
+    except (Exception, SystemExit) as error:  # a script that is no suite may end itself
+        raise InputError(f"Suite {path} cannot be run ({failure(error)}).") from error
     sweeps = [suite] if isinstance(suite, Sweep) else suite
     if (
         not isinstance(sweeps, Sequence)

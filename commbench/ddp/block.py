@@ -32,7 +32,8 @@ from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.step_times import StepLog, StepMarks
 from commbench.engine.energy import EnergyMeter, Readings
-from commbench.engine.gpu_clocks import Reading
+from commbench.engine.gpu_clocks import Reading, clocks_between
+from commbench.engine.records import Clocks
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.findings import UnsupportedError
@@ -96,7 +97,7 @@ class BlockSamples:
     energy_J: float | None = None
     """Energy of this machine in the timed steps; 0 if another rank reads the counter, None if no
     rank does."""
-    clocks: tuple[Reading, Reading] | None = None
+    clocks: Clocks | None = None
     """Clocks of this rank's GPU before and after the timed steps; None without a GPU, or if NVML
     cannot read it."""
 
@@ -305,7 +306,7 @@ class Training:
         if context.meter:
             samples.energy_J = energy
         if clock_before and clock_after:
-            samples.clocks = clock_before, clock_after
+            samples.clocks = clocks_between(clock_before, clock_after)
         peak_memory_bytes = device.peak_memory_bytes()
         if context.is_alone:
             samples.peak_memory_bytes = peak_memory_bytes
@@ -467,7 +468,8 @@ class Training:
         mean = self._flat_gradient()
         dist.all_reduce(mean, group=self.context.group)
         mean /= self.context.group.size()
-        self.optimizer.zero_grad(set_to_none=True)
+        # DDP counts a parameter of the pass above as used, and needs a gradient of it below
+        self.optimizer.zero_grad(set_to_none=False)
         device.set_random_state(state)
         self._pass_backward(self._loss(batch))
         error = float((self._flat_gradient() - mean).norm() / mean.norm())

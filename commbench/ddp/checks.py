@@ -21,6 +21,11 @@ from commbench.ddp.plan.workload import Workload, named
 from commbench.errors import InputError
 from commbench.system.user_files import failure
 
+_NO_GRADIENT = (
+    "The workload's loss does not depend on the model that it is given by a way that has gradients:"
+    " compute it from model(...), without detach() or no_grad()."
+)
+
 
 def check_workload(workload: Workload) -> None:
     """Check a workload without a training step.
@@ -114,9 +119,21 @@ def first_batch(
 
 
 def endless(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches, starting over at the end."""
+    """Yield batches, starting over at the end.
+
+    Raises:
+        InputError: there is none to start over with.
+    """
     while True:
-        yield from batches
+        is_empty = True
+        for batch in batches:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise InputError(
+                "The workload's batches do not start over at their end: give a list, a DataLoader"
+                " or another object that can be iterated again."
+            )
 
 
 def make_optimizer(workload: Workload, parameters: Sequence[Any]) -> Optimizer:
@@ -161,6 +178,8 @@ def checked_step(
         _check_loss(value)
         with naming_errors("The backward pass"):
             value.backward()
+    if not ready:
+        raise InputError(_NO_GRADIENT)
     for name, parameter in trainable(model).items():
         if parameter.grad is not None and parameter.grad.is_sparse:
             raise InputError(
@@ -195,10 +214,7 @@ def _check_loss(value: Any) -> None:
     elif value.requires_grad:
         return
     else:
-        raise InputError(
-            "The workload's loss does not depend on the model by a way that has gradients: compute"
-            " it from model(...), without detach() or no_grad()."
-        )
+        raise InputError(_NO_GRADIENT)
     raise InputError(
         f"The workload's loss returned {returned}: it must return one number as a tensor."
     )

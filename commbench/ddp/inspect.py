@@ -8,6 +8,8 @@ of JSON: ``{"ok": {...}}`` with the `WorkloadFacts`, or ``{"error": "a sentence"
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import json
 import sys
 import time
@@ -21,6 +23,7 @@ from commbench.ddp.checks import (
     checked_step,
     endless,
     make_optimizer,
+    naming_errors,
 )
 from commbench.ddp.devices import Device, Gpu, gpus_to_train_on
 from commbench.ddp.models import parameter_facts, trainable
@@ -37,7 +40,7 @@ ENOUGH_S = 1.0
 
 
 def inspect_workload(workload: Workload, device: Device | None = None) -> WorkloadFacts:
-    """Check a workload by a few local steps; the model keeps its weights.
+    """Check a workload by a few local steps of a copy of its model.
 
     Args:
         workload: the model is moved to the device.
@@ -49,14 +52,12 @@ def inspect_workload(workload: Workload, device: Device | None = None) -> Worklo
     device = device or Device()
     check_workload(workload)
     device.moved(workload.model)
-    weights = {name: value.detach().clone() for name, value in workload.model.state_dict().items()}
-    try:
-        with torch.random.fork_rng(devices=[]):
-            ready, unused = _gradients(workload, device)
-            check_evaluation(workload)
-    finally:
-        workload.model.load_state_dict(weights)
-        workload.model.zero_grad(set_to_none=True)
+    with naming_errors("Copying the model, of which every setting trains a copy,"):
+        model = copy.deepcopy(workload.model)
+    copied = dataclasses.replace(workload, model=model)
+    with torch.random.fork_rng(devices=[]):
+        ready, unused = _gradients(copied, device)
+        check_evaluation(copied)
     parameters = parameter_facts(workload.model)
     names = [parameter.name for parameter in parameters]
     buffer_bytes = 0

@@ -15,7 +15,7 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import Bucket, TrainingRecord
 from commbench.ddp.plan.workload import Workload
 from commbench.engine.energy import EnergyMeter
-from commbench.engine.gpu_clocks import clocks_between
+from commbench.engine.gpu_clocks import joined_clocks
 from commbench.engine.records import without_result
 from commbench.findings import Finding
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
@@ -56,7 +56,7 @@ def merge(
     )
     longest = max(blocks, key=lambda ranks: len(ranks[0].losses) or len(ranks[0].metrics))
     all_ranks = [rank for ranks in blocks for rank in ranks]
-    clocks = clocks_between([rank.clocks for rank in all_ranks if rank.clocks])
+    clocks = joined_clocks(rank.clocks for rank in all_ranks)
     parameters = sum(p.numel() for p in workload.model.parameters() if p.requires_grad)
     ranks_agree = dense_bytes = None
     if case.uses_ddp:

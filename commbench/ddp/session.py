@@ -36,12 +36,12 @@ from commbench.hooks import selectors
 from commbench.hooks.catalogue import TopK
 from commbench.hooks.own import check_file_hook
 from commbench.hooks.registry import make_hook, read_hook
-from commbench.system.clock import clock_domain
+from commbench.system.clock import machine_id
 from commbench.system.host import usable_cpus
 from commbench.system.user_files import callable_name
 
 if TYPE_CHECKING:
-    from commbench.tuner.search import Search
+    from commbench.tuner.screening import Search
 
 #: Timed steps of the trial that sets the number of steps of all blocks, and the bounds of that
 #: number.
@@ -159,13 +159,7 @@ class TrainingLaunch:
     def _train_blocks(self) -> bool:
         """Train the blocks as `commbench.ddp.plan.terms.schedule` orders them."""
         blocks = len(self.lengths) or self.terms.blocks
-        order = schedule(
-            self.cases,
-            self.terms.seed,
-            self.launch,
-            blocks,
-            watches_drift=self.terms.watches_drift,
-        )
+        order = schedule(self.cases, self.terms.seed, self.launch, blocks)
         blocks_left = Counter(order)
         for index in order:
             if not blocks_left[index]:
@@ -228,10 +222,10 @@ class TrainingLaunch:
     # Preparation
 
     def _divide_blocks(self) -> None:
-        """Divide the blocks into short ones if so planned and if the trainings of all cases fit
-        into memory.
+        """Divide the blocks of a confirmation into short ones of one training if the trainings of
+        all cases fit into memory.
         """
-        if not (self.terms.divides_blocks and self.steps):
+        if self.cases[0].phase != CONFIRM or not self.steps:
             return
         if len(self.cases) > self._room():
             return
@@ -304,6 +298,7 @@ class TrainingLaunch:
                 batch_size=case.batch_per_rank,
             )
             self.device.moved(workload.model)
+            check_same_model(self.control, workload.model)
             if self.control.rank < case.world_size:
                 for tensor in (*workload.model.parameters(), *workload.model.buffers()):
                     dist.broadcast(tensor.detach(), 0, group=group)
@@ -461,6 +456,24 @@ class TrainingLaunch:
         self.on_record(record)
 
 
+def check_same_model(control: Control, model: torch.nn.Module) -> None:
+    """Check that all ranks have made the same model, or DDP would abort or wait for ever.
+
+    Raises:
+        InputError: a rank has other parameters or buffers than rank 0.
+    """
+    tensors = []
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensors.append((tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad))
+    gathered = gather_everywhere(control, tensors)
+    for rank, of_rank in enumerate(gathered):
+        if of_rank != gathered[0]:
+            raise InputError(
+                f"The workload made another model on rank {rank} than on rank 0: let all ranks make"
+                " the same parameters and buffers; only their data may differ."
+            )
+
+
 def _fair_threads(control: Control) -> int:
     """Return this machine's usable CPUs divided by its ranks."""
     cpus_here = _cpus_here(control)
@@ -469,6 +482,6 @@ def _fair_threads(control: Control) -> int:
 
 def _cpus_here(control: Control) -> list[Collection[int]]:
     """Return the usable CPUs of each rank on this machine."""
-    machine = clock_domain().partition("/")[0]
+    machine = machine_id()
     gathered = gather_everywhere(control, (machine, usable_cpus()))
     return [cpus for name, cpus in gathered if name == machine]

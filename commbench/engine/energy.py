@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from commbench.collectives.backends import GPU_BACKENDS
 from commbench.engine.control import Control, gather_everywhere
-from commbench.system.clock import clock_domain
+from commbench.system.clock import machine_id
 from commbench.system.files import ROOT
 from commbench.system.gpus import Nvml, gpu_addresses
 from commbench.units import counted
@@ -122,7 +122,7 @@ def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.fi
     A kind is counted if every machine that has it can count all its devices. Emulated hosts on one
     machine count as one machine.
     """
-    machine = clock_domain().partition("/")[0]
+    machine = machine_id()
     leads = gather_everywhere(control, machine).index(machine) == control.rank
     meter = EnergyMeter()
     if leads:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from commbench.engine.records import Clocks
@@ -55,16 +55,16 @@ class GpuClocks:
         """Read the clock: after the warm-up, as the clock of an idle GPU is low."""
         self._before = self.read()
 
-    def after(self) -> tuple[Reading, Reading] | None:
-        """Return both readings; None if NVML does not list the GPU."""
+    def after(self) -> Clocks | None:
+        """Return the clocks of this GPU; None if NVML does not list it."""
         after = self.read()
         if self._before is None or after is None:
             return None
-        return self._before, after
+        return clocks_between(self._before, after)
 
-    def fields(self, ranks: Sequence[tuple[Reading, Reading] | None]) -> dict[str, Clocks | None]:
+    def fields(self, ranks: Sequence[Clocks | None]) -> dict[str, Clocks | None]:
         """Return the field of a record: the clocks of all GPUs."""
-        return {"clocks": clocks_between([readings for readings in ranks if readings])}
+        return {"clocks": joined_clocks(ranks)}
 
     def read(self) -> Reading | None:
         """Return the current state; None if NVML does not list the GPU."""
@@ -83,23 +83,29 @@ class GpuClocks:
         return Reading(sm_MHz=sm_MHz, reasons=reasons or 0, held_ns=held_ns)
 
 
-def clocks_between(gpus: Sequence[tuple[Reading, Reading]]) -> Clocks | None:
-    """Return the clock rates and slowdowns from two readings of each GPU, before and after a case.
-
-    None without any.
-    """
-    if not gpus:
-        return None
-    rates: list[float] = []
-    slowed: set[str] = set()
-    for before, after in gpus:
-        rates += [each.sm_MHz for each in (before, after) if each.sm_MHz is not None]
-        slowed |= {name for bit, name in _REASONS.items() if _reasons(before, after) & bit}
-        for name, held_ns in after.held_ns.items():
-            if held_ns > before.held_ns.get(name, held_ns):
-                slowed.add(name)
+def clocks_between(before: Reading, after: Reading) -> Clocks:
+    """Return the clock rates and slowdowns of a GPU from its readings before and after a case."""
+    rates = [each.sm_MHz for each in (before, after) if each.sm_MHz is not None]
+    slowed = {name for bit, name in _REASONS.items() if _reasons(before, after) & bit}
+    for name, held_ns in after.held_ns.items():
+        if held_ns > before.held_ns.get(name, held_ns):
+            slowed.add(name)
     low, high = min(rates, default=None), max(rates, default=None)
     return Clocks(sm_low_MHz=low, sm_high_MHz=high, slowed_by=tuple(sorted(slowed)))
+
+
+def joined_clocks(clocks: Iterable[Clocks | None]) -> Clocks | None:
+    """Return the clocks of several GPUs or visits as one; None without any."""
+    known = [each for each in clocks if each is not None]
+    if not known:
+        return None
+    lows = [each.sm_low_MHz for each in known if each.sm_low_MHz is not None]
+    highs = [each.sm_high_MHz for each in known if each.sm_high_MHz is not None]
+    return Clocks(
+        sm_low_MHz=min(lows, default=None),
+        sm_high_MHz=max(highs, default=None),
+        slowed_by=tuple(sorted({name for each in known for name in each.slowed_by})),
+    )
 
 
 def _reasons(before: Reading, after: Reading) -> int:

@@ -8,7 +8,7 @@ Schema 2: each line of ``samples.jsonl`` states its ``kind``, ``collective`` or 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -16,7 +16,7 @@ from commbench.collectives.cases import Case, check_case
 from commbench.collectives.composed import operation_in_pattern
 from commbench.engine.flags import OVERHEAD, check_flags
 from commbench.errors import InputError
-from commbench.findings import Finding, UnsupportedError
+from commbench.findings import Finding
 from commbench.schema import JsonMapping, JsonObject, Ranks, check_as, read_as
 
 if TYPE_CHECKING:
@@ -302,17 +302,10 @@ class Record(Times):
 
         Raises:
             InputError: a required field is missing or has another type.
+            UnsupportedError: the pattern does not have the operation.
         """
-        try:
-            if not isinstance(data, Mapping):
-                # The handler below says it like all else that is amiss.
-                raise InputError(f"it is {str(data)[:40]!r}")  # noqa: TRY301
-            record = read_as(cls, {**data, "case": _known_case(data.get("case"))})
-            _check_record(record)
-        except (InputError, UnsupportedError) as error:
-            raise InputError(
-                f"A line of samples.jsonl is not a record of commbench ({error})."
-            ) from error
+        record = read_as(cls, {**data, "case": _known_case(data.get("case"))})
+        _check_record(record)
         return record
 
 
@@ -394,6 +387,14 @@ def column(about: str, default: Any = None, *, heading: str = "") -> Any:
     return field(default=default, metadata={"about": about, "heading": heading})
 
 
+def about(row_class: type[Any], name: str) -> str:
+    """Return the meaning of a column of such rows; see `TableRow.like` for one that states none."""
+    stated: str = row_class.__dataclass_fields__[name].metadata.get("about", "")
+    if not stated:
+        return f"as in {row_class.like}"
+    return stated
+
+
 def no_column() -> Any:
     """Return the field of a row that its table does not show, empty by default."""
     return field(default="", metadata={"is_column": False})
@@ -417,11 +418,20 @@ def interval_columns(name: str, interval: Interval | None) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of ``collectives.csv``: a case summarised over launches. None is an empty cell."""
+class TableRow:
+    """One line of a CSV file of a run. None is an empty cell."""
 
-    schema: int = SCHEMA
+    like: ClassVar = ""
+    """The file of which columns that state no meaning have the same one."""
+
+    schema: int = column("schema number", SCHEMA)
     run_id: str = column("name of the run's directory", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(TableRow):
+    """One line of ``collectives.csv``: a case summarised over launches."""
+
     backend: str = column("mpi, gloo, nccl, torch-nccl, mpi-cuda or mpi-staged", "")
     device: str = column("cpu, or the GPU's name", "")
     library: str = column("library and version that carried the operation", "")
@@ -521,20 +531,20 @@ COLUMNS = columns_of(Row)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverlapRow:
+class OverlapRow(TableRow):
     """One line of ``overlap.csv``: a non-blocking collective summarised over launches; medians."""
 
-    schema: int = SCHEMA
-    run_id: str = column("name of the run's directory", "")
-    backend: str = column("as in collectives.csv", "")
+    like = "collectives.csv"
+
+    backend: str = ""
     operation: str = column("what was timed", "")
-    pattern: str = column("as in collectives.csv", "")
+    pattern: str = ""
     dtype: str | None = column("element type")
     redop: str | None = column("reduction")
     in_place: bool | None = column("send and receive share memory")
     message_bytes: int | None = column("as in collectives.csv", heading="size")
     osu_bytes: int | None = column("the size OSU prints for the same case")
-    env: str = column("as in collectives.csv", "")
+    env: str = ""
     launches: int | None = column("launches behind the row")
     overall_us: float | None = column("started, computed, completed")
     compute_us: float | None = column("computing alone, as long as the communication")

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from commbench.engine.records import Clocks, Record, Times
+from commbench.engine.gpu_clocks import joined_clocks
+from commbench.engine.records import Record, Times
 from commbench.stats import Values, median
 
 #: Above this share of late starts a record is flagged.
@@ -85,7 +86,7 @@ def extended(record: Record, visit: Record) -> Record:
         points=(*record.points, *visit.points),
         late_discarded=late,
         revisiting_s=round(record.revisiting_s + revisiting_s, 6),
-        clocks=_join_clocks(record.clocks, visit.clocks),
+        clocks=joined_clocks([record.clocks, visit.clocks]),
         flags=tuple(dict.fromkeys(flags)),
     )
 
@@ -114,15 +115,3 @@ def _joined_times(times: Times, more: Times, lengths: tuple[int, int]) -> dict[s
     slowest = zip(times.rank_slowest, more.rank_slowest, strict=True)
     joined["rank_slowest"] = [sum(counts) for counts in slowest]
     return joined
-
-
-def _join_clocks(first: Clocks | None, second: Clocks | None) -> Clocks | None:
-    if first is None or second is None:
-        return first or second
-    lows = [clocks.sm_low_MHz for clocks in (first, second) if clocks.sm_low_MHz is not None]
-    highs = [clocks.sm_high_MHz for clocks in (first, second) if clocks.sm_high_MHz is not None]
-    return Clocks(
-        sm_low_MHz=min(lows, default=None),
-        sm_high_MHz=max(highs, default=None),
-        slowed_by=tuple(dict.fromkeys([*first.slowed_by, *second.slowed_by])),
-    )

@@ -211,11 +211,33 @@ def exit_clues(
         processes: of the ranks, for launchers that name these only.
         kills_before: `memory_kills` when the launch began.
     """
-    text, processes = one_line(lines), processes or {}
     clues = [error_clue(error) for error in errors]
-    rank_exit = find_exit(text, processes)
+    clues += written_clues(lines, processes or {}, kills_before=kills_before)
+    last = last_line(lines)
+    code = "launcher_ended"
+    if returncode < 0:
+        code = "launcher_killed"
+    elif last:
+        code = "launcher_ended_saying"
+    numbers: dict[str, Value] = {
+        "status": returncode,
+        "last_line": last,
+        "signal": -returncode,
+        "meaning": _meaning(-returncode),
+    }
+    clues.append(Clue(kind="launcher ended", code=code, numbers=numbers))
+    return clues
+
+
+def written_clues(
+    lines: Sequence[str], processes: Processes, *, kills_before: int | None = None
+) -> list[Clue]:
+    """Return the clues that the output of the launcher and the ranks has, see `exit_clues`."""
+    text = one_line(lines)
+    clues: list[Clue] = []
+    rank_exit, remedy = find_exit(text, processes), find_remedy(lines)
     if rank_exit:
-        clues.append(_exit_clue(rank_exit, kills_before, find_remedy(lines)))
+        clues.append(_exit_clue(rank_exit, kills_before, remedy))
     lost = LOST_DAEMON.search(text)
     if lost:
         numbers: dict[str, Value] = {"host": lost[1]}
@@ -223,23 +245,15 @@ def exit_clues(
     peer = find_lost_peer(text, processes)
     if peer:
         clues.append(Clue(kind="died", code="rank_died", rank=peer[0], host=peer[1]))
-    clues += start_clues(lines)
-    last = last_line(lines)
-    code = "launcher_ended"
-    if last:
-        code = "launcher_ended_saying"
-    numbers = {"status": returncode, "last_line": last}
-    clues.append(Clue(kind="launcher ended", code=code, numbers=numbers))
+    if remedy:
+        numbers = {"remedy": str(remedy)}
+        clues.append(Clue(kind="not started", code="ranks_not_started", numbers=numbers))
     return clues
 
 
-def start_clues(lines: Sequence[str]) -> list[Clue]:
-    """Return the clue to why ranks could not be started, if their launcher's output has one."""
-    remedy = find_remedy(lines)
-    if remedy is None:
-        return []
-    numbers: dict[str, Value] = {"remedy": str(remedy)}
-    return [Clue(kind="not started", code="ranks_not_started", numbers=numbers)]
+def _meaning(number: int) -> str:
+    """Return what a signal means."""
+    return _SIGNALS.get(number, "see signal(7)")
 
 
 def _exit_clue(rank_exit: RankExit, kills_before: int | None, remedy: Finding | None) -> Clue:
@@ -260,7 +274,7 @@ def _exit_clue(rank_exit: RankExit, kills_before: int | None, remedy: Finding | 
             code = "rank_left_because"
     numbers: dict[str, Value] = {
         "signal": rank_exit.signal,
-        "meaning": _SIGNALS.get(rank_exit.signal, "see signal(7)"),
+        "meaning": _meaning(rank_exit.signal),
         "status": rank_exit.status,
         "remedy": str(remedy),
     }

@@ -87,11 +87,6 @@ def are_oversubscribed(places: Sequence[Place]) -> bool:
     return any(number > len(cpus[machine]) for machine, number in ranks.items())
 
 
-def gather_places(control: Assembly) -> list[Place]:
-    """Return every rank's place, by rank, on every rank."""
-    return gather_everywhere(control, own_place(control.rank))
-
-
 def collect_session(
     control: Assembly,
     places: Sequence[Place],
@@ -103,7 +98,7 @@ def collect_session(
 
     Args:
         control: the ranks.
-        places: of every rank, as `gather_places` gives them.
+        places: of every rank, by rank.
         communicators: the open backends, by name, and the backend that trains on GPUs.
         variables: environment variables of rank 0 that affect times, read before any library was
             loaded, without those in ``varied``.

@@ -267,9 +267,8 @@ class Heart:
 
     def _look_for_stall(self, beat: Heartbeat) -> None:
         now, limit_s = time.monotonic(), self.limit_s
-        position = (beat.case, beat.entered + beat.left)
-        if position != self._position:
-            self._position, self._moved_at, self._stalled = position, now, False
+        if beat.position != self._position:
+            self._position, self._moved_at, self._stalled = beat.position, now, False
             if not self._stopped.is_set():
                 faulthandler.dump_traceback_later(
                     2 * limit_s + ABANDONED_S + LAST_RESORT_S, exit=True

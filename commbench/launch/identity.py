@@ -93,6 +93,15 @@ def identify(environ: Mapping[str, str], requested_role: str | None = None) -> I
     return _slurm(environ) or Identity(role=role)
 
 
+def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those of this process's rank, for a conductor inside a rank.
+
+    The ranks that it starts by another launcher would take them for their own.
+    """
+    names = {_TORCHRUN}.union(*(text.split() for text in _VARIABLES.values()))
+    return {name: value for name, value in environ.items() if name not in names}
+
+
 def _slurm(environ: Mapping[str, str]) -> Identity | None:
     """Return the identity of a task of srun; None for a batch script or an interactive shell.
 

@@ -24,7 +24,6 @@ from commbench.launch.events import (
     Event,
     LastCase,
     LaunchFinished,
-    LaunchStarted,
     Listener,
     Notice,
     RankOutput,
@@ -43,6 +42,7 @@ from commbench.results.info import Launch as Entry
 from commbench.results.plan import DONE, launch_times, slice_seconds
 from commbench.results.record_types import AnyCase, blank_record
 from commbench.results.summary import latest
+from commbench.units import counted
 
 DONE_CODE, PARTIAL_CODE, WRONG_CODE, SIGNAL_CODE = 0, 3, 4, 128
 #: Status of a run and exit code by how it ended, see `Stop`.
@@ -97,9 +97,6 @@ class Ledger:
             budget=budget.name,
             relative_half_width=budget.relative_half_width,
         )
-        stage = " ".join(filter(None, (launch.stage, launch.plan.env)))
-        started = LaunchStarted(launch=number, launches=launch.launches, stage=stage)
-        self.display.on(started)
         self.launch = launch
         ending = self.end(run(launch))
         self.write_tables()
@@ -201,6 +198,12 @@ class Ledger:
         """State the conditions of a launch; the first session of a run fixes them."""
         startup_s = time.monotonic() - launch.begun
         facts, trains = session.facts, launch.plan.training is not None
+        started, requested = len(facts["ranks"]), launch.request.ranks
+        if started != requested:  # sizes and cases were planned for another number
+            raise InputError(
+                f"{counted(requested, 'rank')} were asked for and the launcher has started"
+                f" {started}; leave that number to -n, also in --launcher-arg."
+            )
         refuse_other_conditions(facts, self._info_before, trains=trains)
         changes = changed_conditions(facts, self.store.info, trains=trains)
         if changes:

@@ -79,6 +79,7 @@ _REMEDIES = {
         r" device.{0,60}/dev/shm|/dev/shm.{0,60}No space left"
     ),
     "disk_full": r"No space left on device",
+    "mpi_init_failed": r"An error occurred in MPI_Init",
 }
 
 

@@ -17,16 +17,14 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from commbench.backends import connect_control, open_backend
-from commbench.collectives.cases import Case, shuffled
-from commbench.ddp.plan.cases import TrainingCase
+from commbench.collectives.cases import shuffled
 from commbench.ddp.plan.terms import Terms
 from commbench.engine.communicator import Communicator
-from commbench.engine.control import Control
+from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.energy import EnergyMeter, own_meter
 from commbench.engine.matrix import time_slices
 from commbench.engine.measure import CaseRun
@@ -35,25 +33,28 @@ from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock, open_clock
 from commbench.errors import CommbenchError, InputError
 from commbench.launch.events import (
+    FINISH,
     CaseFinished,
     CasesEnded,
     CaseStarted,
+    EventWriter,
     Heartbeat,
     Listener,
     RankError,
     Stack,
+    claim_stdout,
+    say,
 )
 from commbench.launch.facts import (
     Carrier,
     Place,
     are_oversubscribed,
     collect_session,
-    gather_places,
+    own_place,
     refuse_unlike_software,
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S, Heart, stack_of_error
 from commbench.launch.identity import Identity, identify, rendezvous_variables
-from commbench.launch.protocol import FINISH, EventWriter, claim_stdout, say
 from commbench.launch.signals import DEADLY, SignalFeed
 from commbench.results.info import Energy
 from commbench.results.plan import LaunchPlan
@@ -68,202 +69,11 @@ if TYPE_CHECKING:
 TORCH_NCCL = "torch-nccl"
 
 
-@dataclass
-class RankWork:
-    """One rank and the launches that it makes in turn.
+class RankProcess(Heart, ABC):
+    """This process as one rank: its heart, its signals, the launches that it makes in turn, and its
+    end.
 
     Backends that it has opened stay open for the next launch.
-    """
-
-    control: Control
-    """The ranks."""
-    heart: Heart
-    """Reports how far this rank has come."""
-    variables: Mapping[str, str]
-    """See `commbench.launch.facts.collect_session`."""
-    leave_off: Callable[[], bool]
-    """On rank 0, whether to begin no further case."""
-    opened: dict[str, Communicator] = field(default_factory=dict)
-    """The open backends by name, for the caller to close."""
-    plan: LaunchPlan = field(init=False)
-    """Of the present launch."""
-    listener: Listener | None = field(init=False)
-    """Receives events, on rank 0; None elsewhere."""
-    begun: float = field(init=False)
-    visits: Iterator[int] = field(init=False)
-    """Numbers of visits and blocks, which show the rank that is behind; cases come in turns."""
-
-    def run(self, plan: LaunchPlan, listener: Listener | None) -> None:
-        """Measure or train all cases of ``plan``, the same on every rank; collective.
-
-        Raises:
-            InputError: a backend cannot be opened.
-        """
-        self.heart.limit(plan.case_timeout_s)
-        self.heart.enter(-1, "")
-        self.plan, self.listener = plan, listener
-        self.begun, self.visits = time.monotonic(), itertools.count()
-        control = self.control
-        places = gather_places(control)  # before any library moves this rank to other CPUs
-        carriers = self._open()
-        device = None
-        if plan.training:
-            from commbench.ddp.devices import open_device
-
-            device = open_device(plan.cases[0].backend, control)  # of all cases
-            if device.ranks_per_gpu:
-                carriers[TORCH_NCCL] = device
-        varied = variables_of(plan.env)
-        variables = {name: value for name, value in self.variables.items() if name not in varied}
-        session = collect_session(control, places, carriers, variables, varied)
-        meter = own_meter(control)
-        clock = GlobalClock()
-        if plan.training is None:
-            clock = open_clock(control, [place.clock for place in places])
-        if listener and session:
-            session.facts["energy"] = Energy(
-                counted=list(meter.kinds),
-                missing={str(kind): why for kind, why in meter.missing.items()},
-            )
-            if device:
-                from commbench.ddp.session import fast_selection
-
-                selection = fast_selection(self.trained, device)
-                if selection:
-                    session.facts["fast_selection"] = selection
-            else:
-                session.facts["clock"] = clock.facts
-            listener.on(session)
-        if plan.training and device:
-            is_complete = self._train(plan.training, device, meter)
-            device.close()
-        else:
-            is_complete = self._measure(places, clock, meter)
-        if listener:
-            listener.on(CasesEnded(is_complete=is_complete))
-
-    def _open(self) -> dict[str, Carrier]:
-        """Open the backends that the plan needs; return them by name.
-
-        Training needs Gloo, over NCCL for everything but the gradients.
-        """
-        names = {case.backend for case in self.plan.cases}
-        if self.plan.training:
-            names = {"gloo"}
-        for name in sorted(names - self.opened.keys()):
-            self.opened[name] = open_backend(name, self.control)
-        return {name: self.opened[name] for name in sorted(names)}
-
-    def _measure(self, places: Sequence[Place], clock: GlobalClock, meter: EnergyMeter) -> bool:
-        """Measure collectives in rounds, the first in the planned order.
-
-        Return whether all were measured.
-        """
-        control, progress, budget = self.control, self.heart.progress, self.plan.budget
-        session = Session(
-            control=control,
-            budget=budget,
-            progress=progress,
-            clock=clock,
-            oversubscribed=are_oversubscribed(places),
-            hosts=[place.host for place in places],
-            meter=meter,
-        )
-        progress.take_stalls()  # from loading libraries off a slow disk
-        settings = [self.plan.fixed.get(case.key) for case in self.plan.cases]
-        rounds = rounds_of_launch(settings, budget)
-        runs: dict[int, CaseRun] = {}
-        order = list(range(len(settings)))
-        for round_number in range(rounds + repeatable(rounds)):
-            if round_number:
-                order = shuffled(range(len(settings)), self.plan.launch, round_number)
-            for index in order:
-                case = self.plan.cases[index]
-                assert isinstance(case, Case)  # noqa: S101 - what is trained comes with terms
-                run = runs.get(index)
-                if run and not is_due(run.visits_made, run.settings.visits, round_number, rounds):
-                    continue
-                if self.is_out_of_time(time_slices(case, control.size) / rounds):
-                    is_left_off = control.broadcast_int(int(self.leave_off()))
-                    return round_number > 0 and not is_left_off
-                if run is None:
-                    run = runs[index] = CaseRun(
-                        case,
-                        self.opened[case.backend],
-                        session,
-                        self.plan.launch,
-                        settings[index],
-                    )
-                self._begin(index, case)
-                record = run.visit()
-                share = 1 / run.settings.visits
-                if record is not None and record.disturbed > 0:
-                    share = 0.0  # it is repeated
-                self._finish(record, share=share)
-        return True
-
-    @property
-    def trained(self) -> list[TrainingCase]:
-        """The cases that are trained."""
-        return [case for case in self.plan.cases if isinstance(case, TrainingCase)]
-
-    def _train(self, terms: Terms, device: Device, meter: EnergyMeter) -> bool:
-        """Train configurations in turns, in the order that ``terms`` fix.
-
-        Return whether all were trained.
-        """
-        from commbench.ddp.session import TrainingLaunch
-
-        cases, search = self.trained, None
-        if terms.search_s is not None and self.control.rank == 0:
-            from commbench.tuner.search import Search
-
-            seed = f"{terms.seed}:{self.plan.launch}"
-            search = Search(cases, seconds=terms.search_s, seed=seed, withheld=terms.withheld)
-        launch = TrainingLaunch(
-            cases=cases,
-            terms=terms,
-            launch=self.plan.launch,
-            control=self.control,
-            device=device,
-            progress=self.heart.progress,
-            meter=meter,
-            on_begin=lambda index: self._begin(index, cases[index]),
-            on_record=self._finish,
-            is_out_of_time=lambda: self.is_out_of_time(1 / terms.blocks),
-            search=search,
-        )
-        return launch.train()
-
-    def is_out_of_time(self, slices: float = 1.0) -> bool:
-        """Return whether no further case is wanted, or ``slices`` would begin too late.
-
-        Rank 0 decides for all.
-        """
-        budget = self.plan.budget
-        ends_s = time.monotonic() - self.begun + slices * budget.slice_s + budget.energy_s
-        is_over = self.leave_off() or ends_s > self.plan.deadline_s
-        return bool(self.control.broadcast_int(int(is_over)))
-
-    def _begin(self, index: int, case: AnyCase) -> None:
-        """Begin a case once rank 0 has reported it: the conductor must know the case of a rank that
-        dies.
-        """
-        self.heart.enter(next(self.visits), str(case))
-        if self.listener:
-            self.listener.on(CaseStarted(index=index))
-        self.control.broadcast_int(index)
-
-    def _finish(self, record: AnyRecord | None, *, share: float = 1.0) -> None:
-        if self.listener and record:
-            self.listener.on(CaseFinished(record=record, share=share))
-
-
-# ------------------------------------------------------------------------------------- as a process
-
-
-class RankProcess(Heart, ABC):
-    """This process as one rank: its heart, its signals and its end.
 
     Args:
         identity: this rank.
@@ -274,10 +84,22 @@ class RankProcess(Heart, ABC):
     """Exit status of a rank that has done its work."""
     caught: Sequence[signal.Signals] = (signal.SIGUSR1, *DEADLY)
     """Signals that `on_signal` is told of."""
+    control: Control
+    """The ranks, once they are connected."""
+    plan: LaunchPlan
+    """Of the present launch."""
+    listener: Listener | None
+    """Receives events, on rank 0; None elsewhere."""
+    launch_begun: float
+    visits: Iterator[int]
+    """Numbers of visits and blocks, which show the rank that is behind; cases come in turns."""
 
     def __init__(self, identity: Identity, startup_s: float = STARTUP_TIMEOUT_S) -> None:
         self.identity = identity
         self.variables = relevant_variables(os.environ)
+        """See `commbench.launch.facts.collect_session`."""
+        self.opened: dict[str, Communicator] = {}
+        """The open backends by name."""
         super().__init__(
             identity.rank,
             startup_s=startup_s,
@@ -286,12 +108,12 @@ class RankProcess(Heart, ABC):
         )
 
     @abstractmethod
-    def work(self, rank: RankWork) -> None:
-        """Measure."""
+    def work(self) -> None:
+        """Make all launches."""
 
     @abstractmethod
     def leave_off(self) -> bool:
-        """Return whether to begin no further case."""
+        """Return whether to begin no further case, on rank 0."""
 
     @abstractmethod
     def failed(self, error: RankError) -> None:
@@ -327,9 +149,9 @@ class RankProcess(Heart, ABC):
                 if control.rank == 0:
                     self.refuse(refusal)
             else:
-                rank = RankWork(control, self, self.variables, self.leave_off)
-                self.work(rank)
-                for communicator in rank.opened.values():
+                self.control = control
+                self.work()
+                for communicator in self.opened.values():
                     communicator.close()
             control.close()
         # The others would wait for this rank for ever.
@@ -370,6 +192,168 @@ class RankProcess(Heart, ABC):
             stack=stack,
         )
 
+    # Launches
+
+    def make_launch(self, plan: LaunchPlan, listener: Listener | None = None) -> None:
+        """Measure or train all cases of ``plan``, the same on every rank; collective.
+
+        Raises:
+            InputError: a backend cannot be opened.
+        """
+        self.limit(plan.case_timeout_s)
+        self.enter(-1, "")
+        self.plan, self.listener = plan, listener
+        self.launch_begun, self.visits = time.monotonic(), itertools.count()
+        control = self.control
+        # before any library moves this rank to other CPUs
+        places = gather_everywhere(control, own_place(control.rank))
+        carriers = self._open_backends()
+        device = None
+        if plan.training:
+            from commbench.ddp.devices import open_device
+
+            device = open_device(plan.trainings[0].backend, control)  # of all cases
+            if device.ranks_per_gpu:
+                carriers[TORCH_NCCL] = device
+        varied = variables_of(plan.env)
+        variables = {name: value for name, value in self.variables.items() if name not in varied}
+        session = collect_session(control, places, carriers, variables, varied)
+        meter = own_meter(control)
+        clock = GlobalClock()
+        if plan.training is None:
+            clock = open_clock(control, [place.clock for place in places])
+        if listener and session:
+            session.facts["energy"] = Energy(
+                counted=list(meter.kinds),
+                missing={str(kind): why for kind, why in meter.missing.items()},
+            )
+            if device:
+                from commbench.ddp.session import fast_selection
+
+                selection = fast_selection(plan.trainings, device)
+                if selection:
+                    session.facts["fast_selection"] = selection
+            else:
+                session.facts["clock"] = clock.facts
+            listener.on(session)
+        if plan.training and device:
+            is_complete = self._train(plan.training, device, meter)
+            device.close()
+        else:
+            is_complete = self._measure(places, clock, meter)
+        if listener:
+            listener.on(CasesEnded(is_complete=is_complete))
+
+    def _open_backends(self) -> dict[str, Carrier]:
+        """Open the backends that the plan needs; return them by name.
+
+        Training needs Gloo, over NCCL for everything but the gradients.
+        """
+        names = {case.backend for case in self.plan.collectives}
+        if self.plan.training:
+            names = {"gloo"}
+        for name in sorted(names - self.opened.keys()):
+            self.opened[name] = open_backend(name, self.control)
+        return {name: self.opened[name] for name in sorted(names)}
+
+    def _measure(self, places: Sequence[Place], clock: GlobalClock, meter: EnergyMeter) -> bool:
+        """Measure collectives in rounds, the first in the planned order.
+
+        Return whether all were measured.
+        """
+        control, progress, budget = self.control, self.progress, self.plan.budget
+        session = Session(
+            control=control,
+            budget=budget,
+            progress=progress,
+            clock=clock,
+            oversubscribed=are_oversubscribed(places),
+            hosts=[place.host for place in places],
+            meter=meter,
+        )
+        progress.take_stalls()  # from loading libraries off a slow disk
+        settings = [self.plan.fixed.get(case.key) for case in self.plan.collectives]
+        rounds = rounds_of_launch(settings, budget)
+        runs: dict[int, CaseRun] = {}
+        order = list(range(len(settings)))
+        for round_number in range(rounds + repeatable(rounds)):
+            if round_number:
+                order = shuffled(range(len(settings)), self.plan.launch, round_number)
+            for index in order:
+                case = self.plan.collectives[index]
+                run = runs.get(index)
+                if run and not is_due(run.visits_made, run.settings.visits, round_number, rounds):
+                    continue
+                if self.is_out_of_time(time_slices(case, control.size) / rounds):
+                    is_left_off = control.broadcast_int(int(self.leave_off()))
+                    return round_number > 0 and not is_left_off
+                if run is None:
+                    run = runs[index] = CaseRun(
+                        case,
+                        self.opened[case.backend],
+                        session,
+                        self.plan.launch,
+                        settings[index],
+                    )
+                self._begin_case(index, case)
+                record = run.visit()
+                share = 1 / run.settings.visits
+                if record is not None and record.disturbed > 0:
+                    share = 0.0  # it is repeated
+                self._finish_case(record, share=share)
+        return True
+
+    def _train(self, terms: Terms, device: Device, meter: EnergyMeter) -> bool:
+        """Train configurations in turns, in the order that ``terms`` fix.
+
+        Return whether all were trained.
+        """
+        from commbench.ddp.session import TrainingLaunch
+
+        cases, search = self.plan.trainings, None
+        if terms.search_s is not None and self.control.rank == 0:
+            from commbench.tuner.screening import Search
+
+            seed = f"{terms.seed}:{self.plan.launch}"
+            search = Search(cases, seconds=terms.search_s, seed=seed, withheld=terms.withheld)
+        launch = TrainingLaunch(
+            cases=cases,
+            terms=terms,
+            launch=self.plan.launch,
+            control=self.control,
+            device=device,
+            progress=self.progress,
+            meter=meter,
+            on_begin=lambda index: self._begin_case(index, cases[index]),
+            on_record=self._finish_case,
+            is_out_of_time=lambda: self.is_out_of_time(1 / terms.blocks),
+            search=search,
+        )
+        return launch.train()
+
+    def is_out_of_time(self, slices: float = 1.0) -> bool:
+        """Return whether no further case is wanted, or ``slices`` would begin too late.
+
+        Rank 0 decides for all.
+        """
+        budget = self.plan.budget
+        ends_s = time.monotonic() - self.launch_begun + slices * budget.slice_s + budget.energy_s
+        is_over = self.leave_off() or ends_s > self.plan.deadline_s
+        return bool(self.control.broadcast_int(int(is_over)))
+
+    def _begin_case(self, index: int, case: AnyCase) -> None:
+        """Begin a case once rank 0 has reported it: the conductor must know the case of a rank that
+        dies.
+        """
+        self.enter(next(self.visits), str(case))
+        if self.listener:
+            self.listener.on(CaseStarted(index=index))
+        self.control.broadcast_int(index)
+
+    def _finish_case(self, record: AnyRecord | None, *, share: float = 1.0) -> None:
+        if self.listener and record:
+            self.listener.on(CaseFinished(record=record, share=share))
+
 
 class PipedRank(RankProcess):
     """A rank that the conductor has started.
@@ -383,12 +367,12 @@ class PipedRank(RankProcess):
         self._is_last_case = threading.Event()
         super().__init__(identify(os.environ, "rank"), startup_s)
 
-    def work(self, rank: RankWork) -> None:
+    def work(self) -> None:
         """Make the launch that the conductor has planned."""
         text, listener = "", None
-        if rank.control.rank == 0:
+        if self.control.rank == 0:
             text, listener = self._read_plan(), EventWriter(self._stdout)
-        rank.run(LaunchPlan.from_json(rank.control.broadcast(text)), listener)
+        self.make_launch(LaunchPlan.from_json(self.control.broadcast(text)), listener)
 
     def leave_off(self) -> bool:
         """Return whether the conductor wants no further case."""
@@ -399,10 +383,13 @@ class PipedRank(RankProcess):
 
         This rank ends when stdin closes.
         """
-        text = sys.stdin.readline()
+        # A process that this one forks, such as one that loads data, closes sys.stdin, and would
+        # wait for ever while a thread reads that object.
+        lines = os.fdopen(0, encoding="utf-8", closefd=False)
+        text = lines.readline()
 
         def follow_conductor() -> None:
-            while line := sys.stdin.readline():
+            while line := lines.readline():
                 if line.strip() == FINISH:
                     self._is_last_case.set()
             # A launcher that ends this rank because of another one comes here first.

@@ -7,7 +7,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Literal, NoReturn
 
 import numpy as np
@@ -15,7 +14,13 @@ import numpy as np
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding, Value
 from commbench.launch.clues import Ending, in_case
-from commbench.launch.events import ROUNDING, CaseFinished, Listener, Notice
+from commbench.launch.events import (
+    ROUNDING,
+    CaseFinished,
+    LaunchStarted,
+    Listener,
+    Notice,
+)
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
 from commbench.results.info import Launch as Entry
@@ -33,7 +38,7 @@ from commbench.results.plan import (
 )
 from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.schema import JsonMapping
-from commbench.units import utc_text
+from commbench.units import utc_now, utc_text
 
 #: After this many consecutive launches without a result, the next would probably fail too.
 MOST_FAILURES_IN_A_ROW = 3
@@ -101,10 +106,8 @@ class TimePlan:
         share = (self.left_s(now) - launches * self.startup_s) / slices - self.other_s
         return min(self.request.budget.slice_s, max(SHORTEST_SLICE_S, share))
 
-    def fits(
-        self, now: float, *, slices: float, whole: bool = False, slice_s: float | None = None
-    ) -> bool:
-        """Return whether a launch of ``slices`` would end before the limit.
+    def fits(self, left_s: float, *, slices: float, slice_s: float | None = None) -> bool:
+        """Return whether a launch of ``slices`` would end within the time that is left.
 
         ``slice_s`` is their length if it is fixed; None: they may be as short as
         `SHORTEST_SLICE_S`.
@@ -112,12 +115,11 @@ class TimePlan:
         shortest = SHORTEST_SLICE_S
         if slice_s is not None:
             shortest = slice_s
-        needed_s = self.startup_s + slices * (shortest + self.other_s)
-        return self.left_s(now, whole=whole) >= needed_s
+        return left_s >= self.startup_s + slices * (shortest + self.other_s)
 
-    def deadline_s(self, now: float, *, whole: bool = False) -> float:
+    def deadline_s(self, left_s: float) -> float:
         """Return how long after its session a launch that is started now may begin cases."""
-        return max(0.0, self.left_s(now, whole=whole) - self.startup_s)
+        return max(0.0, left_s - self.startup_s)
 
     def eta_s(
         self, now: float, *, slices: float, launches: int, slice_s: float | None = None
@@ -204,10 +206,6 @@ class Launch:
     request: RunRequest
     """The stage; its cases are those under the environment of the launch."""
     plan: LaunchPlan
-    stage: str
-    """Name of the stage in a run of several; else empty."""
-    launches: int
-    """Launches of the stage."""
     remaining: Remaining
     """Work of the stage when the launch begins."""
     times: TimePlan
@@ -217,9 +215,7 @@ class Launch:
     is_trial: bool = False
     """Whether its environment is one of several and has no result yet: if its ranks do not start,
     its cases have failed."""
-    started: str = field(
-        default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
-    )
+    started: str = field(default_factory=utc_now)
     """UTC in ISO 8601."""
     startup_s: float | None = None
     """Seconds until all ranks had come together; None before that."""
@@ -263,9 +259,9 @@ class Launch:
             self.lost[record.case.key] = in_case(record.reason, record.case)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stop:
-    """How a run ends."""
+@dataclass(kw_only=True)
+class Stop(Exception):  # noqa: N818 - it is no error
+    """How a run ends; raised as soon as nothing more is to be measured."""
 
     kind: Literal["done", "faulty", "cut", "lacking", "later", "failed", "interrupted"]
     """``faulty``: a soak is done, some launches of which failed; ``cut``: a time limit left out
@@ -274,14 +270,6 @@ class Stop:
     """A clause; empty for ``done``."""
     signal: int = 0
     """Number of the signal that interrupted the run."""
-
-
-class _EndedError(Exception):
-    """Nothing more is to be measured."""
-
-    def __init__(self, stop: Stop) -> None:
-        super().__init__(stop)
-        self.stop = stop
 
 
 class Schedule:
@@ -362,8 +350,8 @@ class Schedule:
                     self._make_stage(request)
                 if not self._once:
                     startup_s = self._times.startup_s
-        except _EndedError as ended:
-            return ended.stop
+        except Stop as stop:
+            return stop
         return self._end()
 
     # ------------------------------------------------------------------------------------ planning
@@ -386,9 +374,10 @@ class Schedule:
         launch, launches = next_launch(request, self._store.records), request.budget.launches
         if request.is_fixed_length and launch >= launches:
             return
-        if request.depends and (self._later or self._has_trained):
+        depends = request.is_fixed_length and not request.searches
+        if depends and (self._later or self._has_trained):
             self._later = self._later or _comes_next(request, launch)
-            raise _EndedError(self._end())
+            raise self._end()
         if request.is_fixed_length and launch + 1 < launches:
             self._later = _comes_next(request, launch + 1)
         self._has_trained = self._has_trained or request.training is not None
@@ -401,12 +390,12 @@ class Schedule:
         Return False if the time limit ends the stage.
         """
         times, records = self._times, self._store.records
-        whole = number < request.fewest_launches
         while missing := missing_cases(request, records, number, self._left_out):
             self._heed_signals()
             now = self._clock()
+            left_s = times.left_s(now, whole=number < request.fewest_launches)
             slices, slice_s = request.slices(missing), slice_seconds(request, records)
-            if records and not times.fits(now, slices=slices, whole=whole, slice_s=slice_s):
+            if records and not times.fits(left_s, slices=slices, slice_s=slice_s):
                 self._cut(number)
                 return False
             remaining = self._remaining(number)
@@ -415,7 +404,7 @@ class Schedule:
                 records,
                 number,
                 slice_s=times.slice_s(now, slices=remaining.slices, launches=remaining.launches),
-                deadline_s=times.deadline_s(now, whole=whole),
+                deadline_s=times.deadline_s(left_s),
                 left_out=self._left_out,
             )
             ending = self._start(request, plan, remaining, now)
@@ -445,9 +434,11 @@ class Schedule:
         self, request: RunRequest, plan: LaunchPlan, remaining: Remaining, now: float
     ) -> Ending:
         """Make a launch; return how it ended if the run goes on."""
-        stage = ""
+        stage = plan.env
         if len(self._stages) > 1:
-            stage = request.name
+            stage = f"{request.name} {plan.env}".rstrip()
+        launches = max(request.budget.launches, plan.launch + 1)
+        self._display.on(LaunchStarted(launch=plan.launch, launches=launches, stage=stage))
         is_trial = len(self._stage.envs) > 1 and not self._fail_fast
         for record in self._store.records:
             if record.case.env == plan.env and record.status in DONE:
@@ -455,8 +446,6 @@ class Schedule:
         launch = Launch(
             request=request,
             plan=plan,
-            stage=stage,
-            launches=max(request.budget.launches, plan.launch + 1),
             remaining=remaining,
             times=self._times,
             begun=now,
@@ -479,7 +468,7 @@ class Schedule:
             left_s = ends - now - startup_s
             if left_s <= LEAST_SOAK_S:
                 if any(entry.get("status") in {"failed", "hung"} for entry in self._entries):
-                    raise _EndedError(Stop(kind="faulty"))
+                    raise Stop(kind="faulty")
                 return
             begun = {record.launch for record in self._store.records}
             begun.update(entry["launch"] for entry in self._entries)
@@ -512,7 +501,7 @@ class Schedule:
 
     def _interrupt(self, ending: Ending) -> NoReturn:
         number = self._interrupts.number
-        raise _EndedError(Stop(kind="interrupted", reason=ending.reason, signal=number))
+        raise Stop(kind="interrupted", reason=ending.reason, signal=number)
 
     def _judge(self, launch: Launch, ending: Ending) -> None:
         """End the run by how a launch ended, or let it go on."""
@@ -524,7 +513,7 @@ class Schedule:
         if ending.is_broken:
             self._failures += 1
             if self._fail_fast or self._once:
-                raise _EndedError(Stop(kind="failed", reason=ending.reason))
+                raise Stop(kind="failed", reason=ending.reason)
             if launch.request.soak_s:
                 self._judge_soak(launch, ending)
             else:
@@ -532,17 +521,17 @@ class Schedule:
         if ending.status != "ok":
             return
         if self._fail_fast and self._left_out:
-            raise _EndedError(Stop(kind="failed", reason=next(iter(self._left_out.values()))))
+            raise Stop(kind="failed", reason=next(iter(self._left_out.values())))
         if ending.reason:
             self._warn("launch_warning", launch, ending)
 
     def _judge_failure(self, launch: Launch, ending: Ending) -> None:
         """End the run, or let the launch go on with new ranks."""
         if ending.is_host_lost or not (launch.has_begun or launch.is_trial):
-            raise _EndedError(self._failed(ending.reason))
+            raise self._failed(ending.reason)
         if self._failures >= MOST_FAILURES_IN_A_ROW:
             numbers: dict[str, Value] = {"failures": self._failures, "cause": ending.reason}
-            raise _EndedError(self._failed(str(Finding("failures_in_a_row", numbers=numbers))))
+            raise self._failed(str(Finding("failures_in_a_row", numbers=numbers)))
         code = "launch_goes_on"
         if not launch.has_begun:
             code = "launch_goes_on_without"
@@ -554,7 +543,7 @@ class Schedule:
         """
         has_worked = any(record.status in DONE for record in self._store.records)
         if not has_worked and self._failures >= MOST_FAILURES_IN_A_ROW:
-            raise _EndedError(Stop(kind="failed", reason=ending.reason))
+            raise Stop(kind="failed", reason=ending.reason)
         at = utc_text(time.time())
         self._warn("soak_goes_on", launch, ending, status=ending.status, at=at)
         if not launch.has_begun:

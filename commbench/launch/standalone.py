@@ -37,7 +37,7 @@ from commbench.launch.ledger import (
     SIGNAL_CODE,
     Ledger,
 )
-from commbench.launch.rank import RankProcess, RankWork, leave
+from commbench.launch.rank import RankProcess, leave
 from commbench.launch.schedule import Launch, Schedule, Stop
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
@@ -80,31 +80,31 @@ class OwnRank(RankProcess):
         self._begun = time.monotonic()
         super().__init__(identity)
 
-    def work(self, rank: RankWork) -> None:
+    def work(self) -> None:
         """Make the launches that rank 0 plans."""
-        if rank.control.rank == 0:
-            code = self._lead(rank)
-            rank.control.broadcast(("", code))
+        if self.control.rank == 0:
+            code = self._lead()
+            self.control.broadcast(("", code))
             if self._ledger and code == DONE_CODE:
                 self._finish(self._ledger.store)
             return
         while True:
-            text, self.code = rank.control.broadcast(("", DONE_CODE))
+            text, self.code = self.control.broadcast(("", DONE_CODE))
             if not text:
                 return
-            rank.run(LaunchPlan.from_json(text), None)
+            self.make_launch(LaunchPlan.from_json(text))
             self._rest()
 
     def leave_off(self) -> bool:
         """Return whether a signal has come."""
         return self.interrupts.number > 0
 
-    def _lead(self, rank: RankWork) -> int:
+    def _lead(self) -> int:
         """Make all launches, on rank 0; return the exit code of the other ranks."""
 
         def run(launch: Launch) -> Ending:
-            rank.control.broadcast((launch.plan.to_json(), DONE_CODE))
-            rank.run(launch.plan, self._ledger)
+            self.control.broadcast((launch.plan.to_json(), DONE_CODE))
+            self.make_launch(launch.plan, self._ledger)
             self._rest()
             if launch.is_complete:
                 return Ending(status="ok")

@@ -4,7 +4,6 @@ ended.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections import deque
@@ -19,10 +18,12 @@ from commbench.launch.clues import (
     find_crash_report,
     hang_reason,
     memory_kills,
-    start_clues,
     worst,
+    written_clues,
 )
 from commbench.launch.events import (
+    FINISH,
+    MARK,
     CaseStarted,
     Heartbeat,
     LastCase,
@@ -31,16 +32,16 @@ from commbench.launch.events import (
     RankEvent,
     SessionStarted,
     Stack,
+    split_line,
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
+from commbench.launch.identity import without_rank
 from commbench.launch.launchers import Launcher
 from commbench.launch.messages import find_warning
 from commbench.launch.process import STACKS_S, Launched, Output
-from commbench.launch.protocol import FINISH, MARK, split_line
 from commbench.launch.schedule import Launch
 from commbench.launch.signals import LOOK_S, Interrupts
 from commbench.launch.watchdog import Watchdog
-from commbench.system.env import variables_of
 
 #: The program of a rank, without the command line.
 PROGRAM = ("-m", "commbench.launch.rank")
@@ -67,10 +68,9 @@ class Supervisor:
     ) -> None:
         self._launch = launch
         self._listener = listener
-        self._plan = launch.plan
         self._launcher = launcher
         self._interrupts = interrupts
-        timeout_s = self._plan.case_timeout_s
+        timeout_s = launch.plan.case_timeout_s
         self._startup_s = max(timeout_s, STARTUP_TIMEOUT_S)
         self._watchdog = Watchdog(
             launch.request.ranks, timeout_s, now=time.monotonic(), startup_timeout=self._startup_s
@@ -85,18 +85,15 @@ class Supervisor:
     def run(self) -> Ending:
         """Start the launch, wait until all of its processes have ended, and return how it ended."""
         program = (*PROGRAM, f"{self._startup_s:g}")
-        launcher = self._launcher
-        if self._plan.env:
-            launcher = launcher.with_env(self._plan.env)
+        launcher, plan = self._launcher, self._launch.plan
+        if plan.env:
+            launcher = launcher.with_env(plan.env)
         command = launcher.command(
-            self._launch.request.ranks, program, training=self._plan.training is not None
+            self._launch.request.ranks, program, training=plan.training is not None
         )
-        environment = dict(os.environ)
-        for name in variables_of(self._plan.env):
-            environment.pop(name, None)
-        environment |= launcher.environment()
+        environment = without_rank(launcher.environ) | launcher.environment()
         try:
-            launched = Launched(command, environment, self._plan.to_json())
+            launched = Launched(command, environment, plan.to_json())
         except OSError as error:
             numbers = {"program": command[0], "error": str(error.strerror)}
             cause = Finding(code="launcher_not_started", numbers=numbers)
@@ -144,6 +141,8 @@ class Supervisor:
         launched.drain(
             STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids)
         )
+        if hang.code == "no_rank_heard":
+            hang = worst([hang, *written_clues(list(self._stderr), self._watchdog.processes)])
         failed_rank = self._evidence.failed_rank(
             hang, self._launch.case, self._watchdog.processes, self._printed(launched, hang)
         )
@@ -151,8 +150,6 @@ class Supervisor:
         is_reached = launched.stop(self._handle)
         if self._launch.has_everything:
             return _complete("ranks_stay", hang)
-        if hang.code == "no_rank_heard":
-            hang = worst([hang, *start_clues(list(self._stderr))])
         return Ending(
             status="hung",
             cause=hang_reason(self._watchdog.timeout, str(hang)),
@@ -237,9 +234,10 @@ class Supervisor:
                 for rank in facts["ranks"]:
                     self._watchdog.introduce(rank["rank"], rank["host"], rank["pid"])
             case CaseStarted(index=index):
+                case = self._launch.plan.cases[index]
                 # Gloo's threads sleep while they wait: their CPU time does not show which rank is
                 # idle.
-                self._watchdog.case(now, polls=self._plan.cases[index].backend in MPI_BACKENDS)
+                self._watchdog.case(now, polls=case.backend in MPI_BACKENDS)
         self._watchdog.progress(now)
         self._listener.on(event)
 

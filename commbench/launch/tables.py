@@ -8,7 +8,6 @@ from commbench.analysis.prediction.network import network_model
 from commbench.analysis.soak import soak_results
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
 from commbench.analysis.stragglers import straggler_findings
-from commbench.engine.records import Row
 from commbench.results import Store
 from commbench.results.files import (
     BUCKETS,
@@ -27,10 +26,8 @@ from commbench.results.tables import table_csv, table_of
 from commbench.schema import JsonObject
 
 
-def write_tables(store: Store) -> list[Row]:
+def write_tables(store: Store) -> None:
     """Write each table that the records fill, each in one step.
-
-    Return the rows of ``collectives.csv``.
 
     These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``pairs.csv`` for
     matrices, ``model.json`` if enough sizes were measured, ``ddp.csv`` and ``buckets.csv`` for
@@ -68,4 +65,3 @@ def write_tables(store: Store) -> list[Row]:
     concluded |= straggler_findings(run).to_json()
     if concluded:
         store.update(**concluded)
-    return run.rows

@@ -103,7 +103,7 @@ class Watchdog:
         self.introduce(beat.rank, beat.host, beat.pid)
         if self._cases and beat.entered:
             self.timeout = self._case_timeout
-        if before is None or _position(before) != _position(beat):
+        if before is None or before.position != beat.position:
             self.progress(now)
         self._base.setdefault(beat.rank, (beat.cpu_ms, now))
 
@@ -130,10 +130,12 @@ class Watchdog:
                 self._heard[rank] += gap
         if now - self._moved <= self.timeout:
             return None
-        code = "no_rank_heard"
-        if self._last:
-            code = "no_rank_stands_out"
-        clues = [Clue(kind="unclear", code=code)]
+        last = max(self._heard, key=self._heard.__getitem__, default=0)
+        if now - self._heard.get(last, 0.0) > SILENCE_S:  # how far they are is not known
+            numbers: dict[str, Value] = {"since": self._since(last, now)}
+            unheard = Clue(kind="unclear", code="no_rank_heard", numbers=numbers)
+            return self._stopped() or unheard
+        clues = [Clue(kind="unclear", code="no_rank_stands_out")]
         for clue in (self._stopped(), self.silent(now), self._behind(), self._idle()):
             if clue:
                 clues.append(clue)
@@ -256,7 +258,3 @@ class Watchdog:
             numbers=numbers or {},
             others=ranks[1:],
         )
-
-
-def _position(beat: Heartbeat) -> tuple[int, int]:
-    return beat.case, beat.entered + beat.left

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from commbench.results.verdict import verdict_lines
 from commbench.schema import JsonObject
 from commbench.system.software import git_commit
 from commbench.tuner.conclusion import recommend
+from commbench.units import utc_now
 
 #: Name of the stage of every launch.
 STAGE = "live"
@@ -119,7 +119,7 @@ class LiveRun:
             "suite": options.mode,
             "argv": options.argv,
             "seed": options.seed,
-            "started": _now(),
+            "started": utc_now(),
             "git_commit": git_commit(Path(__file__).parent),
             "status": "running",
             "world_size": baseline.world_size,
@@ -155,7 +155,7 @@ class LiveRun:
         self._entry: Launch = {
             "stage": STAGE,
             "launch": self.launch,
-            "started": _now(),
+            "started": utc_now(),
             "invocation": options.invocation,
         }
         self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -174,8 +174,7 @@ class LiveRun:
 
     def add_losses(self, first: int, losses: Sequence[float]) -> None:
         """Write the losses of consecutive optimiser steps."""
-        numbered = enumerate(losses, first)
-        rows = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in numbered]
+        rows = [Loss(self.launch, step, loss) for step, loss in enumerate(losses, first)]
         self._requests.put(partial(append_losses, self._store.path, rows))
 
     def conclude(self, ending: str, reason: str = "") -> Recommendation | None:
@@ -249,10 +248,6 @@ class LiveRun:
             for _ in requests:
                 pass
         self._store.close()
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.ddp.plan.arguments import ddp_arguments, known_name, setting_of_model
 from commbench.ddp.plan.cases import SWITCHES, Switch, TrainingCase
 from commbench.ddp.plan.layout import MIB, caps_bytes
+from commbench.errors import InputError
 from commbench.hooks import Hook, make_hook
 from commbench.hooks.registry import hook_source
 
@@ -49,6 +50,11 @@ OTHER_HOOK = (
 #: Why a model with a hook of commbench is left alone that drops parts of gradients.
 LOSSY_HOOK = (
     "its own communication hook drops parts of gradients, and the buckets decide which ones"
+)
+#: Why a hook with several dependent collectives is not tried over Gloo.
+OWN_GROUPS = (
+    "over Gloo hook {} needs process groups of its own, which all ranks would have to make at the"
+    " same time: try it by commbench tune --workload"
 )
 #: Why a compiled DDP object is left alone.
 COMPILED = "torch.compile was applied to the DDP object, and its graph follows the buckets"
@@ -348,6 +354,8 @@ class Switcher:
         source = hook_source(case.hook, self._file_hooks)
         hook = make_hook(source, density=case.density, options=case.options)
         assert hook is not None  # noqa: S101 - only the original may be without a hook
+        if hook.runs_in_order and ddp_model.device.type == "cpu":
+            raise InputError(OWN_GROUPS.format(case.hook_name))
         hook.register(spare)
         return spare, hook
 

@@ -1,6 +1,7 @@
 """Advice on conditions that distort a measurement."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -69,11 +70,12 @@ def advise_run(info: RunInfo) -> list[Finding]:
     unused = MPI_WHEELS if is_live(info) else ()
     found = (environment.get("versions") or {}).items()
     versions = {name: version for name, version in found if version and name not in unused}
+    ranks = Counter(rank["host"] for rank in info.get("ranks") or [])
     by_remedy: dict[str, Finding] = {}  # the numbers of a warning differ from host to host
     for host in environment.get("hosts", []):
         conditions = Conditions(
             host=host,
-            ranks=info.get("ranks_per_node"),
+            ranks=ranks.get(host.get("hostname", ""), info.get("ranks_per_node")),
             mpi_library=environment.get("mpi_library"),
             versions=versions,
             variables=environment.get("variables"),

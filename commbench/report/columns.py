@@ -15,7 +15,7 @@ from rich.text import Text
 
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import FLAGS, split_flags
-from commbench.engine.records import Row
+from commbench.engine.records import Row, about
 from commbench.findings import Finding
 from commbench.report.formats import between, digits, grouped
 from commbench.report.state import counted_energy
@@ -292,11 +292,6 @@ def make_tables(
 # --------------------------------------------------------------------------------- kinds of columns
 
 
-def about(row_class: type[Any], name: str) -> str:
-    """Return the documentation of a column of a CSV file."""
-    return str(row_class.__dataclass_fields__[name].metadata.get("about", ""))
-
-
 #: The unit that a field's name states.
 _UNIT = re.compile(r"_(us|ms|s|J|GBps|MB|percent)(?=_|$)")
 _UNIT_TEXTS = {"GBps": "GB/s", "percent": "%"}
@@ -416,11 +411,14 @@ def _grid(columns: Sequence[Column[Any]], lines: Sequence[Sequence[Cell]]) -> Ri
     height = max((heading.count("\n") for heading in headings), default=0)
     for column, heading in zip(columns, headings, strict=True):
         lower = "\n" * (height - heading.count("\n"))
+        overflow: Literal["fold", "ellipsis"] = "ellipsis"  # the beginning of a number is no number
+        if column.can_wrap:
+            overflow = "fold"
         grid.add_column(
             Text(lower + heading),
             justify="right" if column.is_number else "left",
             no_wrap=not column.can_wrap,
-            overflow="fold",
+            overflow=overflow,
         )
     flags_of_lines = [{flag for cell in line for flag in cell.flags} for line in lines]
     shared = set.intersection(*flags_of_lines) if len(lines) > 1 else set()

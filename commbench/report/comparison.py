@@ -178,7 +178,7 @@ def _as_in(file: str, names: str) -> dict[str, str]:
 
 #: The columns of a comparison's CSV, with the meaning of each.
 COMPARISON_COLUMNS: Mapping[str, str] = {
-    "schema": "",
+    "schema": "schema number",
     "kind": "collective or training",
     "case": "what was measured",
     **_as_in("collectives.csv", "group backend operation pattern"),

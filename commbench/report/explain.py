@@ -8,9 +8,8 @@ from typing import Any
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
 from commbench.ddp.plan.records import BucketRow, TrainingRow
 from commbench.engine.flags import FLAGS
-from commbench.engine.records import OverlapRow, Row, columns_of
+from commbench.engine.records import OverlapRow, Row, about, columns_of
 from commbench.errors import InputError
-from commbench.report.columns import about
 from commbench.report.comparison import COMPARISON_COLUMNS
 from commbench.results.pairs import PairRow
 
@@ -40,8 +39,8 @@ def column_meanings() -> dict[tuple[str, str], list[str]]:
     first_meaning: dict[str, str] = {}
     for file, columns in TABLES.items():
         for name, stated in columns.items():
-            meaning = stated or "schema number"
-            if meaning.startswith("as in "):
+            meaning = stated
+            if stated.startswith("as in "):
                 meaning = first_meaning[name]
             first_meaning.setdefault(name, meaning)
             files.setdefault((name, meaning), []).append(file)

@@ -17,13 +17,13 @@ from commbench.ddp.plan.cases import (
     setting_name,
 )
 from commbench.ddp.plan.records import TrainingRow
+from commbench.engine.records import about
 from commbench.findings import Finding
 from commbench.hooks.registry import hook_words
 from commbench.report.columns import (
     Cell,
     Column,
     Table,
-    about,
     declared,
     energy_column,
     flag_column,

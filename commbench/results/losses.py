@@ -5,17 +5,14 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from commbench.errors import InputError, LaunchError
 from commbench.results.files import LOSSES, refusing
 
-_COLUMNS = ("launch", "step", "loss")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Loss:
+class Loss(NamedTuple):
     """The loss of one optimiser step on rank 0, as given to ``backward()``.
 
     The sum over accumulated passes.
@@ -36,7 +33,7 @@ def append_losses(path: Path, losses: Iterable[Loss]) -> None:
     with refusing(file, LaunchError), file.open("a", encoding="utf-8", newline="") as stream:
         table = csv.writer(stream, lineterminator="\n")
         if not stream.tell():
-            table.writerow(_COLUMNS)
+            table.writerow(Loss._fields)
         table.writerows((loss.launch, loss.step, f"{loss.loss:.9g}") for loss in losses)
 
 
@@ -55,9 +52,6 @@ def read_losses(path: Path) -> list[Loss]:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     try:
         rows = csv.DictReader(line for line in lines if line.endswith("\n"))
-        return [
-            Loss(launch=int(row["launch"]), step=int(row["step"]), loss=float(row["loss"]))
-            for row in rows
-        ]
+        return [Loss(int(row["launch"]), int(row["step"]), float(row["loss"])) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is not a table of losses ({error}); remove it.") from error

@@ -15,7 +15,7 @@ from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
-from commbench.engine.records import SCHEMA, Record, column, copied
+from commbench.engine.records import Record, TableRow, column, copied
 from commbench.findings import Finding
 from commbench.results.info import RunInfo, host_by_rank
 from commbench.results.summary import (
@@ -42,29 +42,26 @@ _TEXTS = ("device", "library", "transport", "sync", "loop")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairRow:
-    """One line of ``pairs.csv``: an ordered pair of ranks summarised over launches.
+class PairRow(TableRow):
+    """One line of ``pairs.csv``: an ordered pair of ranks summarised over launches."""
 
-    None is an empty cell.
-    """
+    like = "collectives.csv"
 
-    schema: int = SCHEMA
-    run_id: str = column("name of the run's directory", "")
-    backend: str = column("as in collectives.csv", "")
-    device: str = column("as in collectives.csv", "")
-    library: str = column("as in collectives.csv", "")
-    transport: str = column("as in collectives.csv", "")
-    operation: str = column("as in collectives.csv", "")
+    backend: str = ""
+    device: str = ""
+    library: str = ""
+    transport: str = ""
+    operation: str = ""
     source: int | None = column("rank that sends, or sends first")
     target: int | None = column("rank that receives")
     source_host: str = column("host of the source", "", heading="host")
     target_host: str = column("host of the target", "", heading="host")
-    dtype: str | None = column("as in collectives.csv")
-    message_bytes: int | None = column("as in collectives.csv")
-    window: int | None = column("as in collectives.csv")
-    sync: str = column("as in collectives.csv", "")
-    loop: str = column("as in collectives.csv", "")
-    env: str = column("as in collectives.csv", "")
+    dtype: str | None = None
+    message_bytes: int | None = None
+    window: int | None = None
+    sync: str = ""
+    loop: str = ""
+    env: str = ""
     launches: int | None = column("launches behind the row")
     repetitions: int | None = column("valid repetitions, all launches together")
     time_us: float | None = column("median over launches of the launch's median")
@@ -79,7 +76,7 @@ class PairRow:
         heading="over the typical",
     )
     wrong: int | None = column("wrong elements found")
-    status: str = column("as in collectives.csv", "ok")
+    status: str = "ok"
     reason: str = column("one sentence where status is not ok", "")
     flags: str = column("warnings about the row, separated by ;", "")
 

@@ -20,7 +20,7 @@ from commbench.errors import InputError
 from commbench.results.info import Launch
 from commbench.results.record_types import AnyCase, AnyRecord, collective_records, training_records
 from commbench.results.tables import rows_by
-from commbench.schema import JsonObject, read_as
+from commbench.schema import Unlimited, read_as
 from commbench.stats.budgets import Budget
 
 #: A record with one of these statuses is finished; a case that failed or hung is tried again on
@@ -59,13 +59,12 @@ class RunRequest:
     """Number of the first launch; launches below it belong to an earlier stage."""
     is_fixed_length: bool = False
     """Whether later stages depend on all launches of this one: then no launch is added, also
-    under mpirun or torchrun, where each invocation makes one launch of each stage."""
+    under mpirun or torchrun, where each invocation makes one launch of each stage. Such a stage
+    itself, unless it searches, waits for the launches of the stages before, and for another
+    invocation."""
     soak_s: float | None = None
     """Wall time of a soak in seconds: launches follow each other until it is over; None: no
     soak."""
-    depends: bool = False
-    """Whether the stage is planned from all launches of the previous stages. Under mpirun or
-    torchrun it waits for them, and for another invocation."""
 
     def __post_init__(self) -> None:
         if not self.cases:
@@ -132,19 +131,25 @@ class LaunchPlan:
 
     launch: int
     budget: Budget
-    cases: Sequence[AnyCase]
-    """Collectives in the order of measuring; training cases in the order of the request, the
-    baseline first."""
+    collectives: Sequence[Case] = ()
+    """In the order of measuring."""
+    trainings: Sequence[TrainingCase] = ()
+    """In the order of the request, the baseline first."""
     fixed: Mapping[str, FixedSettings] = field(default_factory=dict)
     """By case key, the settings that an earlier launch has fixed."""
     env: str = ""
     """The environment variables of the ranks, see `commbench.system.env`; all cases have the
     same."""
     case_timeout_s: float = 60.0
-    deadline_s: float = math.inf
+    deadline_s: Unlimited = math.inf
     """No case begins later than this many seconds after the ranks came together."""
     training: Terms | None = None
     """Terms of training cases; None for collectives."""
+
+    @property
+    def cases(self) -> Sequence[AnyCase]:
+        """What is measured or trained; a launch has collectives or trainings."""
+        return self.trainings or self.collectives
 
     def to_json(self) -> str:
         """Return the plan as one line of JSON."""
@@ -153,14 +158,7 @@ class LaunchPlan:
     @classmethod
     def from_json(cls, text: str) -> LaunchPlan:
         """Return the plan of `to_json`; the same version wrote it, so any error is a bug."""
-        data: JsonObject = json.loads(text)
-        case_class = TrainingCase if data["training"] else Case
-        data["budget"] = Budget(**data["budget"])
-        data["cases"] = [case_class(**case) for case in data["cases"]]
-        data["fixed"] = {key: FixedSettings(**each) for key, each in data["fixed"].items()}
-        if data["training"]:
-            data["training"] = read_as(Terms, data["training"])
-        return cls(**data)
+        return read_as(cls, json.loads(text))
 
 
 def missing_cases(
@@ -273,7 +271,8 @@ def plan_launch(
     return LaunchPlan(
         launch=launch,
         budget=dataclasses.replace(request.budget, slice_s=slice_s, longest_s=longest_s),
-        cases=missing,
+        collectives=[case for case in missing if isinstance(case, Case)],
+        trainings=[case for case in missing if isinstance(case, TrainingCase)],
         fixed={case.key: fixed[case.key] for case in missing if case.key in fixed},
         env=request.cases[0].env,
         case_timeout_s=request.case_timeout_s,

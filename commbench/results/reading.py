@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import gzip
@@ -52,9 +51,9 @@ T = TypeVar("T")
 NO_STATES = Divided(records=())
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Run:
-    """A run as read from its directory."""
+    """A run as read from its directory; its tables stay as they were made."""
 
     path: Path
     info: RunInfo
@@ -84,14 +83,6 @@ class Run:
         if made and self.info.get("status") == "partial" and made.launches < planned:
             return None
         return made
-
-    def concluded(self, **fields: Any) -> Run:
-        """Return the run with other fields that no table is made of, and with the tables that have
-        been made.
-        """
-        run = copy.copy(self)
-        vars(run).update(fields)
-        return run
 
     @cached_property
     def overlaps(self) -> list[OverlapRow]:
@@ -325,20 +316,19 @@ def _whole_line(data: Any, whole: dict[int, JsonObject]) -> Any:
     return data
 
 
-def _open_samples(file: Path) -> tuple[IO[bytes], int]:
-    """Return the lines of a file of samples and how many bytes they are.
+def _open_samples(file: Path) -> IO[bytes]:
+    """Return the lines of a file of samples.
 
     Raises:
         InputError: the file is compressed and damaged.
     """
     if file.name != COMPRESSED_SAMPLES:
-        return file.open("rb"), file.stat().st_size
+        return file.open("rb")
     data = file.read_bytes()
     try:
-        text = gzip.decompress(data)
+        return io.BytesIO(gzip.decompress(data))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{file} is damaged ({error}); restore it to go on.") from error
-    return io.BytesIO(text), len(text)
 
 
 def read_samples(path: Path) -> tuple[Records, int]:
@@ -352,16 +342,14 @@ def read_samples(path: Path) -> tuple[Records, int]:
     sound = 0
     if not os.path.lexists(file):
         return records, sound
-    opened, size = _open_samples(file)
-    with opened as stream, without_collector():
+    with _open_samples(file) as stream, without_collector():
         for number, line in enumerate(stream, start=1):
-            is_last = sound + len(line) >= size
             if not line.endswith(b"\n"):
                 break
             try:
                 records.add(read_record(_whole_line(json.loads(line), whole)))
             except (ValueError, RecursionError) as error:
-                if is_last:
+                if not stream.read(1):
                     break  # a crash can leave the length of a line without its content
                 raise InputError(
                     f"{file} line {number} is damaged ({error}); remove the line to go on."

@@ -13,7 +13,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record, Status, without_result
 from commbench.engine.visits import extended
 from commbench.errors import InputError
-from commbench.findings import Finding
+from commbench.findings import Finding, UnsupportedError
 
 AnyCase = Case | TrainingCase
 AnyRecord = Record | TrainingRecord
@@ -35,13 +35,15 @@ def read_record(data: Any) -> AnyRecord:
         InputError: the line holds no record, or one of an unknown kind.
     """
     kind = data.get("kind") if isinstance(data, Mapping) else None
-    if not isinstance(kind, str) or kind not in _RECORD_CLASSES:
-        kinds = " or ".join(_RECORD_CLASSES)
+    try:
+        if not isinstance(kind, str) or kind not in _RECORD_CLASSES:
+            kinds = " or ".join(_RECORD_CLASSES)
+            raise InputError(f"kind must be {kinds}, and is {kind!r:.40}")  # noqa: TRY301
+        return _RECORD_CLASSES[kind].from_json(data)
+    except (InputError, UnsupportedError) as error:
         raise InputError(
-            f"A line of samples.jsonl is not a record of commbench (kind must be {kinds}, and is"
-            f" {kind!r:.40})."
-        )
-    return _RECORD_CLASSES[kind].from_json(data)
+            f"A line of samples.jsonl is not a record of commbench ({error})."
+        ) from error
 
 
 class Records(list[AnyRecord]):
@@ -56,18 +58,17 @@ class Records(list[AnyRecord]):
         for record in records:
             self.add(record)
 
-    def add(self, record: AnyRecord) -> AnyRecord:
-        """Add a line of ``samples.jsonl``; return the record of the case in the launch."""
+    def add(self, record: AnyRecord) -> None:
+        """Add a line of ``samples.jsonl``."""
         key = (record.case.key, record.launch)
         place = self._places.get(key)
         if place is not None:
             joined = _joined(self[place], record)
             if joined is not None:
                 self[place] = joined
-                return joined
+                return
         self._places[key] = len(self)
         self.append(record)
-        return record
 
 
 def _joined(before: AnyRecord, record: AnyRecord) -> AnyRecord | None:

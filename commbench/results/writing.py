@@ -86,7 +86,8 @@ class Store:
         self.records, sound = read_samples(path)
         sign_lock(lock)  # the first that is written: until here the run could be refused
         if not self.resumed:
-            self._set_info({"schema": SCHEMA, "run_id": path.resolve().name, **as_json(header)})
+            entries = {"schema": SCHEMA, "run_id": path.resolve().name, **as_json(header)}
+            self.info = cast("RunInfo", entries)
             replace_file(path / RUN, encode(self.info, indent=1) + "\n")
         self._samples = os.open(path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._samples, sound)
@@ -138,10 +139,8 @@ class Store:
         """The training records."""
         return training_records(self.records)
 
-    def append(self, record: AnyRecord) -> AnyRecord:
+    def append(self, record: AnyRecord) -> None:
         """Write a record as one line and wait until it is on disk.
-
-        Return the record of its case in its launch.
 
         Raises:
             LaunchError: it could not be written; earlier records are intact.
@@ -158,7 +157,7 @@ class Store:
                 self._whole.clear()
                 raise
         self._run = None
-        return self.records.add(record)
+        self.records.add(record)
 
     def _line(self, record: AnyRecord, place: int) -> JsonObject:
         """Return the line of a record at a place of the file: whole, or of a further visit what
@@ -181,16 +180,13 @@ class Store:
             LaunchError: it could not be written; the old file is unharmed.
         """
         self._check_place()
-        run = self._run
-        self._set_info({**self.info, **as_json(fields)})
-        if run is not None and fields.keys() <= _CONCLUDED:
-            self._run = run.concluded(info=self.info)
+        self.info = cast("RunInfo", {**self.info, **as_json(fields)})
+        if fields.keys() - _CONCLUDED:
+            self._run = None
+        elif self._run is not None:
+            self._run.info = self.info
         with refusing(self.path / RUN, LaunchError):
             replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
-
-    def _set_info(self, info: JsonMapping) -> None:
-        self.info = cast("RunInfo", dict(info))
-        self._run = None
 
     def restore(self, info: RunInfo) -> None:
         """Put ``run.json`` back as it was when it held ``info``.
@@ -198,7 +194,7 @@ class Store:
         Raises:
             LaunchError: as `update`.
         """
-        self._set_info(info)
+        self.info, self._run = info, None
         self.update()
 
     def write_files(self, texts: Mapping[str, str]) -> None:
@@ -222,7 +218,7 @@ class Store:
         with refusing(self.path / RECOMMENDATION, LaunchError):
             replace_file(self.path / RECOMMENDATION, encode(content, indent=1) + "\n")
         self._recommendation = recommendation
-        self._run = self.run.concluded(recommendation=recommendation)
+        self.run.recommendation = recommendation
 
     def discard(self) -> None:
         """Remove a run that was refused before anything was measured, and directories made for it.

@@ -22,21 +22,18 @@ from commbench.stats.intervals import (
     signed_rank_interval,
     student_interval,
 )
-from commbench.stats.ratios import Effort, ratio_interval
+from commbench.stats.ratios import ratio_interval
 from commbench.stats.repetitions import is_bimodal, is_steady, modes_of, warmup_count
-from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
-from commbench.stats.trends import trend
+from commbench.stats.significance import family_hint
 
 __all__ = [
     "DEFAULT_LEVEL",
     "MARGIN",
     "Comparison",
-    "Effort",
     "Floats",
     "Interval",
     "Values",
     "Verdict",
-    "benjamini_hochberg",
     "compare_family",
     "family_hint",
     "fewest_launches",
@@ -49,10 +46,8 @@ __all__ = [
     "median_interval",
     "modes_of",
     "quantiles",
-    "rank_test",
     "ratio_interval",
     "signed_rank_interval",
     "student_interval",
-    "trend",
     "warmup_count",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from commbench.schema import Unlimited
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
@@ -18,7 +20,7 @@ class Budget:
     slice_s: float
     """Longest time for one case in one launch: warm-up, timed repetitions and their
     synchronisation, in seconds."""
-    longest_s: float = math.inf
+    longest_s: Unlimited = math.inf
     """Longest time of a case in one launch all the same, in seconds, unless one repetition is
     longer: in its place messages in flight, visits and repetitions become fewer."""
     visits: int = 1

@@ -30,11 +30,6 @@ class Interval:
     level: float
     """The confidence aimed at, such as 0.95."""
 
-    @property
-    def half_width(self) -> float:
-        """Half of the interval's width, in the unit of its bounds."""
-        return (self.high - self.low) / 2
-
     def including(self, estimate: float) -> "Interval":
         """Return the interval with its nearer end moved to ``estimate`` where that lies outside.
 

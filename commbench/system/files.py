@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 ROOT = Path("/")
@@ -12,15 +11,6 @@ def read_text(root: Path, name: str) -> str | None:
     """Return the stripped text of a file below root; None if it is absent, unreadable or empty."""
     try:
         return (root / name).read_text(errors="replace").strip() or None
-    except OSError:
-        return None
-
-
-def read_link(root: Path, name: str) -> str | None:
-    """Return the target of a symbolic link below root, or None."""
-    try:
-        # The target 'time:[402...]' is a label, not a path.
-        return os.readlink(root / name)  # noqa: PTH115
     except OSError:
         return None
 

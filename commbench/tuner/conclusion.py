@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from commbench import stats
 from commbench.analysis.env import compare_training_envs
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase, baseline_name, setting_name
 from commbench.ddp.plan.records import TrainingRecord
@@ -26,9 +27,10 @@ from commbench.results.recommendation import (
 )
 from commbench.results.trained import Speedup, median_known, speedup_of
 from commbench.results.training_summary import flags_of
-from commbench.stats import MARGIN
-from commbench.tuner.decision import Decision, Judged, LeftOut, decide, decision_of
-from commbench.tuner.effort import launch_advice, measured_steps
+from commbench.schema import JsonMapping
+from commbench.stats import DEFAULT_LEVEL, MARGIN, fewest_launches
+from commbench.stats.ratios import MOST_LAUNCHES, Scatter, further_launches, margin_errors_of
+from commbench.tuner.decision import Decision, Judged, LeftOut, decide, decision_of, steps_of
 from commbench.tuner.learning import cost_of
 from commbench.tuner.rules import level_of
 from commbench.tuner.snippet import env_snippet, keep_snippet, live_snippet, snippet_of
@@ -208,7 +210,7 @@ class _Conclusion:
         return env_snippet(own.env) + code
 
     def launch_advice(self, ratios: Sequence[float], level: float) -> str:
-        """Return what would decide, in words, see `commbench.tuner.effort.launch_advice`."""
+        """Return what would decide, in words, see the function `launch_advice`."""
         decision, info = self.decision, self.info
         is_open = decision.is_fresh and decision.verdict == "inconclusive" and decision.usable
         if not is_open or is_live(info):
@@ -277,7 +279,7 @@ class _Conclusion:
     def warnings(self, speedup: Speedup, level: float) -> list[Finding]:
         """Return the limits of the conclusion, each a clause."""
         numbers: dict[str, Value] = {"launches": speedup.launches, "blocks": speedup.blocks}
-        fewest = stats.fewest_launches(level)
+        fewest = fewest_launches(level)
         codes = []
         if speedup.blocks:
             codes.append("limit_launches")
@@ -296,6 +298,58 @@ class _Conclusion:
                 if not each.is_costly:
                     findings.append(_left_out("limit_left_out", each))
         return findings
+
+
+def measured_steps(records: Iterable[TrainingRecord]) -> int:
+    """Return the optimiser steps with DDP in all stages, from the blocks of the records."""
+    return sum(steps_of(record) for record in records if record.case.uses_ddp)
+
+
+def launch_advice(
+    ratios: Sequence[float], entries: Iterable[JsonMapping], *, level: float = DEFAULT_LEVEL
+) -> Finding | None:
+    """Return the launches that would decide whether a gain exceeds the margin of 2 %; None if
+    unknown.
+
+    For the estimate see `commbench.stats.ratios`.
+
+    Args:
+        ratios: the speedup in each new launch so far.
+        entries: ``launches`` of run.json, for the time of a new launch.
+        level: of the deciding interval.
+    """
+    if len(ratios) < 2 or min(ratios) <= 0:  # one launch has no spread
+        return None
+    logs = [math.log(ratio) for ratio in ratios]
+    spread, distance = statistics.stdev(logs), abs(statistics.median(logs) - math.log1p(MARGIN))
+    effort = further_launches(
+        Scatter(spread=spread, freedom=len(logs) - 1, launches=len(logs)),
+        distance,
+        margin=MARGIN,
+        margin_errors=margin_errors_of(level),
+        fewest=fewest_launches(level),
+    )
+    numbers: dict[str, Value] = {"margin": MARGIN}
+    if effort.forecast == "near":
+        return Finding(code="decide_near", numbers=numbers)
+    if effort.forecast == "noisy":
+        numbers |= {"spread": 100 * math.expm1(spread), "most": MOST_LAUNCHES}
+        return Finding(code="decide_noisy", numbers=numbers)
+    code, high = "decide_between", effort.high
+    if high is None:
+        code, high = "decide_at_least", effort.low
+    elif high == effort.low:
+        code = "decide_about"
+    numbers |= {"low": effort.low, "high": high, "launches": len(ratios) + high}
+    seconds = []
+    for entry in entries:
+        if entry.get("stage") == CONFIRM and entry.get("status") == "ok":
+            seconds.append(entry.get("seconds", 0.0))
+    details = []
+    if seconds:
+        time = {"seconds": high * statistics.median(seconds)}
+        details.append(Finding(code="decide_time", numbers=time))
+    return Finding(code=code, numbers=numbers, details=tuple(details))
 
 
 def _left_out(code: str, left_out: LeftOut) -> Finding:

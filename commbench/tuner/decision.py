@@ -16,7 +16,7 @@ from commbench.ddp.plan.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseli
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding
 from commbench.hooks.registry import HOOKS
-from commbench.results.info import RunInfo
+from commbench.results.info import RunInfo, is_live
 from commbench.results.recommendation import (
     EFFECTS,
     LearningEffect,
@@ -25,6 +25,7 @@ from commbench.results.recommendation import (
     effect_of,
 )
 from commbench.results.trained import (
+    FEWEST_LIVE_LAUNCHES,
     EqualLosses,
     Group,
     Speedup,
@@ -40,7 +41,6 @@ from commbench.results.trained import (
     trained,
 )
 from commbench.stats import Interval
-from commbench.tuner.effort import steps_of
 from commbench.tuner.learning import accuracy_warning, withheld
 from commbench.tuner.rules import judge, level_of, look_of_launches, look_of_rounds, winners
 
@@ -183,8 +183,8 @@ def decision_of(records: Iterable[TrainingRecord], phase: str, info: RunInfo) ->
     first batch of ``info["batches"]``, else the smallest.
 
     Left out are settings that failed, whose ranks disagree, whose steps were all skipped, or whose
-    loss is not finite while the baseline's is. So are settings that lose more accuracy than
-    ``info["max_accuracy_loss"]`` allows (`commbench.tuner.learning`).
+    loss or gradients are not finite while the baseline's are. So are settings that lose more
+    accuracy than ``info["max_accuracy_loss"]`` allows (`commbench.tuner.learning`).
 
     None if nothing was trained with DDP.
     """
@@ -234,7 +234,10 @@ def _judged(
     if pairs_blocks(candidate, base):
         look = look_of_rounds(len(timed.block_lengths) for timed in candidate.timed.values())
     elif is_fresh:
-        look = look_of_launches(len(common_launches(candidate, base)), info.get("first_look"))
+        first_look = info.get("first_look")
+        if is_live(info):  # whoever adds launches one by one looks after each
+            first_look = FEWEST_LIVE_LAUNCHES
+        look = look_of_launches(len(common_launches(candidate, base)), first_look)
     speedup = speedup_of(candidate, base, level=level_of(alternatives, look))
     ratio = math.nan
     if speedup is not None:
@@ -291,6 +294,8 @@ def _unfit(
         why = Finding("unfit_skipped")
     elif any(map(_diverged, paired)):
         why = Finding("unfit_diverged")
+    elif _has_lost_gradients(candidate, base):
+        why = Finding("unfit_gradients")
     elif allowed is not None:
         why = accuracy_warning(candidate, base, losses, allowed, is_decision=is_decision)
         is_costly = True
@@ -299,10 +304,35 @@ def _unfit(
     return LeftOut(case=candidate.case, why=why, is_costly=is_costly)
 
 
+def steps_of(record: TrainingRecord) -> int:
+    """Return the optimiser steps of all blocks, including untimed steps."""
+    if record.total_steps:
+        return record.total_steps
+    blocks = len(record.block_lengths)
+    if record.block_at:  # blocks of different lengths
+        return len(record.step_ms) + record.discarded * blocks
+    return record.block_steps * blocks or len(record.step_ms)
+
+
 def _diverged(pair: tuple[EqualLosses, EqualLosses]) -> bool:
     """Return whether a setting's loss is not finite while the baseline's is."""
     own, theirs = pair
     return math.isfinite(theirs.steps) and not math.isfinite(own.steps)
+
+
+def _has_lost_gradients(candidate: Trained, base: Trained) -> bool:
+    """Return whether a setting's exchanged gradients are not finite while the baseline's are.
+
+    Gradients that are scaled may overflow in a step that is skipped, so another precision is not
+    judged.
+    """
+    if candidate.case.precision != base.case.precision:
+        return False
+    for launch in common_launches(candidate, base):
+        error = candidate.timed[launch].grad_rel_error
+        if error is None and base.timed[launch].grad_rel_error is not None:
+            return True
+    return False
 
 
 def _stated(reason: str, without: str) -> Finding:

@@ -200,16 +200,17 @@ class TrainingPlan:
 
     def _confirm_blocks(self, records: Sequence[TrainingRecord]) -> int:
         """Return the blocks of a setting in a new launch: after a search fewer than the budget's
-        if steps are so slow that these would take longer than it says.
+        if steps are so slow that these would take more than twice as long as it says.
 
-        Two at least, with three times the timed steps of one, because a training's early steps are
-        not timed: divided into rounds, they let a disturbed step pass.
+        Two blocks have three times the timed steps of one, because the early steps of a training
+        are not timed.
         """
         most = self.budget.confirm_blocks
         for record in records:
             if self.schedule.searches and record.case == self.cases[0] and record.status == "ok":
-                block_s = record.block_steps * median(record.step_ms) / 1e3
-                return max(2, min(most, round(most * self.budget.block_s / block_s)))
+                timed_steps = record.block_steps - record.discarded
+                block_s = timed_steps * median(record.step_ms) / 1e3
+                return max(1, min(most, round(2 * most * self.budget.block_s / block_s)))
         return most
 
     def _withheld_hooks(self) -> tuple[str, ...]:
@@ -243,11 +244,9 @@ class TrainingPlan:
             seed=self.seed,
             block_s=budget.block_s,
             blocks=blocks,
-            divides_blocks=name == CONFIRM,
             steps=self.steps,
             threads=self.threads,
             file_hooks=find_file_hooks(self.sweep.hooks),
-            watches_drift=not searches,
             **terms,
         )
         return RunRequest(
@@ -267,7 +266,6 @@ class TrainingPlan:
             fewest_launches=fewest_launches,
             whole_limit_s=whole_limit_s,
             is_fixed_length=searches,
-            depends=searches and name == CONFIRM,
         )
 
 

@@ -94,13 +94,6 @@ def test_case_that_only_one_run_could_measure_is_broken() -> None:
     assert [str(lost)] == regressed(table)
 
 
-def test_only_ok_launches_count() -> None:
-    """Exclude a failed launch from the medians."""
-    a = make_run([make_record(launch=9, status="failed"), *make_launches(STEADY)])
-    (compared,) = compare(a, make_run(make_launches(STEADY), "b")).cases
-    assert (6, 6) == (compared.comparison.launches_a, compared.comparison.launches_b)
-
-
 def test_different_conditions_are_refused() -> None:
     """Name the differing conditions and why they matter; list them if forced."""
     hosts = [
@@ -139,12 +132,6 @@ def test_margin_is_honoured() -> None:
     for margin in (-0.1, 1.0):
         with pytest.raises(InputError, match="is no share from 0 to below 1"):
             compare(a, b, margin=margin)
-
-
-def test_runs_without_common_cases_are_compared_without_error() -> None:
-    """List the unmatched cases of runs that have no case in common."""
-    table = compare(make_run([make_record()]), make_run([make_record(make_case("barrier"))], "b"))
-    assert ((), 1, 1) == (table.cases, len(table.only_in_a), len(table.only_in_b))
 
 
 def timed_unlike(cases: int, **changes: Any) -> Run:

@@ -158,8 +158,8 @@ def fresh(*steps_ms: float) -> list[TrainingRecord]:
 
 
 def test_a_recommendation_is_of_the_faster_environment() -> None:
-    """Decide for the environment that confirmation launches show to be faster, and set its variable in the
-    snippet.
+    """Decide for the environment that confirmation launches show to be faster, and set its
+    variable in the snippet.
     """
     recommendation = decide(fresh(20.0, 20.0, 10.0), env=ENVS)
     assert "A=2" == recommendation.env

@@ -80,16 +80,6 @@ def test_too_few_have_no_outlier(launches: int, units: int) -> None:
     assert ([], math.inf) == (judgement.slow, judgement.detectable)
 
 
-def test_unit_that_lacks_a_launch_is_left_out() -> None:
-    """Exclude a unit that lacks a launch, and judge the others."""
-    values = equals(6, 6, seed=7)
-    values[:, 4] += math.log(2.0)
-    values[2, 0] = math.nan
-    judgement = judge(values, alpha=ALPHA)
-    assert [4] == judgement.slow
-    assert math.isnan(judgement.effects[0])
-
-
 @pytest.mark.parametrize(("units", "modes"), [(4, 0.0), (12, 0.3), (100, 0.3)])
 def test_equals_are_left_alone(units: int, modes: float) -> None:
     """Name a unit in at most 1 % of runs of equal units, with heavy tails and modes."""

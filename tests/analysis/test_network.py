@@ -36,24 +36,6 @@ def test_curves_have_separate_keys() -> None:
     assert 6 == len(curve.launches_us[0])
 
 
-def test_scaling_studies_make_a_curve_per_number_of_ranks() -> None:
-    """Fit a curve per number of participating ranks."""
-    records = [*sweep(make_case(world_size=2), group_size=2), *sweep(group_size=8, factor=3)]
-    assert [2, 8] == sorted(key.world_size for key in NetworkModel.fit(records).curves)
-
-
-def test_two_ends_of_a_study_are_not_mixed() -> None:
-    """Use point-to-point times between the ends of the whole run only."""
-    studied = sweep(make_case("latency", world_size=4), factor=9)
-    model = NetworkModel.fit(
-        [*studied, *sweep(make_case("latency")), *sweep(make_case("latency", world_size=2))]
-    )
-    ((key, curve),) = model.curves.items()
-    assert 2 == key.world_size
-    assert curve.times_us[0] == pytest.approx(20 + 1.024, rel=0.01)
-    assert {} == model.variants
-
-
 def test_cases_with_too_few_sizes_make_no_curve() -> None:
     """Fit no curve to two sizes, failures, barriers, matrices or pipelined operations."""
     records = [

@@ -58,15 +58,6 @@ def as_run(records: list[Record], info: RunInfo = INFO) -> Run:
     return Run(path=Path("study"), info=info, records=tuple(records))
 
 
-def test_numbers_of_ranks_are_put_together() -> None:
-    """Join a case on several numbers of ranks into one growth, although sizes are rounded."""
-    (growth,) = growths(as_run(study(lambda n: 10.0 * n)))
-    assert list(RANKS) == list(growth.rows)
-    assert [2, 4, 8, 16] == [row.group_size for row in growth.rows.values()]
-    assert ["0-1", "0-3", "0-7", "0-1"] == [row.group for row in growth.rows.values()]
-    assert growth.case.world_size is None
-
-
 def test_ratio_is_over_launches() -> None:
     """Return the ratio of times on the most and the fewest ranks, with an interval over
     launches.

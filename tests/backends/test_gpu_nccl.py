@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module", params=[1, 2])
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
     """Return the verification of every case on one and on two ranks."""
-    output = read_cases(run_ranks(request.param, "verify_all.py", "nccl", timeout=280))
-    return {"size": request.param, **output}
+    words = "verify_all.py", "nccl"
+    output = run_ranks(request.param, *words, timeout=280, python=sys.executable)
+    return {"size": request.param, **read_cases(output)}
 
 
 def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]) -> None:
@@ -38,7 +40,9 @@ def test_the_barrier_waits(verified: dict[str, Any]) -> None:
 @pytest.fixture(scope="module", params=[1, 2])
 def measured(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
     """Return the records of an all_reduce in every cadence with hot and rotated buffers."""
-    output: dict[str, Any] = run_ranks(request.param, "device_cases.py", timeout=280)
+    output: dict[str, Any] = run_ranks(
+        request.param, "device_cases.py", timeout=280, python=sys.executable
+    )
     return {"size": request.param, **output}
 
 

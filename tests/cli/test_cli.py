@@ -1,5 +1,6 @@
 """Tests of the command line: messages, exit codes, dry runs, light imports."""
 
+import io
 import os
 import shutil
 import signal
@@ -333,6 +334,23 @@ def test_what_the_system_cannot_take_is_refused(
 ) -> None:
     """Refuse a name that is too long for a file, and a quote without an end."""
     commbench.refuses(f"run -c all_reduce --dry-run -n 2 --oversubscribe {options}", words)
+
+
+def test_output_may_lack_letters(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print a name that the encoding of stdout lacks."""
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="ascii"))
+    line = "run --dry-run -c all_reduce --sizes 8 --backend mpi -n 2 --oversubscribe --env A=\u00f6"
+    assert 0 == commbench(line).code
+    assert b"under A=\\xf6\n" in output.getvalue()
+
+
+def test_a_full_disk_behind_stdout_is_a_sentence() -> None:
+    """End with one sentence and code 3 if stdout cannot be written."""
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "commbench", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (3, 1) == (done.returncode, done.stderr.count(b"\n"))
 
 
 def test_output_may_be_closed(commbench: Command) -> None:

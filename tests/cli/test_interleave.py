@@ -95,7 +95,6 @@ class Simulated:
         table = measure_until_decided(
             self.sides,
             seconds=seconds,
-            margin=0.02,
             report=self.lines.append,
             clock=lambda: self.seconds,
         )

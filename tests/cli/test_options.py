@@ -60,6 +60,8 @@ def test_sizes_as_other_tools_spell_them() -> None:
     }
     for options, expected in sizes.items():
         assert expected == foreign_sizes(*options)
+    with pytest.raises(InputError):
+        foreign_sizes("8", "64", 0, None)
 
 
 def test_messages_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from launching import NO_OFI, wait_until
 
-from commbench.cli.soak import MOST_LAUNCHES, length_of_launch_s
+from commbench.cli.measure import MOST_SOAK_LAUNCHES, length_of_launch_s
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from commbench.cli.soak import MOST_LAUNCHES, length_of_launch_s
 def test_a_launch_lasts_about_a_minute(soak_s: float, launch_s: float) -> None:
     """Shorten launches of a short soak; lengthen those of a long one, which bounds their number."""
     assert launch_s == length_of_launch_s(soak_s)
-    assert soak_s / launch_s <= MOST_LAUNCHES
+    assert soak_s / launch_s <= MOST_SOAK_LAUNCHES
 
 
 @pytest.mark.mpi

@@ -1,5 +1,6 @@
 """Tests of what a run shows at the terminal."""
 
+import errno
 import io
 from collections.abc import Callable
 
@@ -57,3 +58,18 @@ def test_a_failure_is_told_at_once() -> None:
     failed, empty, _ = lines_of(tell)
     assert "  failed: mpi all_reduce 1 KiB float32 sum: rank 1 raised" == failed
     assert empty.endswith("nothing was measured")
+
+
+class Full(io.StringIO):
+    """A stream to a full disk."""
+
+    def write(self, _: str) -> int:
+        """Raise the error."""
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_log_on_a_full_disk_ends_no_run() -> None:
+    """Ignore errors of the log, also at the end."""
+    display = Display(make_console(Full()))
+    launch(display, 0, has_cases=False)
+    display.close()

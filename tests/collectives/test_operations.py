@@ -10,9 +10,9 @@ MIB = 1024 * KIB
 OTHERS = (0.0, 0.5, 0.75, 0.875)
 TWICE = (0.0, 1.0, 1.5, 1.75)
 WHOLE = (1.0, 1.0, 1.0, 1.0)
-#: busbw over algbw on 1, 2, 4 and 8 ranks (nccl-tests, doc/PERFORMANCE.md and src/*.cu), and what OSU
-#: 7.4 prints for a message of 8 KiB on 4 ranks (c/mpi/collective/blocking, c/mpi/pt2pt): reductions
-#: and broadcasts the whole message.
+#: busbw over algbw on 1, 2, 4 and 8 ranks (nccl-tests, doc/PERFORMANCE.md and src/*.cu), and what
+#: OSU 7.4 prints for a message of 8 KiB on 4 ranks (c/mpi/collective/blocking, c/mpi/pt2pt):
+#: reductions and broadcasts the whole message.
 CONVENTIONS = {
     "all_reduce": (TWICE, 8192),
     "all_gather": (OTHERS, 2048),

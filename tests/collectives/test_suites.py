@@ -70,6 +70,7 @@ def test_a_person_s_own_file_is_a_suite(tmp_path: Path) -> None:
         "SUITE = 'all_reduce'",
         "SUITE = 3",
         "SUITE = 1 / 0",
+        "import sys; sys.exit(0)",
         "raise OSError('two\\nlines.')",
         "def",
         "from commbench import Sweep\nSUITE = Sweep(operations=['sum'])",

@@ -14,11 +14,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import typer.main
-from commands import Command
+from commands import COMMANDS, Command
 from kept import KEPT_RUNS
 
-from commbench import cli
 from commbench.results import load_run
 from commbench.results.tables import table_csv
 from commbench.tuner.conclusion import recommend
@@ -114,7 +112,7 @@ def assert_recorded(text: str, recorded: Path) -> None:
 def test_options_are_as_recorded() -> None:
     """Offer the same commands and options."""
     options = {}
-    commands: list[tuple[str, Any]] = [("", typer.main.get_command(cli.app))]
+    commands: list[tuple[str, Any]] = [("", COMMANDS)]
     for words, command in commands:
         for name, inner in getattr(command, "commands", {}).items():
             commands.append((f"{words} {name}".strip(), inner))

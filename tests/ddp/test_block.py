@@ -2,7 +2,7 @@
 refusals.
 """
 
-import functools
+import dataclasses
 import math
 from typing import Any
 
@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from commbench.ddp.devices import EARLY_STEPS, Device
 from commbench.ddp.inspect import inspect_workload
-from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase
+from commbench.ddp.plan.cases import COMPILE_MODES, CONFIRM, TrainingCase
 from commbench.ddp.plan.layout import case_bucket_bytes
 from commbench.ddp.plan.terms import short_blocks
 from commbench.ddp.workloads import load_workload
@@ -47,6 +47,7 @@ CASES = {
     "search": case("passthrough", unused_parameters=True),
     "batched copies": case("passthrough", batched_grad_copy=True),
     "partly used": case(workload="partly_used", unused_parameters=True),
+    "used in turns": case(workload="takes_turns", unused_parameters=True),
     "partly used topk": case("topk:0.1", workload="partly_used", unused_parameters=True),
     "static and accumulation": case("passthrough", accumulation=2, static_graph=True),
     "amp-bf16": case(precision="amp-bf16"),
@@ -97,16 +98,10 @@ def some_of(ranks: int) -> tuple[dict[str, TrainingCase], dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def forked_ranks(run_ranks: RunRanks, forked_python: str) -> RunRanks:
-    """Return ``run_ranks`` with ranks that are forks: they need not import torch."""
-    return functools.partial(run_ranks, python=forked_python)
-
-
-@pytest.fixture(scope="module")
-def trained(forked_ranks: RunRanks) -> Any:
+def trained(run_ranks: RunRanks) -> Any:
     """Return launches on two ranks."""
     return launches_of(
-        forked_ranks,
+        run_ranks,
         2,
         first=(CASES, {"steps": STEPS}),
         stand_in=(
@@ -119,24 +114,18 @@ def trained(forked_ranks: RunRanks) -> Any:
         ),
         one_step=({"plain": PLAIN, **HOOKS}, {"steps": 1}),
         divided=(
-            {name: CASES[name] for name in DIVIDED},
-            {"steps": STEPS, "blocks": 3, "divides_blocks": True},
+            {name: dataclasses.replace(CASES[name], phase=CONFIRM) for name in DIVIDED},
+            {"steps": STEPS, "blocks": 3},
         ),
         crowded=(
-            {name: CASES[name] for name in TWO_BLOCKS},
-            {
-                "steps": STEPS,
-                "blocks": 2,
-                "divides_blocks": True,
-                "free_bytes": 10_000,
-                "launch": 1,
-            },
+            {name: dataclasses.replace(CASES[name], phase=CONFIRM) for name in TWO_BLOCKS},
+            {"steps": STEPS, "blocks": 2, "free_bytes": 10_000, "launch": 1},
         ),
         cut=({"plain": PLAIN, **HOOKS}, {"steps": 1, "most_blocks": 3}),
         some=some_of(2),
         shuffled=(
             {name: CASES[name] for name in TWO_BLOCKS},
-            {"watches_drift": False, "launch": 4},
+            {"blocks": 2, "launch": 4},
         ),
     )
 
@@ -149,7 +138,7 @@ def first(trained: Any) -> Launch:
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
-def some_train(request: pytest.FixtureRequest, forked_ranks: RunRanks) -> tuple[int, Launch]:
+def some_train(request: pytest.FixtureRequest, run_ranks: RunRanks) -> tuple[int, Launch]:
     """Return a launch on which one, some or all ranks train.
 
     Three may exceed this machine's cores.
@@ -158,7 +147,7 @@ def some_train(request: pytest.FixtureRequest, forked_ranks: RunRanks) -> tuple[
     launches = (
         request.getfixturevalue("trained")
         if ranks == 2
-        else launches_of(forked_ranks, ranks, some=some_of(ranks))
+        else launches_of(run_ranks, ranks, some=some_of(ranks))
     )
     return ranks, launches["some"]
 
@@ -170,8 +159,8 @@ def dense_bytes(elements: int, ranks: int = 2) -> float:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
 def test_everything_is_trained(first: Launch, name: str) -> None:
-    """Time every step but the early ones; train the launch's baseline in three blocks. With DDP, end
-    with equal bits on both ranks and a lower loss.
+    """Time every step but the early ones; train the launch's baseline in three blocks. With DDP,
+    end with equal bits on both ranks and a lower loss.
     """
     record = first.records[name]
     assert ("ok", "") == (record["status"], record["reason"])
@@ -453,8 +442,8 @@ def test_time_runs_out_between_blocks(trained: Any) -> None:
 
 
 def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
-    """Choose one number of steps for all configurations from the baseline, which is timed before the
-    first block, whatever its configuration.
+    """Choose one number of steps for all configurations from the baseline, which is timed before
+    the first block, whatever its configuration.
     """
     shuffled = trained["shuffled"]
     assert "plain" != TWO_BLOCKS[shuffled.begun[0]]
@@ -465,7 +454,7 @@ def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
     blocks = {
         name: [len(of_rank) for of_rank in by_rank] for name, by_rank in shuffled.seen.items()
     }
-    assert {"plain": [2, 2], "passthrough": [1, 1], "local": [1, 1]} == blocks
+    assert {"plain": [3, 3], "passthrough": [2, 2], "local": [2, 2]} == blocks
 
 
 @pytest.fixture(scope="module")

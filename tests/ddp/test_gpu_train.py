@@ -4,6 +4,7 @@ command.
 
 import csv
 import dataclasses
+import functools
 import math
 import sys
 from pathlib import Path
@@ -43,8 +44,9 @@ def trained(run_ranks: RunRanks) -> Any:
     """Return a launch of all configurations, and a longer one of two."""
     two = {name: CASES[name] for name in ("plain", "topk:0.1")}
     return launches_of(
-        lambda *words: run_ranks(*words, timeout=500),
+        functools.partial(run_ranks, python=sys.executable),
         2,
+        timeout_s=500,
         first=(CASES, {"steps": STEPS, "backend": "nccl"}),
         long=(two, {"steps": 400, "backend": "nccl", "launch": 1}),
     )

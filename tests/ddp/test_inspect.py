@@ -109,6 +109,28 @@ class SparseTable(torch.nn.Module):
         return self.table(torch.arange(3)).sum() + inputs.sum()
 
 
+#: A loss of this model has gradients that training never sees.
+OTHER = torch.nn.Linear(4, 2)
+
+
+def holding_a_result() -> torch.nn.Module:
+    """Return a model that torch cannot copy, as it keeps a tensor with a history."""
+    model = torch.nn.Linear(4, 2)
+    model.doubled = model.weight * 2
+    return model
+
+
+class OnePass:
+    """Batches with one iterator, which is at its end after the first pass."""
+
+    def __init__(self) -> None:
+        self.iterator = iter([torch.randn(6, 4)] * 2)
+
+    def __iter__(self) -> Any:
+        """Return the same iterator each time."""
+        return self.iterator
+
+
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
@@ -116,6 +138,8 @@ class SparseTable(torch.nn.Module):
         ({"loss": lambda m, x: m(x)}, "a tensor of shape (6, 2)"),
         ({"loss": lambda m, x: m(x).mean().item()}, "returned a value of type float"),
         ({"loss": lambda m, x: m(x).mean().detach()}, "does not depend on the model"),
+        ({"loss": lambda _, x: OTHER(x).mean()}, "does not depend on the model"),
+        ({"model": holding_a_result()}, "Copying the model"),
         ({"loss": fail}, "RuntimeError: shapes do not fit, test_inspect.py line"),
         ({"loss": "mse"}, "loss is 'mse'"),
         ({"batch_size": 0}, "batch_size is 0"),
@@ -134,6 +158,7 @@ class SparseTable(torch.nn.Module):
             "optimizer returned a value of type int",
         ),
         ({"batches": iter([torch.randn(6, 4)])}, "only once"),
+        ({"batches": OnePass()}, "do not start over"),
         ({"model": "resnet"}, "of type str"),
     ],
 )

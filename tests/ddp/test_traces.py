@@ -158,7 +158,8 @@ def test_recorded_trace_is_read_back(tmp_path: Path, load_benchmark: Any) -> Non
     """Record parameters in the order of registration, ready in reverse order, and save them."""
     record_traces = load_benchmark("record_traces")
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
-    made = record_traces.record(model, lambda m, x: m(x).square().mean(), [torch.randn(5, 8)])
+    data = torch.randn(5, 8)
+    made = record_traces.record(model, lambda m, x: m(x).square().mean(), data, name="sequential")
     record_traces.save(made, tmp_path / "made.json")
     read = load_trace(str(tmp_path / "made.json"))
     shapes = {parameter.name: parameter.shape for parameter in read.parameters}
@@ -172,7 +173,7 @@ def test_replay_can_be_recorded_again(load_benchmark: Any) -> None:
     original = trace(shuffled_times(8, 16.0))
     model = replay(original)
     record = load_benchmark("record_traces").record
-    again = record(model, lambda m, x: m(x), [torch.zeros(2, 1)], steps=3)
+    again = record(model, lambda m, x: m(x), torch.zeros(2, 1), name="again", steps=3)
     assert original.ready_order == again.ready_order
 
 

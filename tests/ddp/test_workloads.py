@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from threads import run_threads
 
 from commbench.errors import InputError
 
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
 from commbench.ddp.models import default_optimizer, tensors_in
+from commbench.ddp.session import check_same_model
 from commbench.ddp.workloads import WORKLOADS, language, load_workload
 from commbench.ddp.workloads.sampling import sharded
 from commbench.ddp.workloads.vision import load_digits
@@ -212,6 +214,7 @@ def test_own_tuple_becomes_a_workload(tmp_path: Path, monkeypatch: pytest.Monkey
     workload = load(own(tmp_path, f"{code}{SOUND}"), rank=1)
     assert (5, None, "") == (workload.batch_size, workload.steps, workload.metric)
     assert 2.0 == float(first_batches(workload)[0][0, 0])
+    assert 5 == load(own(tmp_path, f"{code}{SOUND}"), batch_size=5).batch_size
 
 
 def test_own_example_loads_and_learns() -> None:
@@ -296,7 +299,7 @@ def test_misuse_is_one_sentence(tmp_path: Path, code: str) -> None:
         ("absent.py:workload", None, "no file"),
         ("mine.py", None, r"write .*mine\.py:workload"),
         ("mine.py:", None, r"write .*mine\.py:workload"),
-        ("mine.py:workload", 4, "takes no argument batch_size"),
+        ("mine.py:workload", 4, "makes batches of 5"),
         ("mine.py:needing", None, "batch_size with a default value"),
     ],
 )
@@ -315,3 +318,14 @@ def test_a_failed_import_is_not_kept(tmp_path: Path) -> None:
         load(own(tmp_path, "1 / 0"))
     assert 5 == load(own(tmp_path, SOUND)).batch_size
     assert all(name != "mine" for name in sys.modules)
+
+
+def test_ranks_that_make_other_models_are_refused() -> None:
+    """Name the first rank whose parameters differ from rank 0's."""
+    models = [torch.nn.Linear(3, 1), torch.nn.Linear(3, 1), torch.nn.Linear(3, 2)]
+    run_threads(2, lambda control: check_same_model(control, models[control.rank]))
+    with pytest.raises(InputError, match="rank 2"):
+        run_threads(3, lambda control: check_same_model(control, models[control.rank]))
+    models[1].requires_grad_(requires_grad=False)
+    with pytest.raises(InputError, match="rank 1"):
+        run_threads(2, lambda control: check_same_model(control, models[control.rank]))

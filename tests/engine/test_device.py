@@ -171,6 +171,21 @@ def test_what_the_host_takes_is_not_in_the_time(host_ns: float) -> None:
     assert ([OPERATION_NS] * 5, [False] * 5) == (lasting(then), then.late.tolist())
 
 
+def test_what_one_operation_takes_to_queue_is_not_taken_for_several() -> None:
+    """Warm up one by one before every visit, and lose the first repetitions of the first only."""
+    device = SimulatedDevice()
+
+    def work(control: ThreadControl) -> list[float]:
+        timer, calls = opened(control, device), [Call(run=device.operate)]
+        late = []
+        for _visit in range(3):
+            timer.run(calls, 2, 1)
+            late.append(float(timer.run(calls, 5, 8).late.mean()))
+        return late
+
+    assert [1.0, 0.0, 0.0] == run_threads(1, work)[0]
+
+
 def test_a_repetition_for_which_the_device_waited_is_late() -> None:
     """Mark exactly the repetition in which the host was interrupted as late."""
     device = SimulatedDevice(host_ns=lambda number: 300_000.0 if number == 7 else 5000.0)

@@ -176,16 +176,18 @@ def steadily() -> Callable[[], float]:
 
 def on_machines(monkeypatch: pytest.MonkeyPatch, *meters: EnergyMeter) -> list[EnergyMeter]:
     """Return the readings of ranks that are each on their own machine with the given meter."""
-    monkeypatch.setattr(
-        "commbench.engine.energy.clock_domain", lambda: f"{threading.get_ident()}/clock"
-    )
+    monkeypatch.setattr("commbench.engine.energy.machine_id", threading.get_ident)
     return run_threads(
         len(meters), lambda control: own_meter(control, lambda: meters[control.rank])
     )
 
 
-def test_one_rank_of_a_machine_reads() -> None:
-    """Read on the lowest rank of a machine; all ranks know what is counted."""
+def test_one_rank_of_a_machine_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read on the lowest rank of a machine, also of one that tells no boot id; all ranks know what
+    is counted.
+    """
+    monkeypatch.setattr("commbench.system.clock.boot_id", lambda _root: None)
+    monkeypatch.setattr("commbench.system.clock.os.getpid", threading.get_ident)
     meters = run_threads(3, lambda control: own_meter(control, lambda: meter_of("cpu")))
     assert [["cpu"], [], []] == [list(meter.counters) for meter in meters]
     assert [["cpu"]] * 3 == [list(meter.kinds) for meter in meters]

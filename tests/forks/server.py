@@ -83,6 +83,8 @@ class Program:
         os.environ.update(self.environment)
         os.sched_setaffinity(0, self.cores)
         sys.executable = self.executable
+        if "PYTHONPATH" in os.environ:
+            sys.path[1:1] = os.environ["PYTHONPATH"].split(os.pathsep)
         if self.arguments[0] == "-m":
             sys.path[0] = self.directory
             sys.argv = self.arguments[1:]
@@ -201,8 +203,12 @@ class Server:
         return None
 
     def _leave(self, descriptors: Sequence[int]) -> None:
-        """Adopt the client's standard streams in a fork, and close everything of the server."""
-        os.setsid()
+        """Adopt the client's standard streams in a fork, and close everything of the server.
+
+        The fork stays in the session of the server: where the kernel schedules sessions apart,
+        ranks in sessions of their own do not yield to each other.
+        """
+        os.setpgrp()
         for handle in self._clients:
             os.close(handle)
         for key in list(self._selector.get_map().values()):

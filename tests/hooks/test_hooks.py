@@ -105,7 +105,9 @@ def test_refused_options(name: str, options: str) -> None:
 def test_messages_hold_every_element_once(
     shapes: list[tuple[int, ...]], selection: catalogue.TopK
 ) -> None:
-    """Cover each element of a bucket exactly once by its parts, and lay these out one after another."""
+    """Cover each element of a bucket exactly once by its parts, and lay these out one after
+    another.
+    """
     message = selection.layout(shapes, selection.density)
     elements = sum(map(math.prod, shapes))
     dense = [i for part in message.dense for i in range(part.start, part.start + part.numel)]

@@ -14,6 +14,7 @@ from effort import cases
 from gloo_ranks import OF_MEMORIES, RANKS, found_by, rank_environment, run_gloo_ranks
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.programs  # fixtures ask for forks by name
 
 DENSE = ("passthrough", "fp16", "bf16")
 LOSSY = (
@@ -278,7 +279,9 @@ def test_broken_hooks_are_named(errors: Any) -> None:
 
 
 def test_refused_registrations(errors: Any) -> None:
-    """Refuse models and states that a hook cannot serve; pass double precision without compression."""
+    """Refuse models and states that a hook cannot serve; pass double precision without
+    compression.
+    """
     texts = errors["registering"]
     assert "" == texts.pop("double passthrough")
     assert 10 == len(texts)

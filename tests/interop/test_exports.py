@@ -11,8 +11,8 @@ import pytest
 from commands import Command
 from kept import load_kept
 
-from commbench.ddp.plan.records import DDP_COLUMNS
-from commbench.engine.records import COLUMNS
+from commbench.ddp.plan.records import TrainingRow
+from commbench.engine.records import COLUMNS, columns_of
 from commbench.interop.exports.parquet import tables_of, write_parquet
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -62,7 +62,10 @@ def test_tables_have_the_columns_of_the_csv_files() -> None:
     """Give each table the columns of its CSV file, with types."""
     tables = tables_of(load_kept(BENCH.name))
     assert ["collectives", "ddp", "buckets", "repetitions", "steps"] == list(tables)
-    assert (COLUMNS, DDP_COLUMNS) == (tuple(tables["collectives"]), tuple(tables["ddp"]))
+    assert (COLUMNS, columns_of(TrainingRow)) == (
+        tuple(tables["collectives"]),
+        tuple(tables["ddp"]),
+    )
     types = {str(dtype) for table in tables.values() for dtype in table.dtypes}
     assert {"string", "Int64", "Float64", "boolean"} == types
 

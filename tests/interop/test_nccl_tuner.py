@@ -89,8 +89,8 @@ def test_a_rule_is_for_all_that_the_plugin_cannot_tell_apart() -> None:
 
 
 def test_the_file_is_what_the_plugin_reads(tmp_path: Path) -> None:
-    """Write a rule where an algorithm was clearly faster, up to the middle between sizes, one a line
-    and nothing else; refuse a run without rules.
+    """Write a rule where an algorithm was clearly faster, up to the middle between sizes, one a
+    line and nothing else; refuse a run without rules.
     """
     for name, records in (("shown", measured(TIMES)), ("not", measured({KIB: "auto=20"}))):
         write_run(tmp_path / name, records, **make_info())

@@ -195,7 +195,9 @@ def test_mlflow_takes_a_run_once(mlflow: Any, store: Path, tmp_path: Path) -> No
 
 
 def read_wandb(path: Path) -> Iterator[Any]:
-    """Yield the records of a small offline run: a header of 7 bytes, then each behind its length."""
+    """Yield the records of a small offline run: a header of 7 bytes, then each behind its
+    length.
+    """
     internal = pytest.importorskip("wandb.proto.wandb_internal_pb2", reason="needs wandb")
     data = path.read_bytes()
     start = 7

@@ -217,6 +217,8 @@ def test_an_unknown_end_quotes_the_last_line() -> None:
         clue.numbers["last_line"],
     )
     assert "launcher_ended" == clue_of("").code
+    killed = exit_clues(["started"], [], -9)[0]
+    assert ("launcher_killed", 9) == (killed.code, killed.numbers["signal"])
 
 
 def test_a_silent_host_comes_before_partners_that_raise() -> None:
@@ -304,6 +306,7 @@ PORT = (
         ("bind: address already in use", "some_port_in_use", ""),
         (SHM, "shared_memory_full", ""),
         ("write: No space left on device", "disk_full", ""),
+        ("*** An error occurred in MPI_Init_thread", "mpi_init_failed", "OMPI_MCA_"),
         (
             "[W socket.cpp:764] [c10d] The IPv6 network addresses of (n7, 41975) cannot be retrieved",
             "host_unresolved_here",

@@ -84,6 +84,37 @@ def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
     assert ["hung"] + 6 * ["ok"] == sorted(status for _, _, status in measured(tmp_path))
 
 
+def test_a_conductor_inside_a_rank_hands_its_place_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Start ranks without the variables of the rank that the conductor is."""
+    for name in ("TORCHELASTIC_RUN_ID", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        monkeypatch.setenv(name, "0")
+    script = (
+        "from commbench.launch.identity import identify\nassert not identify(os.environ).launcher\n"
+    )
+    assert 0 == run(tmp_path, script + ALL)[0]
+
+
+def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+    """Measure nothing on more or fewer ranks than sizes were planned for."""
+    with pytest.raises(InputError, match=r"3 ranks .* started 2"):
+        run(tmp_path, ALL, make_request(CASES, ranks=3))
+    assert [] == measured(tmp_path)
+
+
+def test_a_launcher_that_stays_without_ranks_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read the launcher's message about a rank if all ranks are silent and it does not end."""
+    monkeypatch.setattr("commbench.launch.watchdog.SILENCE_S", 0.2)
+    monkeypatch.setattr("commbench.launch.supervisor.STACKS_S", 0.1)
+    says = "print('Process name: [prterun-n0-1@1,0] Exit code: 7', file=sys.stderr, flush=True)\n"
+    request = make_request(CASES, case_timeout_s=0.5)
+    info = run(tmp_path, says + HANG, request, fail_fast=True)[1]
+    assert "rank 0 left with exit status 7" in info["reason"]
+
+
 def test_a_launcher_that_cannot_start_is_partial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,14 +10,15 @@ from faking import FakeCommunicator
 from threads import ThreadControl, run_threads
 
 from commbench.backends.nccl_library import LOG
+from commbench.engine.control import gather_everywhere
 from commbench.errors import InputError
 from commbench.launch.facts import (
     Place,
     are_oversubscribed,
     changed_conditions,
     collect_session,
-    gather_places,
     header_fields,
+    own_place,
     refuse_other_conditions,
     session_of,
 )
@@ -48,7 +49,9 @@ def told(ranks: int, *arguments: Any) -> Any:
 
     def work(control: ThreadControl) -> Any:
         carriers = {arguments[0]: FakeCommunicator(control)}
-        return collect_session(control, gather_places(control), carriers, *arguments[1:])
+        return collect_session(
+            control, gather_everywhere(control, own_place(control.rank)), carriers, *arguments[1:]
+        )
 
     session, *nothing = run_threads(ranks, work)
     assert not any(nothing)

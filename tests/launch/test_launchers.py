@@ -138,7 +138,9 @@ def test_hydra_commands(options: dict[str, Any], words: str, absent: str) -> Non
     ],
 )
 def test_srun_commands(ranks: int, options: dict[str, Any], words: str) -> None:
-    """Start a launch as a job step that overlaps the job's others; MPI starts only with a plugin."""
+    """Start a launch as a job step that overlaps the job's others; MPI starts only with a
+    plugin.
+    """
     launcher = SrunLauncher(**{"environ": JOB, **options})
     check(launcher, ranks, words, "" if launcher.carries_mpi else "mpi4py")
     assert launcher.carries_mpi == ("mpi_type" in options)
@@ -242,6 +244,7 @@ def test_hosts_and_slots_are_read(text: str, expected: str) -> None:
     ("text", "error"),
     [
         ("# nobody\n", "names no host"),
+        ("a slots=0\nb:0\n", "names no host"),
         ("a slots=2\nb slots=two\n", "Line 2"),
         ("a slot=2\n", "Line 1"),
         ("a:b\n", "Line 1"),

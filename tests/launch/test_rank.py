@@ -30,16 +30,23 @@ from commbench.launch.events import (
     Heartbeat,
     SessionStarted,
     Stack,
+    split_line,
 )
 from commbench.launch.heartbeat import Heart, stack_in
-from commbench.launch.protocol import split_line
-from commbench.launch.rank import RankWork
+from commbench.launch.identity import Identity
+from commbench.launch.rank import RankProcess
 from commbench.results.plan import LaunchPlan
 from commbench.stats.budgets import BUDGETS
 
 CASES = Sweep(backends=["gloo"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
 ONE_VISIT = replace(BUDGETS["quick"], visits=1)
-PLAN = LaunchPlan(launch=3, budget=ONE_VISIT, cases=CASES)
+PLAN = LaunchPlan(launch=3, budget=ONE_VISIT, collectives=CASES)
+
+
+class ThreadRank(RankProcess):
+    """A rank that is a thread."""
+
+    work = failed = refuse = leave_off = lambda *_: None  # type: ignore[assignment]
 
 
 class Launched:
@@ -48,16 +55,18 @@ class Launched:
     def __init__(self, *plans: LaunchPlan, most_events: int = 1000) -> None:
         self.events: list[Any] = []
         self.opened: list[str] = []
-        self.hearts = [Heart(rank) for rank in range(2)]
-
-        def work(control: ThreadControl) -> None:
-            heart = self.hearts[control.rank]
-            rank = RankWork(control, heart, {}, lambda: len(self.events) > most_events)
-            for plan in plans:
-                rank.run(plan, self if control.rank == 0 else None)
-
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("commbench.launch.rank.open_backend", self.open)
+            patch.setattr("commbench.launch.rank.SignalFeed", lambda _: None)
+            self.ranks = [ThreadRank(Identity(role="rank", rank=rank)) for rank in range(2)]
+
+            def work(control: ThreadControl) -> None:
+                rank = self.ranks[control.rank]
+                rank.control = control
+                rank.leave_off = lambda: len(self.events) > most_events  # type: ignore[method-assign]
+                for plan in plans:
+                    rank.make_launch(plan, self if control.rank == 0 else None)
+
             run_threads(2, work)
 
     def open(self, name: str, control: ThreadControl) -> Any:
@@ -94,8 +103,8 @@ def test_a_rank_reports_everything_in_order() -> None:
     records = [event.record for event in launched.finished]
     assert 2 * CASES == [record.case for record in records]
     assert {(3, "ok")} == {(record.launch, record.status) for record in records}
-    assert [len(CASES) - 1] * 2 == [heart.case for heart in launched.hearts]
-    assert str(CASES[-1]) == launched.hearts[1].progress.case
+    assert [len(CASES) - 1] * 2 == [rank.case for rank in launched.ranks]
+    assert str(CASES[-1]) == launched.ranks[1].progress.case
     assert ["gloo", "gloo"] == launched.opened
 
 
@@ -114,7 +123,7 @@ def test_no_case_begins_after_the_deadline_or_the_last_that_is_wanted() -> None:
     """Stop on all ranks before a case that would exceed the deadline, or after the current one."""
     late = Launched(replace(PLAN, deadline_s=0.0))
     assert [SessionStarted, CasesEnded] == late.kinds
-    assert [-1, -1] == [heart.case for heart in late.hearts]
+    assert [-1, -1] == [rank.case for rank in late.ranks]
     left_off = Launched(PLAN, most_events=2)
     assert [SessionStarted, CaseStarted, CaseFinished, CasesEnded] == left_off.kinds
     assert [CasesEnded(is_complete=False)] * 2 == [late.events[-1], left_off.events[-1]]
@@ -137,7 +146,7 @@ def test_training_on_gpus_states_its_library(
     monkeypatch.setattr("commbench.ddp.devices.open_device", lambda *_: device)
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="nccl")
     terms = Terms(seed=7, block_s=0.1, steps=5)
-    launched = Launched(replace(PLAN, cases=[case], training=terms, deadline_s=deadline_s))
+    launched = Launched(replace(PLAN, trainings=[case], training=terms, deadline_s=deadline_s))
     assert ["gloo", "gloo"] == launched.opened
     facts = launched.events[0].facts
     assert {"gloo": "commbench fake", "torch-nccl": "torch NCCL 2.28.9"} == facts["libraries"]
@@ -149,7 +158,7 @@ def test_a_backend_that_cannot_be_opened_is_bad_input() -> None:
     """Raise the backend's sentence as bad input."""
     case = replace(CASES[0], backend="mpi")
     with pytest.raises(InputError, match="install it"):
-        Launched(replace(PLAN, cases=[case]))
+        Launched(replace(PLAN, collectives=[case]))
 
 
 def test_a_heartbeat_reports_progress() -> None:
@@ -197,7 +206,7 @@ sys.path.append({str(Path(__file__).parents[1])!r})
 from threads import ThreadControl, _Rendezvous
 from commbench.launch import rank
 from commbench.launch.identity import Identity
-from commbench.launch.protocol import say
+from commbench.launch.events import say
 rank.connect_control = lambda *_, **__: ThreadControl(0, 1, _Rendezvous(1))
 class Rank(rank.RankProcess):
     code = {{code}}
@@ -205,7 +214,7 @@ class Rank(rank.RankProcess):
     refuse = staticmethod(print)
     def report(self, event):
         {{report}}
-    def work(self, rank):
+    def work(self):
         self.enter(0, "a case")
 {{body}}
     leave_off = work
@@ -310,6 +319,37 @@ def test_a_child_of_a_rank_takes_no_signals_for_it() -> None:
     body += "os.read(ready, 1); os.kill(child, signal.SIGTERM)\n"
     body += "assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM\ntime.sleep(1)"
     assert (0, []) == listen(body)[:2]
+
+
+FORKING = """
+import os, threading, time
+from multiprocessing import get_context
+from commbench.launch.rank import PipedRank
+rank = object.__new__(PipedRank)
+rank._is_last_case = threading.Event()
+print(rank._read_plan(), end="", flush=True)
+time.sleep(0.5)
+child = get_context("fork").Process(target=print, args=("child",))
+child.start()
+child.join(20)
+print(child.exitcode, flush=True)
+child.kill()
+os._exit(0)
+"""
+
+
+@pytest.mark.programs
+def test_a_child_of_a_rank_that_waits_for_its_conductor_works() -> None:
+    """Run a forked process, as data loaders do, while a thread reads the conductor's lines."""
+    command = [sys.executable, "-c", FORKING]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("plan\n")
+        process.stdin.flush()
+        assert ["plan", "child", "0"] == process.stdout.read().split()
 
 
 def test_a_rank_that_nobody_ends_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

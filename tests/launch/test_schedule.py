@@ -14,6 +14,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.terms import Terms
 from commbench.findings import Finding
 from commbench.launch.clues import Ending
+from commbench.launch.events import Event, LaunchStarted, Notice
 from commbench.launch.schedule import (
     LEAST_SOAK_S,
     PAUSE_S,
@@ -43,6 +44,7 @@ class World:
         self.info: dict[str, Any] = {"launches": []}
         self.now = 100.0
         self.warned: list[str] = []
+        self.started: list[LaunchStarted] = []
         self.paused: list[float] = []
         self.signals = types.SimpleNamespace(number=0, pause=self.paused.append)
         self.made: list[tuple[int, int]] = []
@@ -53,7 +55,7 @@ class World:
         self.schedule = Schedule(
             functions,
             self,  # type: ignore[arg-type]
-            types.SimpleNamespace(on=lambda notice: self.warned.append(notice.text)),
+            self,
             self.signals,  # type: ignore[arg-type]
             self.make,
             clock=lambda: self.now,
@@ -69,6 +71,13 @@ class World:
                 self.records.add(TrainingRecord(case=case, launch=launch.plan.launch))
             else:
                 self.records.add(make_record(case, launch=launch.plan.launch))
+
+    def on(self, event: Event) -> None:
+        """Note a launch, or what the user should read."""
+        if isinstance(event, LaunchStarted):
+            self.started.append(event)
+        elif isinstance(event, Notice):
+            self.warned.append(event.text)
 
     def make(self, launch: Launch) -> Ending:
         """Make a launch."""
@@ -120,6 +129,7 @@ def test_every_launch_measures_every_case_until_all_is_done() -> None:
     world = World(REQUEST)
     assert Stop(kind="done") == world.run(whole)
     assert [(0, 4), (1, 4)] == world.made
+    assert [LaunchStarted(launch=number, launches=2) for number in range(2)] == world.started
     assert 8 == len({(record.case, record.launch) for record in world.records})
     again = World(REQUEST)
     again.records = world.records
@@ -213,7 +223,7 @@ def test_a_stage_that_is_cut_leaves_the_next_its_time(*, once: bool) -> None:
     world = World(dataclasses.replace(REQUEST, name="first"), second, once=once)
 
     def ranks(world: World, launch: Launch) -> Ending:
-        return (cut(1) if launch.stage == "first" else whole)(world, launch)
+        return (cut(1) if launch.request.name == "first" else whole)(world, launch)
 
     stop = world.run(ranks)
     assert "lacking" == stop.kind
@@ -225,7 +235,7 @@ def test_a_stage_that_is_cut_leaves_the_next_its_time(*, once: bool) -> None:
 
 def test_what_a_launch_took_sets_the_times_of_the_next_stage() -> None:
     """Carry the learned start-up into the next stage."""
-    world = World(REQUEST, dataclasses.replace(REQUEST, cases=[make_case()], name="next"))
+    world = World(REQUEST, make_request([make_case(operation="broadcast")], name="next"))
     startups = []
 
     def ranks(world: World, launch: Launch) -> Ending:
@@ -235,6 +245,7 @@ def test_what_a_launch_took_sets_the_times_of_the_next_stage() -> None:
 
     world.run(ranks)
     assert 7.0 == startups[-1]
+    assert "next" == world.started[-1].stage
 
 
 def test_the_last_cases_are_all_that_remains() -> None:
@@ -267,9 +278,10 @@ def staged(name: str, launches: int, **options: object) -> RunRequest:
     """Return a stage of training with a fixed number of launches."""
     cases = [dataclasses.replace(case, phase=name) for case in TRAINED]
     request = make_request(cases, launches=launches, name=name)
-    return dataclasses.replace(
-        request, training=TERMS, is_fixed_length=True, depends=name == CONFIRM, **options
-    )
+    terms = TERMS
+    if name == "search":
+        terms = dataclasses.replace(TERMS, search_s=1.0)
+    return dataclasses.replace(request, training=terms, is_fixed_length=True, **options)
 
 
 def test_a_stage_that_depends_on_launches_waits_for_another_invocation() -> None:

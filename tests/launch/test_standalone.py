@@ -16,7 +16,6 @@ from commbench.collectives.cases import Sweep
 from commbench.errors import InputError, LaunchError
 from commbench.launch.events import RankError
 from commbench.launch.identity import Identity
-from commbench.launch.rank import RankWork
 from commbench.launch.standalone import OwnRank
 from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
@@ -72,7 +71,8 @@ class Invocation:
     def work(self, control: ThreadControl) -> None:
         """Be one of the ranks."""
         rank = self.ranks[control.rank]
-        rank.work(RankWork(control, rank, rank.variables, rank.leave_off))
+        rank.control = control
+        rank.work()
 
     def run(self, at_case: Callable[[int], None] = lambda _: None) -> int:
         """Measure, calling ``at_case`` when rank 0 begins a case; return rank 0's exit code."""

@@ -47,8 +47,8 @@ def test_slices_stay_between_the_shortest_and_the_budgets() -> None:
     assert SHORTEST_SLICE_S == make_plan(10).slice_s(100, slices=10_000, launches=9)
     plan = make_plan(None)
     assert QUICK.slice_s == plan.slice_s(100, slices=10, launches=2)
-    assert math.inf == plan.deadline_s(100)
-    assert plan.fits(1e9, slices=10**6)
+    assert math.inf == plan.left_s(100) == plan.deadline_s(math.inf)
+    assert plan.fits(math.inf, slices=10**6)
 
 
 def test_what_launches_take_is_learned() -> None:
@@ -69,25 +69,24 @@ def test_a_launch_beyond_the_limit_does_not_fit(slice_s: float | None) -> None:
     """Compare the remaining time with a start and slices, minimal or of a fixed length."""
     plan = make_plan(100.0 + LEAVING_S)
     needed = STARTUP_S + 5 * ((slice_s or SHORTEST_SLICE_S) + OTHER_S)
-    assert plan.fits(200 - needed - 0.01, slices=5, slice_s=slice_s)
-    assert not plan.fits(200 - needed + 0.01, slices=5, slice_s=slice_s)
+    assert pytest.approx(100.0) == plan.left_s(100)
+    assert plan.fits(needed + 0.01, slices=5, slice_s=slice_s)
+    assert not plan.fits(needed - 0.01, slices=5, slice_s=slice_s)
     if slice_s:
         eta_s = plan.eta_s(100, slices=5, launches=0, slice_s=slice_s)
         assert pytest.approx(5 * (slice_s + OTHER_S)) == eta_s
 
 
 def test_the_whole_limit_may_be_used() -> None:
-    """Use the whole limit for the deadline on request."""
+    """Use the whole limit on request."""
     plan = make_plan(5.0 + LEAVING_S, whole_limit_s=21.0 + LEAVING_S)
-    assert [5.0 - STARTUP_S, 21.0 - STARTUP_S] == [
-        plan.deadline_s(100, whole=whole) for whole in (False, True)
-    ]
+    assert [5.0, 21.0] == [plan.left_s(100, whole=whole) for whole in (False, True)]
 
 
 def test_the_deadline_is_counted_from_when_ranks_have_come_together() -> None:
     """Exclude the start from the deadline, which is never negative; estimate an end within it."""
     plan = make_plan(10.0 + LEAVING_S)
-    assert (10.0 - STARTUP_S, 0.0) == (plan.deadline_s(100), plan.deadline_s(109))
+    assert (10.0 - STARTUP_S, 0.0) == (plan.deadline_s(10.0), plan.deadline_s(1.0))
     assert 5.0 == plan.eta_s(105, slices=10_000, launches=5)
 
 

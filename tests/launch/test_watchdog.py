@@ -178,6 +178,16 @@ def test_a_rank_without_any_heartbeat_has_failed(silent: list[int], rank: int | 
     assert (rank == 1) == ("rank 1 on host n0" in str(hang.reason))
 
 
+def test_ranks_that_are_all_silent_are_neither_alive_nor_behind() -> None:
+    """Blame none of them: how far they are is not known since they were heard last."""
+    play = Play(2)
+    play.counts[1] = (1, 0, 0)
+    play.go_on(1)
+    hang = play.go_on(30, silent=[0, 1])
+    assert hang is not None
+    assert (None, "no_rank_heard") == (hang.rank, hang.code)
+
+
 def test_no_rank_is_named_where_waiting_sleeps() -> None:
     """Name no idle rank if the library sleeps while waiting."""
     play = Play(2)

@@ -1,4 +1,6 @@
-"""Suites that nobody here wrote end alike with and without commbench: of accelerate and of torch."""
+"""Suites that nobody here wrote end alike with and without commbench: of accelerate and of
+torch.
+"""
 
 import sys
 from pathlib import Path

@@ -252,8 +252,8 @@ def test_a_complete_run_is_left_as_it_is(whole: Path) -> None:
 
 
 def test_only_launches_of_the_command_are_its_conclusion(whole: Path, tmp_path: Path) -> None:
-    """Report that nothing was tuned if all launches are of an earlier command, and on a host without
-    rank 0 where the results are.
+    """Report that nothing was tuned if all launches are of an earlier command, and on a host
+    without rank 0 where the results are.
     """
     out, witness = tmp_path / "mine", tmp_path / "witness"
     witness.touch()

@@ -8,8 +8,8 @@ from live_builders import make_facts, make_options
 
 torch = pytest.importorskip("torch")
 
-from commbench.live.settings import settings_of
 from commbench.live.switching import live_switches
+from commbench.live.tune import settings_of
 
 #: 106 elements with a gradient, 100 without.
 MODEL = torch.nn.Sequential(

@@ -16,9 +16,8 @@ import generate
 import pictures
 import pytest
 import terminal
-import typer
 from builders import read_info
-from commands import Command, parse
+from commands import COMMANDS, Command, parse
 from kept import KEPT_RUNS, sample_lines
 from launching import finished
 from matplotlib.image import imread
@@ -26,7 +25,6 @@ from reference import leaves
 from schemas import SCHEMAS, schema_text
 
 from commbench import errors
-from commbench.cli import app
 from commbench.cli.examples import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
@@ -35,14 +33,14 @@ PAGES = [
     *sorted(ROOT.glob("*/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-#: Terms of our own: write confirmation launches, sample, speed, same or changed gradients, effect on
-#: accuracy, extension, reference run, your script.
+#: Terms of our own: write confirmation launches, sample, speed, same or changed gradients, effect
+#: on accuracy, extension, reference run, your script.
 PRIVATE_TERMS = re.compile(
     r"fresh (?:launch|block)|\bvisits? (?!N)|states? of the machine|leaves? learning|alters? learning"
     r"|effect on learning|second look|kept run|a person\b"
 )
 #: Every command by the words that call it: ("run",), ("lab", "run").
-LEAVES = dict(leaves(typer.main.get_command(app)))
+LEAVES = dict(leaves(COMMANDS))
 #: What is written from the code, by the path of its file.
 GENERATED = {
     **{ROOT / "docs" / page: write for page, write in (generate.PAGES | generate.PARTS).items()},

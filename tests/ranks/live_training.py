@@ -1,6 +1,8 @@
 """Run on Gloo ranks: train tuned, watched or alone, and compare the final states."""
 
 import contextlib
+import dataclasses
+import functools
 import io
 import os
 import signal
@@ -25,10 +27,8 @@ from commbench.live.options import LiveOptions
 from commbench.live.switching import live_switches, own_hooks
 from commbench.results import load_run
 
-#: Optimiser steps of a training, and those after which tuning ends.
-STEPS, TUNED = 220, 200
-#: Steps of a training that is watched, and those that are watched.
-WATCHED_STEPS, WATCHED = 160, 80
+#: Optimiser steps of a training, those after which tuning ends, and those that are watched.
+STEPS, TUNED, WATCHED = 180, 160, 80
 WIDTH, BATCH = 96, 8
 
 
@@ -126,13 +126,19 @@ def train(model: DistributedDataParallel, way: Way, steps: int = STEPS) -> list[
     return [tensor.clone() for tensor in model.module.state_dict().values()]
 
 
+@functools.cache
+def train_alone(way: Way) -> list[torch.Tensor]:
+    """Return the end of a training without commbench."""
+    return train(make(way), way)
+
+
 def compare(name: str) -> dict[str, Any]:
     """Train with and without tuning.
 
     Return whether the final states are equal, and what was tried.
     """
     way = WAYS[name]
-    without = train(make(way), way)
+    without = train_alone(way)
     model, out = make(way), directory(name)
     tuning = commbench.autotune(model, out=out, steps=TUNED, workload=name)
     tuned = train(model, way)
@@ -149,12 +155,12 @@ def compare(name: str) -> dict[str, Any]:
 def watch(name: str) -> dict[str, Any]:
     """Train with and without being watched; return whether both end alike, and what was seen."""
     way = WAYS[name]
-    without = train(make(way), way, WATCHED_STEPS)
+    without = train_alone(dataclasses.replace(way, late_s=0.0))
     model, out = make(way), directory(f"watched-{name}")
     adopt(model, watching(out, name))
     messages = io.StringIO()
     with contextlib.redirect_stderr(messages):
-        watched = train(model, way, WATCHED_STEPS)
+        watched = train(model, way)
     hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
     is_left = (
         bool(model._forward_pre_hooks)

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch.distributed as dist
 from reporting import report_and_exit
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from stand_in import StandIn
 
 from commbench.backends.mpi_control import MpiControl

@@ -112,6 +112,34 @@ def partly_used(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
     return Workload(model=model, loss=squared, batches=made.batches, batch_size=batch_size, steps=6)
 
 
+class TakesTurns(nn.Module):
+    """The model, with a layer that every other forward pass uses."""
+
+    def __init__(self, used: nn.Module) -> None:
+        super().__init__()
+        self.used, self.more, self.passes = used, nn.Linear(OUTPUTS, OUTPUTS), 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs."""
+        self.passes += 1
+        outputs: Tensor = self.used(inputs)
+        if self.passes % 2 == 0:
+            outputs = outputs + 0.1 * self.more(outputs)
+        return outputs
+
+
+def takes_turns(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
+    """Return a workload whose model has a layer that every other pass uses."""
+    made = make(squared, seed, rank, batch_size)
+    return Workload(
+        model=TakesTurns(made.model),
+        loss=squared,
+        batches=made.batches,
+        batch_size=batch_size,
+        steps=6,
+    )
+
+
 def hook_of(model: nn.Module) -> str:
     """Return the hook name of a DDP model without our prefix, or an empty text."""
     hooks = getattr(model, "_comm_hooks", None)

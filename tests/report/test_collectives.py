@@ -50,6 +50,15 @@ def test_backends_stand_below_each_other(width: int) -> None:
     assert "\u2026" not in text
 
 
+def test_a_number_without_space_shows_that_it_is_cut() -> None:
+    """Print no beginning of a number on a terminal that is too narrow for all columns."""
+    cells = line_with(table(launches(make_case(backend="mpi")), 38), "mpi").split()
+    assert all(
+        cell.endswith("\u2026") for cell in cells if cell not in {"1", "mpi", "10.0", "0.102"}
+    )
+    assert "\u2026" in " ".join(cells)
+
+
 def test_patterns_have_titled_tables_in_the_order_of_the_csv() -> None:
     """Title each pattern: all ranks first, then by number."""
     patterns = ["split:16", "cross", "split:2", "node"]

@@ -34,7 +34,9 @@ def sweep(**changes: Any) -> list[TrainingRecord]:
 
 @pytest.mark.parametrize("charts_of", [bucket_charts, learning_charts, timeline_charts])
 def test_without_data_there_is_no_chart(charts_of: Any) -> None:
-    """Draw nothing for no setting, or for a single one without bytes, losses and times of passes."""
+    """Draw nothing for no setting, or for a single one without bytes, losses and times of
+    passes.
+    """
     bare = launches_of(20.0, sent_bytes=None, backward_ms=None, losses=[float("nan")])
     assert [] == list(charts_of([run_of(training=[]), run_of(training=bare)]))
 

@@ -1,6 +1,7 @@
 """Tests of the plan of a launch and of what a run still lacks."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -49,10 +50,11 @@ def test_a_plan_comes_back_as_it_went(terms: Terms | None) -> None:
     plan = LaunchPlan(
         launch=2,
         budget=BUDGETS["quick"],
-        cases=TRAINED if terms else CASES,
+        collectives=[] if terms else CASES,
+        trainings=TRAINED if terms else [],
         fixed={CASES[0].key: FixedSettings(warmups=3, batch=8)},
         training=terms,
-        deadline_s=7.5,
+        deadline_s=7.5 if terms else math.inf,
     )
     text = plan.to_json()
     assert plan == LaunchPlan.from_json(text)

@@ -42,8 +42,8 @@ WIDE = make_launches([9.0, 9.4, 9.8, 10.2, 10.6, 11.0])
 NARROW = make_launches([0.9, 0.94, 0.98, 1.02, 1.06, 1.1])
 BIMODAL = {"flags": ["bimodal"]}
 WRONG = "7 elements were wrong in 2 of 6 launches."
-#: nccl-tests' factors of the bus bandwidth of 4 MiB, and the size that OSU prints: a rank's block of
-#: an all-gather.
+#: nccl-tests' factors of the bus bandwidth of 4 MiB, and the size that OSU prints: a rank's block
+#: of an all-gather.
 BANDWIDTHS = (
     ("all_reduce", 2, 1.0, 4 * MIB),
     ("all_reduce", 4, 1.5, 4 * MIB),

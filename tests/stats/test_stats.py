@@ -14,7 +14,6 @@ from scipy.stats import mannwhitneyu, wilcoxon
 from commbench.stats import (
     Comparison,
     Interval,
-    benjamini_hochberg,
     compare_family,
     family_hint,
     fewest_launches,
@@ -26,12 +25,12 @@ from commbench.stats import (
     median,
     median_interval,
     quantiles,
-    rank_test,
     ratio_interval,
     signed_rank_interval,
     warmup_count,
 )
 from commbench.stats.ratios import ratio_intervals
+from commbench.stats.significance import benjamini_hochberg, rank_test
 
 Floats = NDArray[np.float64]
 
@@ -289,9 +288,17 @@ def test_ratio_intervals_cover(launches: int) -> None:
     hits = []
     for a, b in samples:
         narrow, wide = ratio_intervals(a, 1.5 * b, (0.95, 0.999), paired=False)
-        assert narrow.half_width <= wide.half_width
+        assert narrow.high - narrow.low <= wide.high - wide.low
         hits.append(covered(narrow, 1.5))
     assert np.mean(hits) >= 0.93 - slack(0.93, 400)
+
+
+@pytest.mark.parametrize("launches", [2, 3])
+def test_the_interval_of_few_pairs_covers(launches: int) -> None:
+    """Cover the true ratio of two or three pairs in at least 93 % of comparisons."""
+    samples = np.random.default_rng(launches).lognormal(0.0, 0.03, (400, 2, launches))
+    hits = [covered(ratio_interval(a, 1.5 * b)[1], 1.5) for a, b in samples]
+    assert np.mean(hits) >= 0.93
 
 
 def test_pairing_removes_shared_drift() -> None:
@@ -302,7 +309,7 @@ def test_pairing_removes_shared_drift() -> None:
     (alone,) = ratio_intervals(a, b, [0.95], paired=False)
     ratio, together = ratio_interval(a, b)
     assert pytest.approx(float(np.median(b) / np.median(a))) == ratio
-    assert 10 * together.half_width < alone.half_width
+    assert 10 * (together.high - together.low) < alone.high - alone.low
     assert covered(together, 1.05)
     assert compare_family([(a, b)], paired=True)[0].verdict == "slower"
     assert compare_family([(a, b)])[0].verdict == "inconclusive"

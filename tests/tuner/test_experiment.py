@@ -265,8 +265,8 @@ def test_the_last_look_ends_a_tuning() -> None:
 
 
 def test_the_best_of_each_effect_on_learning_is_confirmed() -> None:
-    """Confirm three settings if each stronger effect is faster, and only the fastest of each, at the
-    level of their number.
+    """Confirm three settings if each stronger effect is faster, and only the fastest of each, at
+    the level of their number.
     """
     hooked = [make_training_case(hook, cap="1") for hook in ("fp16", "bf16", "topk:0.01")]
     settings = make_settings(3, *hooked)

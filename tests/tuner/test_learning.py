@@ -58,8 +58,8 @@ SEEK, DECIDE = False, True
 def test_accuracy_is_judged(
     metric: str, is_decision: bool, base: Any, losses: Any, found: tuple[str, float] | None
 ) -> None:
-    """Exclude a higher loss or a lower metric beyond the limit: to confirm by the median over paired
-    launches, to recommend by a bound. Without a metric the loss counts as a share.
+    """Exclude a higher loss or a lower metric beyond the limit: to confirm by the median over
+    paired launches, to recommend by a bound. Without a metric the loss counts as a share.
     """
     one, baseline = trained(TOPK, base - losses, metric), trained(BASE, base, metric)
     equal = equal_losses([one, baseline])

@@ -96,6 +96,14 @@ def test_few_launches_are_judged_over_their_blocks(
     assert 1 == len(found.warnings)
 
 
+@pytest.mark.parametrize(("launches", "look"), [(4, 0), (5, 1), (8, 1), (9, 2)])
+def test_whoever_adds_launches_looks_again(launches: int, look: int) -> None:
+    """Widen the interval with each doubling of the launches, however few were planned."""
+    settings = ((OWN, 100.0), (FIVE, 80.0))
+    records = [fresh(case, ms, launch=n) for n in range(launches) for case, ms in settings]
+    assert level_of(1, look) == decide(records).level
+
+
 def test_alternatives_of_different_launches_are_each_compared_in_their_own() -> None:
     """Judge each alternative over the launches that measured it."""
     ten = with_cap("10")

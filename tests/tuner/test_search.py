@@ -9,8 +9,7 @@ from step_builders import FACTORS, STEP_MS, true_ms
 from training_builders import make_training_case
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.tuner.screening import FIRST_ROUNDS
-from commbench.tuner.search import Search
+from commbench.tuner.screening import FIRST_ROUNDS, Search
 
 BLOCK_STEPS = 5
 

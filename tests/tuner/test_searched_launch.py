@@ -8,8 +8,7 @@ import pytest
 from test_search import BLOCK_STEPS, make_cases, true_ms
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.tuner.screening import FIRST_ROUNDS
-from commbench.tuner.search import Search
+from commbench.tuner.screening import FIRST_ROUNDS, Search
 
 pytest.importorskip("torch")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from commbench.analysis.prediction.fits import log_half_width
@@ -27,10 +27,6 @@ from commbench.units import algbw_GBps, format_link_rate
 PREDICTED = "predicted"
 
 
-def _column(about: str, default: Any = None) -> Any:
-    return field(default=default, metadata={"about": about})
-
-
 @dataclass(frozen=True, kw_only=True)
 class CollectiveForecast:
     """One operation on one network. None is an empty cell."""
@@ -43,18 +39,20 @@ class CollectiveForecast:
     message_bytes: int = 0
     world_size: int = 0
     ranks_per_node: int = 1
-    rate: str = _column("of every host's link; empty: as measured", "")
+    rate: str = ""
+    """Of every host's link; empty: as measured."""
     time_us: float | None = None
-    time_us_low: float | None = _column("interval")
+    time_us_low: float | None = None
     time_us_high: float | None = None
-    level: float | None = _column("of the interval; empty: its error is of other runs")
+    level: float | None = None
+    """Of the interval; None: its error is of other runs."""
     busbw_GBps: float | None = None
-    held_out_error: float | None = _column("median absolute relative error of such predictions")
+    held_out_error: float | None = None
+    """Median absolute relative error of such predictions."""
     held_out_over: str = ""
     status: str = "ok"
-    reason: Finding | None = field(
-        default=None, metadata={"about": "one sentence where nothing is predicted"}
-    )
+    reason: Finding | None = None
+    """Why nothing is predicted."""
 
     @property
     def subject(self) -> str:
@@ -75,20 +73,25 @@ class StepForecast:
     backend: str = ""
     batch_per_rank: int = 0
     precision: str = ""
-    trained_on: str = _column("ranks and run", "")
+    trained_on: str = ""
+    """Ranks and run."""
     hook: str = ""
     world_size: int = 0
     ranks_per_node: int = 1
     rate: str = ""
-    bucket_cap_mb: str = _column("the best of those trained", "")
+    bucket_cap_mb: str = ""
+    """The best of those trained."""
     step_ms: float | None = None
-    step_ms_low: float | None = _column("interval; empty: of one launch, as measured")
+    step_ms_low: float | None = None
+    """None: of one launch, as measured."""
     step_ms_high: float | None = None
-    level: float | None = _column("as of a collective")
+    level: float | None = None
     exposed_comm_ms: float | None = None
-    local_step_ms: float | None = _column("the step without DDP, as measured")
-    scaling_efficiency: float | None = _column("local_step_ms over step_ms")
-    held_out_error: float | None = _column("median absolute relative error of such predictions")
+    local_step_ms: float | None = None
+    """The step without DDP, as measured."""
+    scaling_efficiency: float | None = None
+    """``local_step_ms`` over ``step_ms``."""
+    held_out_error: float | None = None
     held_out_over: str = ""
     status: str = "ok"
     reason: Finding | None = None

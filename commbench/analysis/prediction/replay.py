@@ -65,16 +65,13 @@ class TrainedWorkload:
                 steps_ms.append(statistics.median(record.step_ms))
         return statistics.median(steps_ms) if steps_ms else None
 
-    def replay(
-        self, network: ForecastNetwork, hook: str, place: Place, *, cap: str | None = None
-    ) -> Replay:
+    def replay(self, network: ForecastNetwork, hook: str, place: Place) -> Replay:
         """Return the shortest step of a hook's measured settings on another network.
 
         Args:
             network: from which collectives are predicted.
             hook: by name.
             place: the other network.
-            cap: only settings with this ``bucket_cap_mb``; None: all.
 
         Raises:
             InputError: the hook has no buckets or sends what is not known, or the network lacks a
@@ -82,7 +79,7 @@ class TrainedWorkload:
         """
         replays = []
         for case in self.settings:
-            if case.hook_name == hook and cap in {None, case.bucket_cap_mb}:
+            if case.hook_name == hook:
                 replays.append(self._replay(network, case, place))
         return min(replays, key=lambda replay: replay.step_ms)
 

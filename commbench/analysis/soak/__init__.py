@@ -17,8 +17,9 @@ from commbench.engine.visits import launch_value
 from commbench.findings import Finding
 from commbench.results import Run, once_per_run
 from commbench.results.info import RunInfo, host_by_rank
+from commbench.results.summary import run_columns
 from commbench.results.tables import rows_by
-from commbench.stats import MARGIN, Interval, trend
+from commbench.stats import MARGIN, Interval, Values
 from commbench.units import utc_text
 
 #: The fewest launches that show a trend.
@@ -84,7 +85,7 @@ def soak_results(run: Run) -> Soak | None:
     hosts = host_by_rank(info)
     timeline = [
         TimelineRow(
-            run_id=str(info.get("run_id", "")),
+            **run_columns(info),
             time=utc_text(point.at_s),
             elapsed_s=round(point.at_s - points[0][1].at_s, 3),
             launch=record.launch,
@@ -113,7 +114,7 @@ def _drifts(records: Sequence[Record], info: RunInfo) -> list[DriftRow]:
     rows = []
     for case, of_case in by_case.items():
         row = DriftRow(
-            run_id=str(info.get("run_id", "")),
+            **run_columns(info),
             case=str(case),
             launches=len(of_case),
             verdict="inconclusive",
@@ -131,6 +132,26 @@ def _drifts(records: Sequence[Record], info: RunInfo) -> list[DriftRow]:
             )
         rows.append(row)
     return rows
+
+
+def trend(times: Values, values: Values, *, alpha: float = 0.05) -> tuple[float, Interval]:
+    """Return the factor by which values change from the first time to the last, and its interval.
+
+    The slope of the logarithms is Theil and Sen's: the median over all pairs. Its interval is
+    Sen's, of Kendall's rank correlation, and assumes no distribution (Sen, Journal of the American
+    Statistical Association 63, 1968). At least 6 values are needed for 95 %.
+
+    Args:
+        times: in any unit; not all equal.
+        values: positive.
+        alpha: 1 - the confidence aimed at.
+    """
+    from scipy.stats import theilslopes  # slow to import, and most runs are no soaks
+
+    span = max(times) - min(times)
+    slope, _, low, high = theilslopes(np.log(values), np.asarray(times), alpha=1 - alpha)
+    factor, bound_low, bound_high = (float(np.exp(each * span)) for each in (slope, low, high))
+    return factor, Interval(low=bound_low, high=bound_high, level=1 - alpha)
 
 
 def _verdict(interval: Interval) -> str:

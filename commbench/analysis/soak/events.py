@@ -14,6 +14,7 @@ from commbench.collectives.patterns import rank_list, ranks_of
 from commbench.engine.records import Interruption, Point, Record
 from commbench.findings import Finding
 from commbench.results.info import Launch, RunInfo, host_by_rank
+from commbench.results.summary import run_columns
 from commbench.units import utc_text
 
 Points = Sequence[tuple[Record, Point]]
@@ -169,7 +170,7 @@ def _spike(parts: Sequence[_Part], info: RunInfo, soak_begun_s: float) -> EventR
     elif host and ranks == {rank for rank, name in hosts.items() if name == host}:
         scope = "host"
     return EventRow(
-        run_id=str(info.get("run_id", "")),
+        **run_columns(info),
         kind="spike",
         scope=scope,
         time=utc_text(begun_s),
@@ -210,7 +211,7 @@ def _failure(entry: Launch, points: Sequence[Point], info: RunInfo) -> EventRow:
     elif host:
         scope = "host"
     return EventRow(
-        run_id=str(info.get("run_id", "")),
+        **run_columns(info),
         kind=entry.get("status", ""),
         scope=scope,
         time=utc_text(last_s),

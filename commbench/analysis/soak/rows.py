@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commbench.engine.records import SCHEMA, column
+from commbench.engine.records import TableRow, column
 from commbench.findings import Finding
 
 #: Codes of events by kind, and of drifts by verdict.
-_KINDS = {"spike": "soak_spike", "failed": "soak_failed", "hung": "soak_hung"}
+KINDS = {"spike": "soak_spike", "failed": "soak_failed", "hung": "soak_hung"}
 DRIFTS = {"slower": "soak_drift_slower", "faster": "soak_drift_faster"}
 #: Code of the ranks that caused an event, by whether it is one rank and whether on one host.
 _WHO = {
@@ -20,11 +20,9 @@ _WHO = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimelineRow:
+class TimelineRow(TableRow):
     """One line of ``timeline.csv``: a visit of a soak."""
 
-    schema: int = SCHEMA
-    run_id: str = column("name of the run's directory", "")
     time: str = column("when the sample was taken, UTC", "")
     elapsed_s: float | None = column("seconds since the first sample of the soak")
     launch: int | None = column("number of the launch, from 0")
@@ -41,11 +39,9 @@ class TimelineRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventRow:
+class EventRow(TableRow):
     """One line of ``events.csv``: a spike or a failed launch of a soak."""
 
-    schema: int = SCHEMA
-    run_id: str = column("name of the run's directory", "")
     kind: str = column("spike, or how a launch ended: failed or hung", "")
     scope: str = column(
         "system: all ranks were late together; rank or host: the others waited for it", ""
@@ -75,7 +71,7 @@ class EventRow:
     def finding(self) -> Finding:
         """When it began, how long it lasted, who caused it, and the evidence."""
         return Finding(
-            _KINDS[self.kind],
+            KINDS[self.kind],
             str(self.who),
             {
                 "began": self.time,
@@ -88,11 +84,9 @@ class EventRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DriftRow:
+class DriftRow(TableRow):
     """One line of ``drift.csv``: the trend of a case over a soak."""
 
-    schema: int = SCHEMA
-    run_id: str = column("name of the run's directory", "")
     case: str = column("what was measured", "")
     launches: int | None = column("launches behind the row")
     change_percent: float | None = column(

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.flags import check_flags
-from commbench.engine.records import SCHEMA, Clocks, Status, column, columns_of, no_column
-from commbench.errors import InputError
+from commbench.engine.records import Clocks, Status, TableRow, column, no_column
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 
 
@@ -198,14 +197,9 @@ class TrainingRecord:
         Raises:
             InputError: a required field is missing or has another type.
         """
-        try:
-            record = read_as(cls, data)
-            record.case.checked()
-            check_flags(record.flags)
-        except InputError as error:
-            raise InputError(
-                f"A line of samples.jsonl is not a record of commbench ({error})."
-            ) from error
+        record = read_as(cls, data)
+        record.case.checked()
+        check_flags(record.flags)
         return record
 
 
@@ -217,16 +211,16 @@ _LATEST = ("bucket_bytes", "buckets", "comm_ms", "skew_wait_ms", "compress_ms", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRow:
-    """One line of ``ddp.csv``: a configuration summarised over launches. None is an empty cell."""
+class TrainingRow(TableRow):
+    """One line of ``ddp.csv``: a configuration summarised over launches."""
 
-    schema: int = SCHEMA
-    run_id: str = column("name of the run's directory", "")
+    like = "collectives.csv"
+
     workload: str = column("name of the workload", "")
     parameters: int | None = column("trainable elements of the model")
-    backend: str = column("as in collectives.csv", "")
+    backend: str = ""
     device: str = column("cpu, or the GPU's name", "")
-    world_size: int | None = column("as in collectives.csv")
+    world_size: int | None = None
     nodes: int | None = column("hosts of the launch")
     ranks_per_node: int | None = column("most ranks on one host")
     ranks_per_gpu: int | None = column("most ranks on one physical GPU")
@@ -251,7 +245,7 @@ class TrainingRow:
     compile: str = column("optimize_ddp of torch.compile; empty without torch.compile", "")
     accumulation: int | None = column("backward passes per optimiser step")
     batch_per_rank: int | None = column("samples per rank of one backward pass")
-    env: str = column("as in collectives.csv", "")
+    env: str = ""
     launches: int | None = column("launches behind the row")
     blocks: int | None = column("blocks of consecutive steps in a launch, median over launches")
     steps: int | None = column("timed steps, all launches together")
@@ -330,27 +324,27 @@ class TrainingRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BucketRow:
+class BucketRow(TableRow):
     """One line of ``buckets.csv``: a bucket of a configuration, medians over launches."""
 
-    schema: int = SCHEMA
-    run_id: str = column("name of the run's directory", "")
-    workload: str = column("as in ddp.csv", "")
-    world_size: int | None = column("as in ddp.csv")
-    batch_per_rank: int | None = column("as in ddp.csv")
-    precision: str = column("as in ddp.csv", "")
-    hook: str = column("as in ddp.csv", "")
-    density: float | None = column("as in ddp.csv")
-    hook_options: str = column("as in ddp.csv", "")
-    bucket_cap_mb: str = column("as in ddp.csv", "")
-    bucket_view: bool | None = column("as in ddp.csv")
-    static_graph: bool | None = column("as in ddp.csv")
-    unused_parameters: bool | None = column("as in ddp.csv")
-    broadcast_buffers: bool | None = column("as in ddp.csv")
-    batched_grad_copy: bool | None = column("as in ddp.csv")
-    compile: str = column("as in ddp.csv", "")
-    accumulation: int | None = column("as in ddp.csv")
-    env: str = column("as in ddp.csv", "")
+    like = "ddp.csv"
+
+    workload: str = ""
+    world_size: int | None = None
+    batch_per_rank: int | None = None
+    precision: str = ""
+    hook: str = ""
+    density: float | None = None
+    hook_options: str = ""
+    bucket_cap_mb: str = ""
+    bucket_view: bool | None = None
+    static_graph: bool | None = None
+    unused_parameters: bool | None = None
+    broadcast_buffers: bool | None = None
+    batched_grad_copy: bool | None = None
+    compile: str = ""
+    accumulation: int | None = None
+    env: str = ""
     bucket: int | None = column("number in the order of sending")
     size_bytes: int | None = column("bytes of its parameters")
     parameters: int | None = column("tensors in it")
@@ -366,6 +360,3 @@ class BucketRow:
         "time that a rank needs beyond comm_ms, waiting for slower ranks; mean over ranks"
     )
     compress_ms: float | None = column("compressing and decompressing, mean over ranks")
-
-
-DDP_COLUMNS = columns_of(TrainingRow)

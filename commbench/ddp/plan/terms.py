@@ -19,9 +19,8 @@ class Terms:
     block_s: float
     """Approximate duration of a block's timed steps on the baseline, in seconds."""
     blocks: int = 1
-    """Blocks of each configuration in a launch, interleaved with the others."""
-    divides_blocks: bool = False
-    """Whether the blocks are divided into short ones of one training, see `short_blocks`."""
+    """Blocks of each configuration in a launch, interleaved with the others; see
+    `short_blocks`."""
     steps: int | None = None
     """Steps of every block, early ones included; None: the workload's number, else derived from
     ``block_s``."""
@@ -30,11 +29,9 @@ class Terms:
     use."""
     file_hooks: tuple[str, ...] = ()
     """The user's own hooks as ``FILE.py:CALLABLE``, with absolute paths."""
-    watches_drift: bool = True
-    """Whether a launch of one block per configuration repeats the baseline, see `schedule`."""
     search_s: float | None = None
     """Seconds of a launch that searches: it trains the baseline and the alternatives that are
-    left in rounds, see `commbench.tuner.search`; None: it trains every configuration."""
+    left in rounds, see `commbench.tuner.screening`; None: it trains every configuration."""
     withheld: tuple[str, ...] = ()
     """In a search, hooks that may not be recommended: their bucket sizes come last."""
 
@@ -79,25 +76,17 @@ def search_blocks(steps: int, *, early: int, settling: int, rounds: int) -> list
     return [early + timed, settling + timed]
 
 
-def schedule(
-    cases: Sequence[TrainingCase],
-    seed: int,
-    launch: int,
-    blocks: int,
-    *,
-    watches_drift: bool = True,
-) -> list[int]:
+def schedule(cases: Sequence[TrainingCase], seed: int, launch: int, blocks: int) -> list[int]:
     """Return the blocks of a launch as indices into ``cases``: ``blocks`` shuffled rounds, each
     case once a round.
 
-    If there is only one round and drift is watched, the baseline (the first case with hook none and
-    default buckets) runs at the beginning, in the middle and at the end, to show whether the
-    machine drifts.
+    If there is only one round, the baseline (the first case with hook none and default buckets)
+    runs at the beginning, in the middle and at the end, to show whether the machine drifts.
     """
     generator = random.Random(f"{seed}:{launch}")
     rounds = [generator.sample(range(len(cases)), len(cases)) for _ in range(blocks)]
     baselines = [i for i, case in enumerate(cases) if case.is_default]
-    if blocks > 1 or not baselines or len(cases) == 1 or not watches_drift:
+    if blocks > 1 or not baselines or len(cases) == 1:
         return [index for order in rounds for index in order]
     others = [index for index in rounds[0] if index != baselines[0]]
     middle = len(others) // 2

@@ -22,7 +22,8 @@ def workload(spec: str, requested: dict[str, int | None]) -> Workload:
     that it accepts.
 
     Raises:
-        InputError: the file or the function is missing or fails, or it returns no valid workload.
+        InputError: the file or the function is missing or fails, or it returns no valid workload,
+            or one of another batch size.
     """
     function = load_callable(spec, "workload")
     arguments = _arguments(spec, function, requested)
@@ -32,8 +33,13 @@ def workload(spec: str, requested: dict[str, int | None]) -> Workload:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(f"{spec} failed ({failure(error)}): correct it.") from error
-    workload_made = _as_workload(spec, returned, requested["batch_size"])
+    workload_made = _as_workload(spec, returned, arguments.get("batch_size"))
     check_workload(workload_made)
+    if requested["batch_size"] not in {None, workload_made.batch_size}:
+        raise InputError(
+            f"A batch of {requested['batch_size']} was asked for and {spec} makes batches of"
+            f" {workload_made.batch_size}: let it take batch_size, and make as many."
+        )
     return workload_made
 
 
@@ -60,14 +66,9 @@ def _arguments(
 ) -> dict[str, int]:
     """Return the arguments for a user's function.
 
-    Raise InputError if it needs others, or lacks ``batch_size``.
+    Raise InputError if it needs others.
     """
     arguments = accepted_arguments(function, requested)
-    if requested["batch_size"] is not None and "batch_size" not in arguments:
-        raise InputError(
-            f"A batch of {requested['batch_size']} was asked for and {spec} takes no argument"
-            " batch_size: add it, or leave the batch to the workload."
-        )
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:

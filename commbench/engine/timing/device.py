@@ -55,8 +55,9 @@ class EventTimer:
     exchange that synchronises the devices, and the operation between two events. The spin outlasts
     the queueing, so the time excludes the host. This is checked: the first event must not have
     occurred when the second has been queued. A repetition that fails the check counts as a late
-    start. The spin's length is the slowest rank's queueing time in the previous run (a warm-up at
-    first) plus the slack of ``sync``, which grows if too many starts are late.
+    start. The spin's length is the slowest rank's queueing time in the previous run of as many
+    operations (a warm-up at first) plus the slack of ``sync``, which grows if too many starts are
+    late.
 
     Without synchronisation, repetitions are queued back to back and awaited at the end. Each lasts
     from the end of the previous one, so their sum includes any time in which the stream waits for
@@ -72,8 +73,9 @@ class EventTimer:
         self._counters = progress.counters
         self._events: list[Any] = []
         self._cycles_per_ns = 0.0
-        self._queueing_ns = 0
-        """Median time of the slowest rank's host to queue a repetition in the previous run."""
+        self._queueing_ns: dict[int, int] = {}
+        """By the operations of a repetition, the median time of the slowest rank's host to queue
+        one in the previous run."""
 
     def prepare(self) -> None:
         """See `Timer.prepare`."""
@@ -97,10 +99,12 @@ class EventTimer:
         steps = order_of(calls, repetitions, batch).steps(repetitions)
         if self.sync.method == "none":
             return self._follow(steps)
-        return self._isolate(steps, blocking=any(call.blocking for call in calls))
+        return self._isolate(steps, batch, blocking=any(call.blocking for call in calls))
 
-    def _isolate(self, steps: Sequence[Callable[[], object]], *, blocking: bool) -> Repetitions:
-        """Time repetitions that begin when all devices have met.
+    def _isolate(
+        self, steps: Sequence[Callable[[], object]], batch: int, *, blocking: bool
+    ) -> Repetitions:
+        """Time repetitions of ``batch`` operations that begin when all devices have met.
 
         ``blocking`` calls include the host's time.
         """
@@ -111,7 +115,8 @@ class EventTimer:
         queueing = np.zeros(len(steps), dtype=np.int64)
         cycles = 0
         if not blocking:
-            cycles = math.ceil(self._cycles_per_ns * (self._queueing_ns + self.sync.slack_ns))
+            lead_ns = self._queueing_ns.get(batch, 0) + self.sync.slack_ns
+            cycles = math.ceil(self._cycles_per_ns * lead_ns)
         with quiet_interpreter():
             for number, ((begun, ended), run_once) in enumerate(zip(pairs, steps, strict=True)):
                 align()
@@ -132,7 +137,7 @@ class EventTimer:
         queueing_ns = 0
         if not blocking:
             queueing_ns = round(float(np.median(queueing)))
-        self._queueing_ns = self.sync.largest(queueing_ns)
+        self._queueing_ns[batch] = self.sync.largest(queueing_ns)
         start = _rounded([device.elapsed_ns(events[0], begun) for begun, _ in pairs])
         lasting = _rounded([device.elapsed_ns(*pair) for pair in pairs])
         return Repetitions(start_ns=start, end_ns=start + lasting, late=late, comparable=False)

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from commbench.analysis.expectations import Answer, Outcome
 from commbench.analysis.soak import Soak, soak_results
+from commbench.analysis.soak.rows import KINDS
 from commbench.analysis.stragglers import straggler_findings
 from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import TrainingRow
@@ -36,8 +37,6 @@ WINNER_LABELS = ("workload", "ranks")
 EVENT_LABELS = ("kind", "scope", "ranks", "host")
 #: The ends of an interval, by whether there is one.
 _ENDS = {True: ("low", "high"), False: ()}
-#: Kinds of events, see `commbench.analysis.soak.rows.EventRow`.
-EVENT_KINDS = ("spike", "failed", "hung")
 
 
 @dataclass(frozen=True)
@@ -310,7 +309,7 @@ def _of_soak(soak: Soak) -> list[Sample]:
     """Return the number of events of each kind, 0 too, and the longest with each set of labels."""
     samples = [sample("commbench_soak_seconds", soak.seconds)]
     counts = Counter(event.kind for event in soak.events)
-    for kind in EVENT_KINDS:
+    for kind in KINDS:
         samples.append(sample("commbench_soak_events", counts[kind], kind=kind))
     events = []
     for event in soak.events:

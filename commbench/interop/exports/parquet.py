@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import BucketRow, TrainingRow
-from commbench.engine.records import OverlapRow, Row
+from commbench.engine.records import OverlapRow, Row, about
 from commbench.errors import InputError
 from commbench.interop.exports.common import import_optional
 from commbench.results import Run
@@ -23,15 +22,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FOLDER = "parquet"
-#: The class of each table's rows, whose fields document the columns.
+#: The class of the rows of each table but those of samples, whose fields document the columns.
 ROW_CLASSES: dict[str, type[Any]] = {
     "collectives": Row,
     "overlap": OverlapRow,
     "pairs": PairRow,
     "ddp": TrainingRow,
     "buckets": BucketRow,
-    "repetitions": Case,
-    "steps": TrainingCase,
 }
 
 
@@ -57,12 +54,12 @@ def write_parquet(run: Run, out: Path | None = None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for name, frame in tables_of(run).items():
             table = arrow.Table.from_pandas(frame, preserve_index=False)
-            columns = dataclasses.fields(ROW_CLASSES[name])
-            abouts = {column.name: column.metadata.get("about", "") for column in columns}
             fields = []
             for field in table.schema:
-                about = abouts.get(field.name, "")
-                fields.append(field.with_metadata({"about": about}))
+                meaning = ""
+                if name in ROW_CLASSES:
+                    meaning = about(ROW_CLASSES[name], field.name)
+                fields.append(field.with_metadata({"about": meaning}))
             schema = arrow.schema(fields, {**table.schema.metadata, "commbench": info})
             temporary = folder / f".{name}.tmp"
             parquet.write_table(table.cast(schema), temporary)

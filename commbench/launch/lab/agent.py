@@ -106,27 +106,27 @@ def _follow(connection: socket.socket, pid: int) -> None:
 
 
 def _end_descendants() -> None:
-    """Kill all descendants of the command, also in other sessions and on other hosts."""
+    """Kill all descendants of the command, also in other sessions and on other hosts.
+
+    The kernel makes the children of a process that has ended children of this one.
+    """
     with contextlib.suppress(ChildProcessError):  # no child is left
         while True:
-            for pid in _descendants():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for pid in _children():
+                os.kill(pid, signal.SIGKILL)
             os.wait()
 
 
-def _descendants() -> list[int]:
-    """Return the ids of all processes below this one."""
-    children: dict[int, list[int]] = {}
+def _children() -> list[int]:
+    """Return the ids of the children of this process."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it has just ended
                 parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1]
-                children.setdefault(int(parent), []).append(int(entry.name))
-    pids = [os.getpid()]
-    for pid in pids:  # the list grows inside the loop
-        pids += children.get(pid, [])
-    return pids[1:]
+                if int(parent) == os.getpid():
+                    pids.append(int(entry.name))
+    return pids
 
 
 def main(arguments: Sequence[str]) -> NoReturn:

@@ -153,10 +153,6 @@ def read_hostfile(path: Path, environ: Mapping[str, str] | None = None) -> Hostf
             ) from None
         lines.setdefault(name, []).append(slots)
         content.is_plain = content.is_plain and is_plain
-    if not lines:
-        raise InputError(
-            f"The hostfile {path} names no host; write one a line, e.g. `node1 slots=4`."
-        )
     is_pbs = environ is not None and str(path) == environ.get("PBS_NODEFILE")
     for name, stated in lines.items():
         unstated = 1
@@ -164,6 +160,11 @@ def read_hostfile(path: Path, environ: Mapping[str, str] | None = None) -> Hostf
             unstated = local_cpus()
         for each in stated:
             content.slots[name] += unstated if each is None else each
+    if not content.slots.total():
+        raise InputError(
+            f"The hostfile {path} names no host with a slot; write one a line, e.g. `node1"
+            " slots=4`."
+        )
     return content
 
 

@@ -16,15 +16,13 @@ from commbench.launch.events import (
     CaseFinished,
     CasesEnded,
     CaseStarted,
+    EventWriter,
     Heartbeat,
     Notice,
     RankError,
     RankEvent,
     SessionStarted,
     Stack,
-)
-from commbench.launch.protocol import (
-    EventWriter,
     claim_stdout,
     format_short,
     say,

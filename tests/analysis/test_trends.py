@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from commbench.stats import trend
+from commbench.analysis.soak import trend
 
 SIMULATIONS = 400
 

@@ -7,7 +7,8 @@ import pytest
 from training_builders import make_training_case, make_training_record
 
 from commbench import stats
-from commbench.tuner.effort import launch_advice, measured_steps, steps_of
+from commbench.tuner.conclusion import launch_advice, measured_steps
+from commbench.tuner.decision import steps_of
 
 ENTRIES = [
     {"stage": "confirm", "status": "ok", "seconds": 10.0},
