@@ -187,8 +187,8 @@ def _has_gradient_hooks(model: nn.Module) -> bool:
     Live tuning has one on each parameter that DDP has registered.
     """
     for parameter in model.parameters():
-        # Neither has a public name.
-        if parameter._backward_hooks or len(parameter._post_accumulate_grad_hooks or ()) > 1:  # noqa: SLF001
+        on_sums = parameter._post_accumulate_grad_hooks or ()  # noqa: SLF001 - no public name
+        if parameter._backward_hooks or len(on_sums) > 1:  # noqa: SLF001 - as above
             return True
     return False
 
