@@ -58,8 +58,8 @@ OWN_GROUPS = (
 )
 #: Why a compiled DDP object is left alone.
 COMPILED = "torch.compile was applied to the DDP object, and its graph follows the buckets"
-#: Why a setting cannot be used.
-MOVED = "the script has taken parameters out of the model, whose gradients DDP still averages"
+#: Why another DDP object would average fewer gradients.
+MOVED = "parameters whose gradients DDP averages are no longer in the model"
 #: Attributes of a DDP object that another reducer would not heed, and what they mean.
 _UNTUNABLE = {
     "mixed_precision": "DDP's own mixed precision is in use",
@@ -135,6 +135,8 @@ def why_held(
         registered: the parameters that DDP has registered.
         is_kept: whether the script keeps the gradients of a step until the next one.
     """
+    if not set(registered) <= set(ddp_model.module.parameters()):
+        return MOVED
     if not ddp_model.gradient_as_bucket_view:
         return ""
     free = nn.Parameter(torch.zeros(1))

@@ -166,7 +166,10 @@ def settings_of(facts: Facts, model: nn.Module, options: LiveOptions) -> list[Tr
     settings = [original]
     for cap in _caps(original, options, workload, CAPS):
         settings.append(dataclasses.replace(original, bucket_cap_mb=cap))
-    for switch in live_switches():
+    switches = live_switches()
+    if _has_gradient_hooks(model):
+        switches = []  # they may change gradients that DDP copies late if it copies in batches
+    for switch in switches:
         turned: dict[str, Any] = {switch.name: not getattr(original, switch.name)}
         settings.append(dataclasses.replace(original, **turned))
     elements = sum(parameter.numel for parameter in parameters)
@@ -176,6 +179,18 @@ def settings_of(facts: Facts, model: nn.Module, options: LiveOptions) -> list[Tr
             for cap in _caps(original, options, workload, CAPS_WITH_HOOK):
                 settings.append(dataclasses.replace(hooked, bucket_cap_mb=cap))
     return list(dict.fromkeys(settings))
+
+
+def _has_gradient_hooks(model: nn.Module) -> bool:
+    """Return whether the script has registered hooks on the gradients of parameters.
+
+    Live tuning has one on each parameter that DDP has registered.
+    """
+    for parameter in model.parameters():
+        on_sums = parameter._post_accumulate_grad_hooks or ()  # noqa: SLF001 - no public name
+        if parameter._backward_hooks or len(on_sums) > 1:  # noqa: SLF001 - as above
+            return True
+    return False
 
 
 def _fits(case: TrainingCase, elements: int) -> bool:

@@ -1,5 +1,6 @@
 """Tests of the settings that a live tuning tries."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from live_builders import make_facts, make_options
 
 torch = pytest.importorskip("torch")
 
+from commbench.live.switching import live_switches
 from commbench.live.tune import settings_of
 
 #: 106 elements with a gradient, 100 without.
@@ -33,3 +35,16 @@ def test_a_chunk_larger_than_the_model_is_not_tried(
     reason = f"Hook topk was given chunk {chunk}, the model has 106 elements: give a smaller chunk."
     expected = f"commbench: {hook} is not tried: {reason}"
     assert ([] if is_tried else [expected]) == capsys.readouterr().err.splitlines()
+
+
+def test_no_copies_in_batches_where_a_script_has_hooks_on_gradients(tmp_path: Path) -> None:
+    """Try batched copies with the one hook of live tuning, and not with a second one."""
+    if not live_switches():
+        pytest.skip("needs torch 2.13")
+    model = copy.deepcopy(MODEL)
+    tried = []
+    for _ in range(2):
+        model[0].weight.register_post_accumulate_grad_hook(print)
+        settings = settings_of(make_facts(), model, make_options(tmp_path))
+        tried.append(any(case.batched_grad_copy for case in settings))
+    assert [True, False] == tried

@@ -59,7 +59,7 @@ OTHERS = (
 BY_TORCHRUN = {"halves", "restarted", "leaving"}
 #: Kinds whose steps cannot be tuned: too few, compiled with the buckets, without DDP's exchange,
 #: with a hook whose result follows the buckets, or with a script that holds parts of buckets.
-UNTUNED = ("few", "compiled_whole", "by_own_exchange", "dropping", "held")
+UNTUNED = ("few", "compiled_whole", "by_own_exchange", "dropping", "held", "moved_out")
 #: Kinds whose watching once went wrong, and others.
 WATCHED_SLOWLY = (
     *("reentrant", "sharpness", "sparse", "thawed", "halves", "late_hook", "wrapped_again"),
@@ -74,7 +74,7 @@ SAID = {
     "few": "made 6 backward passes with synchronisation",
     "by_own_exchange": "made 0 backward passes with synchronisation",
     "held": "the script keeps its gradients",
-    "moved_out": "the script has taken parameters out of the model",
+    "moved_out": "are no longer in the model",
     "dropping": "its own communication hook drops parts of gradients",
 }
 KINDS = [*FIRST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
