@@ -308,7 +308,7 @@ def test_a_tuning_reads_compressed_samples(
     commbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Know the workload from the run, instead of trying it again."""
-    shutil.copytree(RESULTS / "tune_resnet18_batch1_1gbit_xeon2core_20261127", commbench.home / "r")
+    shutil.copytree(RESULTS / "tune_resnet18_batch1_1gbit_xeon2core_20261128", commbench.home / "r")
     monkeypatch.setattr("commbench.cli.tune.probe_workload", None)
     outcome = commbench("tune --workload resnet18 -n 2 --out r --dry-run")
     assert (0, "") == (outcome.code, outcome.err)

@@ -30,7 +30,7 @@ DECIDED = (
     "bench_xeon2core_20261125",
     "live_trainer_300mbit_xeon2core_20261127",
     "train_resnet18_1gbit_xeon2core_20261125",
-    "tune_resnet18_batch1_1gbit_xeon2core_20261127",
+    "tune_resnet18_batch1_1gbit_xeon2core_20261128",
 )
 #: Tables that are not made from samples alone.
 OTHER_TABLES = {"losses.csv", "timeline.csv", "drift.csv", "events.csv"}

@@ -30,7 +30,7 @@ DRAWN = (
     "matrix_slow_host_xeon2core_20261125",
     "patterns_1gbit_xeon2core_20261125",
     "soak_200mbit_xeon2core_20261125",
-    "tune_resnet18_batch1_1gbit_xeon2core_20261127",
+    "tune_resnet18_batch1_1gbit_xeon2core_20261128",
 )
 
 
