@@ -151,9 +151,7 @@ def main() -> None:
         if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
             raise
         _drop_output()
-        _leave(
-            LaunchError(f"stdout cannot be written ({error.strerror}); what was measured is kept.")
-        )
+        _leave(LaunchError(f"No output is taken ({error.strerror}); what was measured is kept."))
     except CommbenchError as error:
         _leave(error)
 
@@ -161,5 +159,6 @@ def main() -> None:
 def _leave(error: CommbenchError) -> NoReturn:
     from commbench.cli.conduct import print_error
 
-    print_error(error)
+    with contextlib.suppress(OSError):  # stderr may be on the same full disk
+        print_error(error)
     sys.exit(error.exit_code)
