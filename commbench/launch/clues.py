@@ -212,7 +212,7 @@ def exit_clues(
         kills_before: `memory_kills` when the launch began.
     """
     clues = [error_clue(error) for error in errors]
-    clues += written_clues(lines, processes or {}, kills_before=kills_before)
+    clues += written_clues(lines, processes or {}, kills_before)
     last = last_line(lines)
     code = "launcher_ended"
     if returncode < 0:
@@ -230,7 +230,7 @@ def exit_clues(
 
 
 def written_clues(
-    lines: Sequence[str], processes: Processes, *, kills_before: int | None = None
+    lines: Sequence[str], processes: Processes, kills_before: int | None
 ) -> list[Clue]:
     """Return the clues that the output of the launcher and the ranks has, see `exit_clues`."""
     text = one_line(lines)

@@ -142,7 +142,8 @@ class Supervisor:
             STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids)
         )
         if hang.code == "no_rank_heard":
-            hang = worst([hang, *written_clues(list(self._stderr), self._watchdog.processes)])
+            lines, processes = list(self._stderr), self._watchdog.processes
+            hang = worst([hang, *written_clues(lines, processes, self._kills_before)])
         failed_rank = self._evidence.failed_rank(
             hang, self._launch.case, self._watchdog.processes, self._printed(launched, hang)
         )

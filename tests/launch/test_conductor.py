@@ -106,13 +106,18 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
 def test_a_launcher_that_stays_without_ranks_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read the launcher's message about a rank if all ranks are silent and it does not end."""
+    """Read the launcher's message about a rank if all ranks are silent and it does not end; the
+    kernel tells whether it has killed one.
+    """
     monkeypatch.setattr("commbench.launch.watchdog.SILENCE_S", 0.2)
     monkeypatch.setattr("commbench.launch.supervisor.STACKS_S", 0.1)
-    says = "print('Process name: [prterun-n0-1@1,0] Exit code: 7', file=sys.stderr, flush=True)\n"
+    monkeypatch.setattr("commbench.launch.supervisor.memory_kills", lambda: 0)
+    monkeypatch.setattr("commbench.launch.clues.memory_kills", lambda: 1)
+    ended = "rank : 0 (local_rank: 0) exitcode : -9 (pid: 7)"
+    says = f"print('{ended}', file=sys.stderr, flush=True)\n"
     request = make_request(CASES, case_timeout_s=0.5)
     info = run(tmp_path, says + HANG, request, fail_fast=True)[1]
-    assert "rank 0 left with exit status 7" in info["reason"]
+    assert "rank 0 was killed by signal 9 (killed), by the kernel" in info["reason"]
 
 
 def test_a_launcher_that_cannot_start_is_partial(
