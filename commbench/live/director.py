@@ -44,7 +44,15 @@ from commbench.launch.facts import Place, own_host, own_place
 from commbench.live.agreement import AbsentError, Agreement, Instruction, Measured
 from commbench.live.conditions import conditions_of, gpu_of
 from commbench.live.options import DOING, LiveOptions, say
-from commbench.live.passes import SYNC_BUFFERS, Pass, Passes, of_steps, pass_times, period_of
+from commbench.live.passes import (
+    SYNC_BUFFERS,
+    Pass,
+    Passes,
+    keep,
+    of_steps,
+    pass_times,
+    period_of,
+)
 from commbench.live.switching import (
     COMPILED,
     Switcher,
@@ -300,6 +308,7 @@ class Director:
             try:
                 instruction = self._programme.instruct(step, is_ahead=not self._is_sent)
             except Exception as error:  # noqa: BLE001 - the training goes on
+                keep(error)
                 instruction = self._programme.give_up(error)
         if instruction is not None and instruction.steps:
             period = 1
@@ -342,6 +351,7 @@ class Director:
                 self._programme = Tune(self._model, self.options, facts)
             return self._programme.instruct(step, is_ahead=False)
         except Exception as error:  # noqa: BLE001 - the training goes on
+            keep(error)
             why = str(error).rstrip(".")
             return Instruction(original, reason=f"its run could not be begun: {why}")
 
@@ -378,6 +388,7 @@ class Director:
         try:
             self._switcher.attempt(self._model, told.setting, is_trial=told.steps > 0)
         except Exception as error:  # noqa: BLE001 - the setting is left out
+            keep(error)
             failure = str(error) or type(error).__name__
         self._agreement.set_own(f"able/{self._end}", failure)
         self._has_promised = not failure
@@ -468,6 +479,7 @@ class Director:
 
     def _fail(self, error: Exception) -> None:
         """Give up: say so, and do nothing more than what other ranks rely on."""
+        keep(error)
         if self._is_failing:
             return
         self._is_failing = True

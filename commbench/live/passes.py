@@ -7,15 +7,17 @@ passes, optimiser steps, evaluations and saves may differ between ranks.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import operator
+import signal
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,6 +42,43 @@ SIGNATURES, IRREGULAR_SHARE = 64, 0.1
 MOST_MARKS = 1000
 #: DDP's method that broadcasts the buffers of a module, such as the statistics of BatchNorm.
 SYNC_BUFFERS = "_sync_buffers"
+
+#: Exceptions of the script's own signal handlers that `keep` has taken.
+_kept: list[Exception] = []
+
+
+def keep(error: Exception) -> None:
+    """Keep an exception that commbench goes on after, if a signal handler of the script has raised
+    it: Python calls these between any two statements, such as commbench's.
+
+    The next `Harmless` raises it.
+    """
+    codes = set()
+    for number in signal.valid_signals():
+        codes.add(getattr(signal.getsignal(number), "__code__", None))
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code in codes:
+            _kept.append(error)
+            return
+
+
+class Harmless:
+    """Lets no exception of its statements out but those of the script's own signal handlers."""
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> bool:
+        """Suppress an exception of commbench; raise what was kept, in the handlers' thread."""
+        if error is not None and not isinstance(error, Exception):
+            return False
+        if error is not None:
+            keep(error)
+        if _kept and threading.current_thread() is threading.main_thread():
+            raise _kept.pop()
+        return True
 
 
 @dataclass(kw_only=True)
@@ -202,7 +241,7 @@ class Passes:
         self._thread = threading.get_ident()
         if module.require_backward_grad_sync:
             self._is_armed = True
-        with contextlib.suppress(Exception):  # a description is never worth an exception
+        with Harmless():
             self._forget_much()
             self.open.forwards.append(self.clock())
             if len(self.open.forwards) == 1:
@@ -242,7 +281,7 @@ class Passes:
         if not self.fired or self._thread != threading.get_ident():
             return
         self.fired.clear()
-        with contextlib.suppress(Exception):  # as above
+        with Harmless():
             self._forget_much()
             self.open.ended = self.clock()
             self.open.backwards.append((self._begun, self.open.ended))
@@ -252,12 +291,12 @@ class Passes:
             return
         self._is_armed = False
         ended, self.open = self.open, Pass(index=self.open.index + 1)
-        with contextlib.suppress(Exception):  # as above
+        with Harmless():
             version = self._present_version()
             ended.signature = version - self._version, len(ended.forwards)
             self._version = version
         self._on_pass(ended)
-        with contextlib.suppress(Exception):  # as above
+        with Harmless():
             self.open.resumed = self.clock()
             self._idle_since_ns = time.perf_counter_ns()
 
@@ -333,7 +372,7 @@ class _Calls:
     def tell(cls, method: Callable[..., None], *arguments: object) -> None:
         """Call a method of every observer, in the order in which their models were made."""
         for observer in list(cls._observers.values()):
-            with contextlib.suppress(Exception):  # as above
+            with Harmless():
                 method(observer, *arguments)
 
 

@@ -1,5 +1,6 @@
 """Tests of the clock of live tuning: periods, gaps, and what counts as a synchronised pass."""
 
+import signal
 import threading
 from collections import deque
 
@@ -9,8 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from commbench.live.passes import (
+    Harmless,
     Pass,
     Passes,
+    keep,
     of_steps,
     pass_times,
     period_of,
@@ -61,3 +64,32 @@ def test_a_backward_pass_of_another_thread_is_not_counted() -> None:
     thread.start()
     thread.join()
     assert passes.fired
+
+
+class PreemptedError(Exception):
+    """What a script raises when its time is over."""
+
+
+def preempt(*_: object) -> None:
+    """Handle a signal."""
+    raise PreemptedError
+
+
+def test_the_exception_of_a_signal_handler_reaches_the_script() -> None:
+    """Raise it where it came, or after what went on in spite of it; suppress all others."""
+    before = signal.signal(signal.SIGUSR1, preempt)
+    try:
+        with Harmless():
+            raise ValueError
+        with pytest.raises(PreemptedError), Harmless():
+            signal.raise_signal(signal.SIGUSR1)
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except PreemptedError as error:
+            keep(error)
+        with pytest.raises(PreemptedError), Harmless():
+            pass
+        with Harmless():
+            pass
+    finally:
+        signal.signal(signal.SIGUSR1, before)
