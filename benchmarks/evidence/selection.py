@@ -50,7 +50,8 @@ BLOCK, LARGE_BLOCKS, LARGE = 4096, 0.05, 100.0
 #: Residuals are zero where they would undo the ties.
 WITHOUT_RESIDUAL = ("mostly zeros", "plus and minus one", "few values", "all equal", "all zero")
 DATA = ("gauss", "student t2", "blocky", *WITHOUT_RESIDUAL)
-SEED, DENSITY = 0, 0.01
+#: Of these a GPU times all but two.
+NOT_ON_GPU = ("blocky", "few values")
 #: Data of which most elements are as large as the k-th largest.
 TIED = ("plus and minus one", "all equal")
 #: Milliseconds or microseconds of each call, by its name.
@@ -82,9 +83,9 @@ def draw(name: str, rng: np.random.Generator, n: int) -> NDArray[Any]:
     return drawn
 
 
-def draw_pair(name: str, n: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def draw_pair(name: str, seed: int, n: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return gradient and residual of n elements."""
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     gradient = draw(name, rng, n)
     if name in WITHOUT_RESIDUAL:
         return gradient, np.zeros(n)
@@ -290,6 +291,15 @@ class GpuTrial(Trial):
             row["passed"] = None  # not judged
         return row
 
+    def large_copy_GBps(self, rounds: int) -> float:
+        """Return the rate of a copy that is too large for the cache to matter."""
+        import torch
+
+        target = torch.empty_like(self._elsewhere)
+        copy = partial(target.copy_, self._elsewhere)
+        times = time_on_gpu({"copy": copy}, lambda: None, rounds)["copy"]
+        return float(2 * target.nbytes / np.median(times) / 1e3)
+
 
 def in_turn(
     named: Calls,
@@ -376,20 +386,23 @@ def measure(options: argparse.Namespace) -> int:
     Return the exit code.
     """
     out = empty_out(options.out, "selection")
-    facts: dict[str, Any] = {"seed": SEED, "mib": options.mib, "density": DENSITY}
+    facts: dict[str, Any] = {name: getattr(options, name) for name in ("seed", "mib", "density")}
     facts["started"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    n = options.mib * MIB // 4
-    k = round(DENSITY * n)
+    n = int(options.mib * MIB) // 4
+    k = max(1, round(options.density * n))
     trial: HostTrial | GpuTrial
+    names: Sequence[str] = DATA
     if options.gpu:
         facts["device"], facts["l2_bytes"] = find_gpu()
-        trial = GpuTrial(n, k)
+        trial = gpu = GpuTrial(n, k)
+        facts["large_copy_GBps"] = gpu.large_copy_GBps(options.rounds)
+        names = [name for name in DATA if name not in NOT_ON_GPU]
     else:
         trial = HostTrial(n, k)
     rows = []
     times = {}
-    for name in DATA:
-        trial.load(*draw_pair(name, n))
+    for name in names:
+        trial.load(*draw_pair(name, options.seed, n))
         check(trial)
         timed = trial.time_rounds(options.rounds)
         times[name] = timed
@@ -404,6 +417,10 @@ def measure(options: argparse.Namespace) -> int:
     pd.DataFrame(rows).to_csv(out / "selection.csv", index=False)
     console = make_console()
     console.print(build_table(rows))
+    if options.gpu:
+        console.print(f"A copy of {GPU_ELSEWHERE_MIB} MiB: {facts['large_copy_GBps']:.0f} GB/s.")
+        if 4 * n <= facts["l2_bytes"]:
+            console.print("An array fits in the L2: all rates are in part the cache's.")
     console.print(f"{'PASS' if passed else 'FAIL'}. Results: {out}", soft_wrap=True)
     return int(not passed)
 
@@ -412,14 +429,18 @@ def main() -> None:
     """Read the command line and leave with the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="time CUDA kernels")
-    parser.add_argument("--mib", type=int, default=25, help="of the gradient (default 25)")
+    parser.add_argument("--mib", type=float, default=25.0, help="of the gradient (default 25)")
+    parser.add_argument("--density", type=float, default=0.01, help="part sent (default 0.01)")
     parser.add_argument("--rounds", type=int, default=21, help="for each kind (default 21)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the data (default 0)")
     add_out(parser, "selection")
     options = parser.parse_args()
     if options.rounds < LEAST_ROUNDS:
         parser.error(f"--rounds is {options.rounds}; give at least {LEAST_ROUNDS}")
-    if options.mib < 1:
-        parser.error(f"--mib is {options.mib}; give at least 1")
+    if not 0 < options.density <= 1:
+        parser.error(f"--density is {options.density}; give more than 0 and at most 1")
+    if options.mib * MIB < 4:  # bytes of one element
+        parser.error(f"--mib is {options.mib}; give at least one element")
     end("selection", lambda: measure(options))
 
 
