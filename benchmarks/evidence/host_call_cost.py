@@ -186,6 +186,11 @@ def main() -> int:
     if options.ranks == 1:
         print("Nothing is judged: on one rank NCCL starts no kernel. Use --ranks 2.")
         return 0
+    if any((row["ranks_per_gpu"] or 1) > 1 for row in rows):
+        print(
+            "Ranks share a GPU: NCCL goes by TCP, and its calls also hand work to the threads that"
+            " send."
+        )
     judged = [row["host_us_ci_high"] for row in rows if row["backend"] == JUDGED]
     return int(max(judged, default=0.0) >= MOST_US)
 
