@@ -209,10 +209,16 @@ class Director:
                     self._close()
         return getattr(type(self._model), name)(self._model, *arguments, **keywords)
 
-    def _state(self) -> StateDict:
-        """Return the state of the model for copies and pickles, without the tuning."""
+    def _state(self) -> Any:
+        """Return the state of the model for copies and pickles, without the tuning.
+
+        A subclass may return something else than a dictionary: that is its own.
+        """
         of_class: Any = type(self._model)
-        state: StateDict = {**of_class.__getstate__(self._model)}
+        own = of_class.__getstate__(self._model)
+        if not isinstance(own, dict):
+            return own
+        state: StateDict = {**own}
         clock = self._clock()
         if clock is not None and "_forward_pre_hooks" in state:
             state["_forward_pre_hooks"] = state["_forward_pre_hooks"].copy()

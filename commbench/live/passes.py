@@ -97,7 +97,7 @@ class Pass:
     batch: int = 1
     """First dimension of the first tensor given to the model."""
     keeps_gradients: bool = False
-    """Whether the script still had gradients of the pass before at the first forward pass."""
+    """Whether the script still had gradients of the pass before at the first backward pass."""
     precision: str = "fp32"
     """Of the first forward pass, as ``ddp.csv`` writes it."""
     losses: list[torch.Tensor] = field(default_factory=list)
@@ -246,7 +246,6 @@ class Passes:
             self.open.forwards.append(self.clock())
             if len(self.open.forwards) == 1:
                 self.open.gap_ns = time.perf_counter_ns() - self._idle_since_ns
-                self.open.keeps_gradients = self.registered[-1].grad is not None
                 self.open.precision = _precision_on(self.registered[0].device.type)
                 self.open.batch = max(1, batch_length((inputs, keywords)))
         self._on_forward()
@@ -273,8 +272,11 @@ class Passes:
 
     def before_backward(self) -> None:
         """Take the begin of an outermost call of ``backward()``."""
-        if self._thread == threading.get_ident():
-            self._begun = self.clock()
+        if self._thread != threading.get_ident():
+            return
+        self._begun = self.clock()
+        if not self.open.backwards:  # scripts may remove gradients behind the forward pass
+            self.open.keeps_gradients = self.registered[-1].grad is not None
 
     def after_backward(self, tensors: object) -> None:
         """Take the end of an outermost call of ``backward()``."""

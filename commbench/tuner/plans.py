@@ -208,7 +208,7 @@ class TrainingPlan:
         most = self.budget.confirm_blocks
         for record in records:
             if self.schedule.searches and record.case == self.cases[0] and record.status == "ok":
-                timed_steps = record.block_steps - record.discarded
+                timed_steps = max(1, record.block_steps - record.discarded)
                 block_s = timed_steps * median(record.step_ms) / 1e3
                 return max(1, min(most, round(2 * most * self.budget.block_s / block_s)))
         return most

@@ -1,5 +1,6 @@
 """Tests of the cases of a training sweep: names, axes, the baseline and the order of blocks."""
 
+import dataclasses
 import itertools
 import json
 from collections import Counter
@@ -298,8 +299,12 @@ def test_one_round_has_the_baseline_three_times() -> None:
 
 @pytest.mark.parametrize(
     "cases",
-    [[each for each in CASES if each.hook == "fp16"], CASES[:1]],
-    ids=["no baseline", "nothing else"],
+    [
+        [each for each in CASES if each.hook == "fp16"],
+        CASES[:1],
+        [dataclasses.replace(each, phase="confirm") for each in CASES],
+    ],
+    ids=["no baseline", "nothing else", "confirmation"],
 )
 def test_one_round_has_each_case_once(cases: Any) -> None:
     """Plan one block per case where the baseline does not show a drift."""

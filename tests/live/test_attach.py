@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from commands import RANK_PREFIXES
@@ -277,12 +278,15 @@ def test_a_model_for_a_cuda_graph_is_left_alone(
     assert is_left_alone == ("CUDA graph" in eval("why(model)", in_maker))  # noqa: S307 - as a module of that name
 
 
-def test_a_subclass_is_copied_in_its_own_way() -> None:
+@pytest.mark.parametrize(
+    ("own", "copied"), [({"epoch": 1, "join_hook": 2}, {"epoch": 1}), ((1, "x"), (1, "x"))]
+)
+def test_a_subclass_is_copied_in_its_own_way(own: Any, copied: Any) -> None:
     """Return the state that the model's class gives, without what the tuning has added."""
     director = pytest.importorskip("commbench.live.director").Director
-    own = type("Own", (), {"__getstate__": lambda _: {"epoch": 1, "join_hook": 2}})
-    tuned = SimpleNamespace(_model=own(), _clock=lambda: None)
-    assert {"epoch": 1} == director._state(tuned)
+    model = type("Own", (), {"__getstate__": lambda _: own})
+    tuned = SimpleNamespace(_model=model(), _clock=lambda: None)
+    assert copied == director._state(tuned)
 
 
 def test_a_stderr_that_fails_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,3 +93,14 @@ def test_the_exception_of_a_signal_handler_reaches_the_script() -> None:
             pass
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("gradient", [None, torch.ones(1)])
+def test_gradients_are_kept_if_a_backward_pass_finds_them(gradient: torch.Tensor | None) -> None:
+    """Let a script remove its gradients between the forward and the backward pass."""
+    passes = object.__new__(Passes)
+    passes.registered = [torch.nn.Parameter(torch.ones(1))]
+    passes.registered[0].grad = gradient
+    passes.open, passes.clock, passes._thread = Pass(index=0), int, threading.get_ident()
+    passes.before_backward()
+    assert (gradient is not None) == passes.open.keeps_gradients

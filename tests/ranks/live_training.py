@@ -78,7 +78,9 @@ class Way:
 VIEWS = ("gradient_as_bucket_view", True)
 WAYS = {
     "plain": Way(),
-    "accumulation_views_evaluation": Way(accumulation=3, ddp=(VIEWS,), evaluates=True),
+    "accumulation_views_evaluation": Way(
+        accumulation=3, zeroes_late=True, ddp=(VIEWS,), evaluates=True
+    ),
     "unused_views_own_hook": Way(
         has_spare=True, ddp=(VIEWS, ("find_unused_parameters", True)), has_hook=True
     ),

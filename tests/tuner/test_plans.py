@@ -161,6 +161,14 @@ def test_the_winners_of_the_search_are_confirmed(slower: float, blocks: int) -> 
     assert (6, blocks) == (request.budget.launches, request.training.blocks)
 
 
+def test_a_workload_of_few_steps_is_confirmed() -> None:
+    """Plan a confirmation where a block has no more steps than are not timed; a search has more."""
+    plan = make_tuning()
+    few = {"block_steps": 3, "discarded": 3}
+    made = [make_training_record(case, step_ms=true_ms(case), **few) for case in plan.cases]
+    assert confirmation(plan, made).training.blocks
+
+
 @pytest.mark.parametrize(("gain", "launches"), [(0.5, None), (0.03, (6, 12))])
 def test_a_second_look_follows_an_undecided_first_one(
     gain: float, launches: tuple[int, int] | None

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +81,14 @@ def schedule(cases: Sequence[TrainingCase], seed: int, launch: int, blocks: int)
     case once a round.
 
     If there is only one round, the baseline (the first case with hook none and default buckets)
-    runs at the beginning, in the middle and at the end, to show whether the machine drifts.
+    runs at the beginning, in the middle and at the end, to show whether the machine drifts. A
+    confirmation has one round only where steps are slow, and spends no more of them on that.
     """
     generator = random.Random(f"{seed}:{launch}")
     rounds = [generator.sample(range(len(cases)), len(cases)) for _ in range(blocks)]
     baselines = [i for i, case in enumerate(cases) if case.is_default]
-    if blocks > 1 or not baselines or len(cases) == 1:
+    watches_drift = blocks == 1 and cases[0].phase != CONFIRM
+    if not watches_drift or not baselines or len(cases) == 1:
         return [index for order in rounds for index in order]
     others = [index for index in rounds[0] if index != baselines[0]]
     middle = len(others) // 2
