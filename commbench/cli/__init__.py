@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -124,13 +124,13 @@ def _exit_on_closed_pipe() -> Iterator[None]:
     except (BrokenPipeError, SystemExit) as ending:
         if not any(isinstance(each, BrokenPipeError) for each in (ending, ending.__context__)):
             raise
-        _drop_output()
+        _drop_output(sys.stdout)
         sys.exit(128 + signal.SIGPIPE)
 
 
-def _drop_output() -> None:
-    """Let Python flush its buffers to nowhere at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _drop_output(stream: TextIO) -> None:
+    """Let Python flush the stream's buffer to nowhere at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def main() -> None:
@@ -150,7 +150,7 @@ def main() -> None:
             _leave(InputError(f"The name {name}... is too long; choose another."))
         if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
             raise
-        _drop_output()
+        _drop_output(sys.stdout)
         _leave(LaunchError(f"No output is taken ({error.strerror}); what was measured is kept."))
     except CommbenchError as error:
         _leave(error)
@@ -159,6 +159,9 @@ def main() -> None:
 def _leave(error: CommbenchError) -> NoReturn:
     from commbench.cli.conduct import print_error
 
-    with contextlib.suppress(OSError):  # stderr may be on the same full disk
+    try:
         print_error(error)
+        sys.stderr.flush()
+    except OSError:  # stderr may be on the same full disk
+        _drop_output(sys.stderr)
     sys.exit(error.exit_code)
