@@ -94,7 +94,7 @@ def identify(environ: Mapping[str, str], requested_role: str | None = None) -> I
 
 
 def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those of this process's rank, for a conductor inside a rank.
+    """Return the variables that do not name this process's rank, for a conductor inside a rank.
 
     The ranks that it starts by another launcher would take them for their own.
     """

@@ -63,7 +63,7 @@ def keep(error: Exception) -> None:
 
 
 class Harmless:
-    """Lets no exception of its statements out but those of the script's own signal handlers."""
+    """Suppresses exceptions, except those that the script's own signal handlers raise."""
 
     def __enter__(self) -> None:
         """Begin."""
