@@ -85,10 +85,7 @@ class Clue:
         """Return the clause, and one on other ranks in the same state."""
         clauses = [self.reason]
         if self.others:
-            code = "ranks_too"
-            if len(self.others) == 1:
-                code = "rank_too"
-            clauses.append(Finding(code, name_ranks(self.others)))
+            clauses.append(Finding("ranks_too", name_ranks(self.others)))
         return "; ".join(map(str, clauses))
 
 
@@ -104,10 +101,8 @@ def waiting(failed_rank: info.FailedRank) -> str:
     """Return sentences on the activity of the other ranks; empty if unknown."""
     sentences = []
     for others in failed_rank["others"]:
-        code = "ranks_were_in"
-        if len(others["ranks"]) == 1:
-            code = "rank_was_in"
-        sentences.append(Finding(code, name_ranks(others["ranks"]), {"place": others["in"]}))
+        ranks = name_ranks(others["ranks"])
+        sentences.append(Finding("ranks_were_in", ranks, {"place": others["in"]}))
     return as_text(sentences)
 
 

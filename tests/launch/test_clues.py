@@ -369,7 +369,7 @@ def test_a_failed_rank_has_all_evidence() -> None:
         "stack": [],
         "others": [{"ranks": [0, 2], "in": place}, {"ranks": [3], "in": other}],
     } == failed
-    assert f"ranks 0, 2 were in {place}. " in waiting(failed)
+    assert f"in {place}: ranks 0, 2. " in waiting(failed)
     assert {0, 2, 3} == evidence.located
     assert [
         "rank 3 on host n3, thread t, most recent call first:",
