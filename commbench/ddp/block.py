@@ -256,9 +256,7 @@ class Training:
             with without_collector():
                 return self._run_block(steps, is_last=is_last)
         except Exception as error:
-            failure = None
-            if self.hook is not None:
-                failure = self.hook.failure
+            failure = getattr(self.hook, "failure", None)
             if isinstance(failure, InputError) and failure is not error:
                 raise failure from error  # DDP only says that a callback failed
             raise

@@ -14,7 +14,6 @@ from commbench.engine.control import Control, gather_everywhere
 from commbench.system.clock import machine_id
 from commbench.system.files import ROOT
 from commbench.system.gpus import Nvml, gpu_addresses
-from commbench.units import counted
 
 Kind = Literal["cpu", "gpu"]
 #: Processors with their memory, and GPUs, in the order in which ``energy_of`` names them.
@@ -131,12 +130,9 @@ def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.fi
     kinds = []
     reasons = {}
     for kind in KINDS:
-        lacking = [f"{missing[kind]} ({host}" for host, _, missing in meters if kind in missing]
+        lacking = [f"{missing[kind]} ({host})" for host, _, missing in meters if kind in missing]
         if lacking:
-            others = ""
-            if len(lacking) > 1:
-                others = f" and {counted(len(lacking) - 1, 'other host')}"
-            reasons[kind] = f"{lacking[0]}{others})"
+            reasons[kind] = lacking[0]
         elif any(kind in kinds_there for _, kinds_there, _ in meters):
             kinds.append(kind)
     counters = {name: each for name, each in meter.counters.items() if each.kind in kinds}

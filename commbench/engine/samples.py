@@ -76,8 +76,6 @@ class Samples:
         self._stamps = np.concatenate([self._stamps, stamps], axis=2)
         self._comparable = self._comparable and all(each.comparable for each in chosen)
         self.late += int(late.sum())
-        if not late.size:
-            return 0.0
         return float(late.mean())
 
     def slowest_us(self, per: int) -> list[float]:

@@ -98,11 +98,7 @@ def _short(path: str) -> str:
         root = folder.rstrip("/") + "/"
         if folder and path.startswith(root) and len(root) > len(longest):
             longest = root
-    if longest:
-        return path[len(longest) :]
-    if path.startswith("/"):
-        return Path(path).name
-    return path
+    return path[len(longest) :]
 
 
 INTERVAL_S = 0.5

@@ -246,8 +246,6 @@ def _parse_slow(slow: Sequence[str], hosts: int) -> dict[str, int | None]:
 
 def host_range(hosts: int) -> str:
     """Return the hosts' names for messages: ``host0 to host3``."""
-    if hosts == 1:
-        return "host0"
     return f"host0 to host{hosts - 1}"
 
 
