@@ -808,11 +808,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "left_out": "Left out: {sentence}",
         "lines_hidden": "{shown} of {lines} rows; all of them are in {file}.",
         "pairs_hidden": "The slowest {shown} of {lines} pairs; all of them are in {file}.",
-        "origin_imported": "Imported with {how:list}; its files are in {path}.",
-        "origin_measured": "Measured with {how:list}; its files are in {path}.",
-        # A launch that failed, as the page of a run tells.
-        "launch_failed": "{subject}: {rank} {state}.",
-        "launch_failed_in": "{subject}: {rank} {state}, in {case}.",
+        "origin": "Made with {how:list}; its files are in {path}.",
         # The model of a network, and predictions.
         "model_none": (
             "No model: fitting one needs {sizes} message sizes of an operation, by ranks that do"
