@@ -29,7 +29,7 @@ from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.results.tables import rows_by
 from commbench.stats.components import FEWEST_VISITS, components_of
 from commbench.system.process import without_collector
-from commbench.units import algbw_GBps
+from commbench.units import algbw_GBps, counted
 
 #: From this number of launches on, the interval over launches assumes no distribution.
 MANY_LAUNCHES = 6
@@ -265,8 +265,8 @@ def outcome_of(records: Sequence[AnyRecord]) -> dict[str, Any]:
             return _outcome(record)
     if wrong:
         elements = _total(getattr(record, "wrong", None) for record in wrong) or 0
-        launches = f"{len(wrong)} of {len(records)} launches"
-        return {"status": "wrong", "reason": f"{elements} elements were wrong in {launches}."}
+        launches = f"{len(wrong)} of {counted(len(records), 'launch')}"
+        return {"status": "wrong", "reason": f"{counted(elements, 'wrong element')} in {launches}."}
     if last.status in {"failed", "hung"} or all(record.status != "ok" for record in records):
         return _outcome(last)
     return {"status": "ok"}

@@ -41,7 +41,7 @@ RAMP = np.arange(1.0, 102.0)
 WIDE = make_launches([9.0, 9.4, 9.8, 10.2, 10.6, 11.0])
 NARROW = make_launches([0.9, 0.94, 0.98, 1.02, 1.06, 1.1])
 BIMODAL = {"flags": ["bimodal"]}
-WRONG = "7 elements were wrong in 2 of 6 launches."
+WRONG = "7 wrong elements in 2 of 6 launches."
 #: nccl-tests' factors of the bus bandwidth of 4 MiB, and the size that OSU prints: a rank's block
 #: of an all-gather.
 BANDWIDTHS = (
