@@ -41,7 +41,6 @@ from commbench.hooks import Hook, PassThrough, make_hook
 from commbench.hooks.base import Stopwatch
 from commbench.hooks.message import ring_bytes
 from commbench.hooks.registry import hook_source
-from commbench.hooks.step_clock import Mark
 from commbench.system.process import without_collector
 
 #: Steps after the timed ones in which the pass-through hook times the buckets of a configuration
@@ -366,7 +365,7 @@ class Training:
         clock = device.clock
         progress.counters[0] += 1
         accumulation = self.case.accumulation
-        passes: list[tuple[Mark, Mark, Mark]] = []
+        passes = []
         total = torch.zeros(())
         begun = clock()
         for micro in range(accumulation):
@@ -502,7 +501,7 @@ def _wrap(
     if case.static_graph and case.accumulation > 1:  # an internal assertion of DDP's reducer fails
         raise UnsupportedError("static_graph_accumulates", version=torch.__version__)
     known = inspect.signature(DistributedDataParallel.__init__).parameters
-    arguments: dict[str, object] = {}
+    arguments = {}
     if "init_sync" in known:
         arguments["init_sync"] = False
     for argument, value in ddp_arguments(case).items():

@@ -61,8 +61,8 @@ class EnergyMeter:
             root: directory that contains /sys and /proc, for tests.
         """
         counters: dict[str, Counter] = {}
-        kinds: list[Kind] = []
-        missing: dict[Kind, str] = {}
+        kinds = []
+        missing = {}
         for kind, found in zip(KINDS, (_processors(root), _gpus(root)), strict=True):
             if isinstance(found, str):
                 missing[kind] = found
@@ -128,8 +128,8 @@ def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.fi
     if leads:
         meter = find()
     meters = gather_everywhere(control, (socket.gethostname(), meter.kinds, meter.missing))
-    kinds: list[Kind] = []
-    reasons: dict[Kind, str] = {}
+    kinds = []
+    reasons = {}
     for kind in KINDS:
         lacking = [f"{missing[kind]} ({host}" for host, _, missing in meters if kind in missing]
         if lacking:

@@ -121,7 +121,7 @@ def sample_matrix(
         RuntimeError: the library refuses a pair.
     """
     session, timer, is_one_way = sampler.session, sampler.timer, matrix.operation.is_one_way
-    turns: list[Turn] = []  # in the launch's own order; both directions follow each other
+    turns = []  # in the launch's own order; both directions follow each other
     for pairs in shuffled(rounds_of(matrix.world_size), 0, launch):
         turns.append(pairs)
         if is_one_way:

@@ -96,7 +96,7 @@ class Samples:
         """Return the fields of a `Record` that come from samples."""
         start, end = self._stamps
         lasting = end - start
-        fields: dict[str, Any] = {
+        fields = {
             "times_us": self.slowest_us(per),
             "rank_mean_us": _us(lasting.mean(axis=0), per),
             "rank_median_us": _us(np.median(lasting, axis=1), per),
@@ -244,7 +244,7 @@ def groups_of(prepared: Prepared, wrong: Sequence[int] | None) -> tuple[GroupTim
 
     ``wrong``: the wrong elements on each rank of the launch; None if nothing could be verified.
     """
-    groups: list[GroupTimes] = []
+    groups = []
     if not prepared.reports_groups:
         return ()
     for group, ranks in zip(prepared.groups, prepared.active, strict=True):

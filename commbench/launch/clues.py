@@ -234,13 +234,13 @@ def written_clues(
 ) -> list[Clue]:
     """Return the clues that the output of the launcher and the ranks has, see `exit_clues`."""
     text = one_line(lines)
-    clues: list[Clue] = []
+    clues = []
     rank_exit, remedy = find_exit(text, processes), find_remedy(lines)
     if rank_exit:
         clues.append(_exit_clue(rank_exit, kills_before, remedy))
     lost = LOST_DAEMON.search(text)
     if lost:
-        numbers: dict[str, Value] = {"host": lost[1]}
+        numbers = {"host": lost[1]}
         clues.append(Clue(kind="daemon lost", code="daemon_lost", host=lost[1], numbers=numbers))
     peer = find_lost_peer(text, processes)
     if peer:
@@ -286,7 +286,7 @@ def error_clue(error: RankError) -> Clue:
     kind = "raised"
     if CONNECTION_LOST.search(error.message):
         kind = "lost connection"
-    numbers: dict[str, Value] = {"error": error.text}
+    numbers = {"error": error.text}
     return Clue(kind=kind, code="rank_raised", rank=error.rank, host=error.host, numbers=numbers)
 
 

@@ -237,7 +237,7 @@ class Heart:
             if self._parent not in {None, os.getppid()} and not self._stopped.is_set():
                 os._exit(1)
             before = time.monotonic(), time.process_time()
-            signals: list[signal.Signals] = []
+            signals = []
             if self._signals:
                 signals = self._signals.wait(INTERVAL_S)
             else:

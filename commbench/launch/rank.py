@@ -179,7 +179,7 @@ class RankProcess(Heart, ABC):
     def error_of(self, error: BaseException) -> RankError:
         """Return the event that states an error of this rank."""
         kind = ""
-        stack: list[str] = []
+        stack = []
         if not isinstance(error, CommbenchError):
             kind, stack = type(error).__name__, stack_of_error(error.__traceback__)
         return RankError(

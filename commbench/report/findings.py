@@ -152,7 +152,7 @@ def bandwidths(run: Run) -> Iterator[Finding]:
         if pattern != "flat":
             operation = f"{operation} {pattern}"
         best = max(comparable, key=lambda row: row.busbw_GBps or 0.0)
-        numbers: dict[str, Value] = {
+        numbers = {
             "operation": operation,
             "busbw": busbw_of(best),
             "size": best.message_bytes or 0,
@@ -181,7 +181,7 @@ def busbw_of(row: Row) -> Estimate:
 
 def _briefs(row: Row) -> Iterator[Finding]:
     """Yield what a row's interval does not show, from its flags."""
-    numbers: dict[str, Value] = {}
+    numbers = {}
     if row.harness_us is not None and row.time_us:
         numbers["overhead"] = row.harness_us / row.time_us
     for flag in split_flags(row.flags):
@@ -321,8 +321,8 @@ def kinds_of(run: Run) -> list[Kind]:
     is_compared = run.decision is not None and run.decision.launches >= FEWEST_LAUNCHES
     if is_compared or run.info.get("candidates"):
         hidden = _OF_SHORT_SWEEPS
-    collectives: list[Row] = []
-    matrices: list[Row] = []
+    collectives = []
+    matrices = []
     for row in run.rows:
         if row.pattern == MATRIX:
             matrices.append(row)

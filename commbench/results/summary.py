@@ -16,7 +16,6 @@ from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import add_flag, join_flags, raised_flags
 from commbench.engine.records import (
     SCHEMA,
-    Overlap,
     OverlapRow,
     Record,
     Row,
@@ -105,7 +104,7 @@ def keyed_records(records: Iterable[Record]) -> dict[RowKey, list[Record]]:
 
     The record of a launch that failed before it had groups counts for every group of the case.
     """
-    by_row: dict[RowKey, list[Record]] = {}
+    by_row = {}
     for key, of_case in records_by_case(records).items():
         groups = dict.fromkeys(times.group for record in of_case for times in record.groups)
         for group in groups or [""]:
@@ -207,7 +206,7 @@ def overlap_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> Itera
         records: as `keyed_rows`.
         rows: what `keyed_rows` made of them.
     """
-    by_case: dict[str, list[Overlap]] = {}
+    by_case = {}
     for key, of_case in records_by_case(records).items():
         by_case[key] = [record.overlap for record in of_case if record.overlap]
     for (key, _), row in rows.items():
@@ -300,7 +299,7 @@ def joined_texts(records: Iterable[AnyRecord], name: str) -> str:
 
 def _times(timed: Sequence[Record], medians: Sequence[float]) -> dict[str, Any]:
     """Return the columns made of times, of which each launch has one in ``medians``."""
-    columns: dict[str, Any] = metered(timed)
+    columns = metered(timed)
     columns["launches"] = len(timed)
     columns["visits"] = _visits(timed)
     columns["repetitions"] = _total(_repetitions(record) for record in timed)
@@ -338,7 +337,7 @@ def _quantiles(timed: Sequence[Record]) -> dict[str, float]:
 
     Of imported cases, the stated ones: none of a quantile that a launch does not state.
     """
-    by_launch: list[Sequence[float | None]] = []
+    by_launch = []
     shares = [share for _, share in _QUANTILES.values()]
     for record in timed:
         if record.stated:

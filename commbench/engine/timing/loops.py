@@ -120,7 +120,7 @@ class Turns(list[Call]):
         last run ended.
         """
         count = len(self.sets)
-        turns: list[list[Call]] = []
+        turns = []
         for begin in range(0, count, batch):
             turn: list[Call] = []
             for position in range(begin, begin + batch):

@@ -95,7 +95,7 @@ def _brief(names: Sequence[str]) -> str:
 def _network(run: Run) -> str:
     """Return the links of known rate, slowest first, and the transports, in a fixed order."""
     transports = sorted({record.transport for record in run.records if record.transport})
-    rates: dict[str, float] = {}
+    rates = {}
     for transport in transports or [""]:
         link = link_of(run.info, transport)
         if link.rate_bps is not None:
@@ -246,7 +246,7 @@ def _words(value: object) -> str:
 
 def launch_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the outcome of each launch; no table without launches."""
-    seconds: dict[str, Any] = {"unit": "s", "text_of": digits, "is_number": True}
+    seconds = {"unit": "s", "text_of": digits, "is_number": True}
     columns = [
         _entry("stage"),
         _entry("launch", is_number=True),
