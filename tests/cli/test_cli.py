@@ -325,17 +325,6 @@ def test_who_reads_may_have_enough() -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [(f"--out {'a' * 300}", "too long"), ('--launcher-arg "\'x"', "--launcher-arg 'x")],
-)
-def test_what_the_system_cannot_take_is_refused(
-    commbench: Command, options: str, words: str
-) -> None:
-    """Refuse a name that is too long for a file, and a quote without an end."""
-    commbench.refuses(f"run -c all_reduce --dry-run -n 2 --oversubscribe {options}", words)
-
-
 def test_output_may_lack_letters(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Print a name that the encoding of stdout lacks."""
     output = io.BytesIO()
