@@ -600,6 +600,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "too_costly": "{subject}, for {cause}",
         "unfit_diverged": "its loss is not finite",
         "unfit_gradients": "its gradients are not finite",
+        "unfit_parameters": "its parameters are not finite",
         "unfit_skipped": "the gradient scaler skipped every step",
         "unfit_unknown": "no reason is known",
         "unfit_unpaired": "no launch has both it and the default",

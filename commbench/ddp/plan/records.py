@@ -147,6 +147,8 @@ class TrainingRecord:
     step. None also if no gradients are exchanged."""
     ranks_agree: bool | None = None
     """Whether all ranks hold bit-identical parameters after the last exchange of every training."""
+    parameters_finite: bool | None = None
+    """Whether all trainable parameters are finite after the last exchange of every training."""
     skipped_steps: int = 0
     """Steps that the gradient scaler skipped, in all blocks."""
     peak_memory_bytes: int | None = None
