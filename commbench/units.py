@@ -210,9 +210,9 @@ def format_link_rate(rate_bps: float) -> str:
     return f"{rate_bps / _BITS['k']:g}kbit"
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: object, noun: str) -> str:
     """Return a number with its noun in the regular plural: ``1 launch``, ``2 launches``."""
-    if number == 1:
+    if str(number) == "1":
         return f"1 {noun}"
     return f"{number} {noun}{'es' if noun.endswith(('ch', 'ss')) else 's'}"
 

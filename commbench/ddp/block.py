@@ -39,6 +39,7 @@ from commbench.errors import InputError
 from commbench.findings import UnsupportedError
 from commbench.hooks import Hook, PassThrough, make_hook
 from commbench.hooks.base import Stopwatch
+from commbench.hooks.feedback import is_finite
 from commbench.hooks.message import ring_bytes
 from commbench.hooks.registry import hook_source
 from commbench.system.process import without_collector
@@ -55,6 +56,9 @@ _USE_BYTES = 4
 _LEAST_OPTIMIZED_MB = 1.0
 #: Compiled graphs of one function: trainings in one process share the functions.
 _MOST_COMPILED = 64
+
+#: Digest where trainable parameters are not finite.
+NOT_FINITE = -1
 
 _AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
@@ -90,7 +94,8 @@ class BlockSamples:
     bucket_tensors: list[int] = field(default_factory=list)
     """Number of parameters in each bucket."""
     digest: int = 0
-    """Checksum of the parameters at the end; 0 before the last block of a training."""
+    """Checksum of the parameters at the end, or `NOT_FINITE`; 0 before the last block of a
+    training."""
     grad_rel_error: float | None = None
     peak_memory_bytes: int | None = None
     energy_J: float | None = None
@@ -226,10 +231,12 @@ class Training:
 
     def digest(self) -> int:
         """Return a checksum of all parameters: ranks that differ have equal checksums with
-        probability 2^-32.
+        probability 2^-32. `NOT_FINITE` if a trainable one is not finite.
         """
         value = 0
         for parameter in self.inner.parameters():
+            if parameter.requires_grad and not is_finite(parameter.detach()):
+                return NOT_FINITE
             data = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             value = zlib.crc32(data, value)
         return value

@@ -41,6 +41,7 @@ from commbench.results.pairs import Matrix, PairRow, pair_table
 from commbench.results.summary import order_of_row
 from commbench.results.tables import rows_by, rows_of
 from commbench.units import counted, format_size
+from commbench.words import phrase
 
 #: Fields that split the rows of one backend, in order, until each is alone at its size.
 _DETAILS: tuple[tuple[str, ...], ...] = (
@@ -61,7 +62,7 @@ _unique = attrgetter(*_UNIQUE)
 #: How values of a field are spoken, if not by themselves.
 _SPOKEN = {
     "root": "root {}",
-    "world_size": "{} ranks",
+    "world_size": "{:rank}",
     "sync": "sync {}",
     "loop": "{} loop",
     "algorithm": "by {}",
@@ -142,7 +143,7 @@ def title_of(rows: Sequence[Row]) -> str:
         words.append(f"{first.pattern}{name_groups(rows)}")
     parts = []
     if first.world_size:
-        parts.append(f"{first.world_size} ranks")
+        parts.append(counted(first.world_size, "rank"))
         if first.nodes:
             parts[0] += f" on {counted(first.nodes, 'host')}"
     parts.append(launches_of(row.launches for row in rows))
@@ -155,7 +156,7 @@ def spoken(name: str, value: object) -> str:
     """Return the value of a field of a case, as it is spoken where cases are told apart."""
     if (name, value) in _WORDS:
         return _WORDS[name, value]
-    return _SPOKEN.get(name, "{}").format(value)
+    return phrase(_SPOKEN.get(name, "{}"), value)
 
 
 def collective_sentences(run: Run) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +57,7 @@ def unfinished(run: Run) -> Iterator[Finding]:
     code = f"run_{state}"
     if is_live(run.info):
         code = f"run_{state}_live"
-    numbers = {"why": why.rstrip("."), "path": str(run.path)}
+    numbers = {"why": why.rstrip("."), "path": shlex.quote(str(run.path))}
     yield Finding(code, numbers=numbers, level="warning")
 
 

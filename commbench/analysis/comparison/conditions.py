@@ -18,6 +18,7 @@ from commbench.system.environment import (
     conditions_from,
     differing,
 )
+from commbench.units import counted
 
 #: Interfaces count only if ranks are on several hosts.
 _INTERFACE = "interface "
@@ -194,7 +195,7 @@ def differing_cases(cases: Sequence[Sequence[Measured]], *, force: bool) -> list
         for text, count in counts.items():
             difference = Difference(
                 name=name,
-                text=f"{text} (in {count} of {len(cases)} cases)",
+                text=f"{text} (in {count} of {counted(len(cases), 'case')})",
                 reason=CONDITIONS[name].why,
                 is_of_cases=is_timing or name in _CHOSEN,
             )

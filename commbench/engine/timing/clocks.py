@@ -175,7 +175,8 @@ class GlobalClock:
         self.local_line = Line()
         """This rank's clock over rank 0's."""
         self.error_ns = 0.0
-        """Error bound of every rank's reading of rank 0's clock; the same on every rank."""
+        """Error bound of every rank's reading of rank 0's clock, between the first and the last
+        comparison; the same on every rank."""
         self.facts: ClockFacts = {
             "method": "shared",
             "domains": 1,

@@ -72,7 +72,9 @@ def find_facts(run: Run) -> dict[str, str]:
     ranks, per_host = run.info.get("world_size"), run.info.get("ranks_per_node")
     if ranks and per_host:
         facts["ranks"] = f"{ranks}, {per_host} a host"
-    processors = [f"{host.get('cpu_model')}, {host.get('cpus_allowed')} CPUs" for host in hosts]
+    processors = [
+        f"{host.get('cpu_model')}, {counted(host.get('cpus_allowed'), 'CPU')}" for host in hosts
+    ]
     gpus = [str(gpu.get("name")) for host in hosts for gpu in host.get("gpus") or ()]
     facts["processor"] = "; ".join(dict.fromkeys(processors))
     facts["GPUs"] = "; ".join(dict.fromkeys(gpus))
