@@ -5,7 +5,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer.main
@@ -15,7 +14,7 @@ from commbench import cli
 #: Variables that would make this process a rank of somebody's launch.
 RANK_PREFIXES = ("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_")
 #: All commands with their options.
-COMMANDS: Any = typer.main.get_command(cli.app)
+COMMANDS = typer.main.get_command(cli.app)
 
 
 class Outcome:

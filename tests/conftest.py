@@ -69,7 +69,7 @@ def _has_namespaces() -> bool:
 
 
 #: What a marker asks for: whether it is there, and the reason for skipping where it is not.
-NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
+NEEDS = {
     "mpi": (lambda: importlib.util.find_spec("mpi4py") is not None, "needs mpi4py"),
     "gpu": (lambda: shutil.which("nvidia-smi") is not None, "needs an NVIDIA GPU"),
     "slurm": (slurm.is_possible, "needs root and Slurm's controller, daemon and commands"),

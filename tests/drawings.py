@@ -29,7 +29,7 @@ def axes_of(*panels: Panel) -> list[Axes]:
 
 def values_of(panel: Panel) -> dict[str, dict[float, float]]:
     """Return the values by x of each series that has some, by its name."""
-    values: dict[str, dict[float, float]] = {}
+    values = {}
     for series in panel.series:
         for x, point in series.points.items():
             values.setdefault(series.name, {})[x] = point.value

@@ -7,7 +7,6 @@ from builders import make_case, make_info, make_record
 from kept import RESULTS
 
 from commbench.analysis.expectations import METRICS, Outcome, judge, parse_expectation, worst
-from commbench.engine.records import Record
 from commbench.errors import InputError
 from commbench.results import Run, load_run
 
@@ -84,7 +83,7 @@ def make_run(
     One that failed if there is a reason.
     """
     case = make_case(message_bytes=MIB)
-    records: list[Record] = [
+    records = [
         make_record(case, launch=launch, time_us=time, transport=transport, wrong=wrong)
         for launch, time in enumerate(times_us)
     ]

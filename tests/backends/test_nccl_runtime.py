@@ -25,8 +25,8 @@ class Library:
     def __init__(self, *resets: str) -> None:
         for name in resets:
             setattr(self, name, self.begin_again)
-        self._file: Path | None = None
-        self._subsystems: set[str] = set()
+        self._file = None
+        self._subsystems = set()
 
     def begin_again(self) -> None:
         """Read the variables again before the next line."""

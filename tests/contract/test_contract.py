@@ -112,7 +112,7 @@ def assert_recorded(text: str, recorded: Path) -> None:
 def test_options_are_as_recorded() -> None:
     """Offer the same commands and options."""
     options = {}
-    commands: list[tuple[str, Any]] = [("", COMMANDS)]
+    commands = [("", COMMANDS)]
     for words, command in commands:
         for name, inner in getattr(command, "commands", {}).items():
             commands.append((f"{words} {name}".strip(), inner))

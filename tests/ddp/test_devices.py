@@ -77,7 +77,7 @@ def test_gpus_are_identified_by_pci_address() -> None:
         ({"uuid": "GPU-7", "pci_bus_id": 0x17}, ["GPU-7"] * 2),
         ({}, ["0", "1"]),
     ):
-        cuda.get_device_properties = lambda _, properties=properties: SimpleNamespace(**properties)  # type: ignore[method-assign,misc]
+        cuda.get_device_properties = lambda _, properties=properties: SimpleNamespace(**properties)
         assert expected == find_gpus("torch-nccl", cuda)
 
 
@@ -145,7 +145,7 @@ def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) 
 def test_the_clock_is_that_of_the_gpu_where_it_is() -> None:
     """Find a GPU's clock by PCI address; return none if NVML lacks it or on the host."""
     reading = Reading(sm_MHz=1980.0, reasons=0, held_ns={})
-    clocks: dict[str, Any] = {"0000:c1:00.0": SimpleNamespace(read=lambda: reading)}
+    clocks = {"0000:c1:00.0": SimpleNamespace(read=lambda: reading)}
     cuda = SimulatedCuda(2, buses=[0x17, 0xC1])
     assert [None, reading] == [
         Gpu(number, cuda=cuda, find_clock=clocks.get).read_clock() for number in (0, 1)

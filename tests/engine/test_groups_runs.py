@@ -4,7 +4,6 @@ import json
 import subprocess
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 from builders import read_rows
@@ -38,7 +37,7 @@ def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str)
     name the transport of each.
     """
     rows = [row for row in read_rows(shaped) if row["backend"] == backend]
-    by_pattern: dict[str, dict[str, dict[str, Any]]] = {"node": {}, "cross": {}}
+    by_pattern = {"node": {}, "cross": {}}
     for row in rows:
         by_pattern[row["pattern"]][row["group"]] = row
     assert {"0-1", "2-3"} == by_pattern["node"].keys()
@@ -55,4 +54,5 @@ def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str)
     transports = {row["pattern"]: row["transport"] for row in rows}
     assert TRANSPORTS[backend] == (transports["node"], transports["cross"])
     info = json.loads((shaped / "run.json").read_text())
-    assert {"host0", "host1"} == {rank["host"] for rank in info["ranks"]}
+    assert ["host0", "host0", "host1", "host1"] == [rank["host"] for rank in info["ranks"]]
+    assert {"hosts": 2, "rate": "200mbit"} == info["environment"]["emulated"]

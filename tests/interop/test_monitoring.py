@@ -15,11 +15,11 @@ from commbench.interop.exports.measures import MEASURES
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "monitoring"
-DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana.json").read_text())
-ALERTS: dict[str, Any] = yaml.safe_load((FOLDER / "alerts.yml").read_text())
+DASHBOARD = json.loads((FOLDER / "grafana.json").read_text())
+ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text())
 #: Labels that Prometheus adds to what it collects.
 ADDED = {"instance", "job"}
-VARIABLES: dict[str, dict[str, Any]] = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
+VARIABLES = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
 
 
 def queries() -> list[str]:

@@ -322,7 +322,6 @@ PORT = (
 def test_an_error_of_a_launcher_has_a_remedy(output: str, code: str, named: str) -> None:
     """Find out what a launcher complains of, and name it."""
     remedy = find_remedy(output.splitlines())
-    assert remedy is not None
     assert code == remedy.code
     assert named in str(remedy)
 

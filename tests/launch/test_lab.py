@@ -246,7 +246,7 @@ def test_a_lab_that_ends_ends_its_commands(mark: str, end: str) -> None:
     if end == "down":
         lab("down", mark)
     else:
-        psutil.Process(Lab.find(mark).pid).parent().kill()  # type: ignore[union-attr]
+        psutil.Process(Lab.find(mark).pid).parent().kill()
     process.communicate(timeout=SECONDS)
     assert 137 == process.returncode
     assert wait_until(lambda: not is_up(mark))

@@ -27,7 +27,6 @@ from commbench.launch.events import (
     CasesEnded,
     CaseStarted,
     Event,
-    Heartbeat,
     SessionStarted,
     Stack,
     split_line,
@@ -46,15 +45,15 @@ PLAN = LaunchPlan(launch=3, budget=ONE_VISIT, collectives=CASES)
 class ThreadRank(RankProcess):
     """A rank that is a thread."""
 
-    work = failed = refuse = leave_off = lambda *_: None  # type: ignore[assignment]
+    work = failed = refuse = leave_off = lambda *_: None
 
 
 class Launched:
     """What two ranks do that are threads, with the events of rank 0."""
 
     def __init__(self, *plans: LaunchPlan, most_events: int = 1000) -> None:
-        self.events: list[Any] = []
-        self.opened: list[str] = []
+        self.events = []
+        self.opened = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("commbench.launch.rank.open_backend", self.open)
             patch.setattr("commbench.launch.rank.SignalFeed", lambda _: None)
@@ -63,7 +62,7 @@ class Launched:
             def work(control: ThreadControl) -> None:
                 rank = self.ranks[control.rank]
                 rank.control = control
-                rank.leave_off = lambda: len(self.events) > most_events  # type: ignore[method-assign]
+                rank.leave_off = lambda: len(self.events) > most_events
                 for plan in plans:
                     rank.make_launch(plan, self if control.rank == 0 else None)
 
@@ -164,8 +163,8 @@ def test_a_backend_that_cannot_be_opened_is_bad_input() -> None:
 def test_a_heartbeat_reports_progress() -> None:
     """Send the counters of a timed loop from another thread."""
     heart = Heart(5)
-    heard: queue.SimpleQueue[Heartbeat] = queue.SimpleQueue()
-    heart.report = heard.put  # type: ignore[assignment]
+    heard = queue.SimpleQueue()
+    heart.report = heard.put
     heart.enter(2, "a case")
     heart.progress.counters[:] = (7, 6)
     heart.start()
@@ -180,7 +179,7 @@ def test_a_stalled_rank_notices_by_itself() -> None:
     """Call once after the timeout without progress."""
     stalled = threading.Event()
     heart = Heart(0, startup_s=0.6)
-    heart.on_stall = stalled.set  # type: ignore[method-assign]
+    heart.on_stall = stalled.set
     heart.progress.counters += 1
     heart.enter(0, "a case")
     heart.start()
@@ -345,8 +344,6 @@ def test_a_child_of_a_rank_that_waits_for_its_conductor_works() -> None:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write("plan\n")
         process.stdin.flush()
         assert ["plan", "child", "0"] == process.stdout.read().split()
@@ -384,7 +381,7 @@ def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
 
 def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Extend the interpreter's own timeout when the limit grows."""
-    armed: list[float] = []
+    armed = []
     monkeypatch.setattr(
         "faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds)
     )

@@ -25,7 +25,7 @@ def two_cores(mpirun: MpirunLauncher) -> None:
 
 def facts(out: Path, name: str) -> dict[str, object]:
     """Return what a program wrote."""
-    found: dict[str, object] = json.loads((out / f"{name}.json").read_text())
+    found = json.loads((out / f"{name}.json").read_text())
     assert {"argv", "git_commit"} <= found.keys()
     return found
 
@@ -37,7 +37,7 @@ def test_accuracy(run_benchmark: RunBenchmark, tmp_path: Path) -> None:
     """Time all cases by all loops; one launch gives no interval, so that nothing is shown."""
     options = "--launches 1 --rounds 1 --chunk 10 --out"
     assert 1 == run_benchmark("accuracy", *options.split(), str(tmp_path / "out")).code
-    (launch,) = facts(tmp_path / "out", "accuracy")["launches"]  # type: ignore[misc]
+    (launch,) = facts(tmp_path / "out", "accuracy")["launches"]
     assert all(
         {"c", "native", "python"} == set(case["time_us"]) for case in launch["cases"].values()
     )
@@ -89,7 +89,7 @@ def test_selection(run_benchmark: RunBenchmark, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     options = "--rounds 6 --mib 0.25 --out"
     run_benchmark("selection", *options.split(), str(tmp_path / "out"))
-    assert 8 == len(facts(tmp_path / "out", "run")["times_ms"])  # type: ignore[arg-type]
+    assert 8 == len(facts(tmp_path / "out", "run")["times_ms"])
 
 
 @pytest.mark.parametrize("line", ["selection --gpu", "cuda_kernels"])

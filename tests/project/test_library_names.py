@@ -24,7 +24,7 @@ ASKED = "torch.distributed.ProcessGroupNCCL"
 
 def named_by(source: str) -> set[str]:
     """Return the dotted names of modules and what is in them in a source text, in full."""
-    names: dict[str, str] = {}
+    names = {}
     chains = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

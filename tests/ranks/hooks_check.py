@@ -148,7 +148,7 @@ def scaled(name: str) -> dict[str, Any]:
     for number in range(4):
         train_step(reference, optimizers[0], batch(rank, number))
         step(number)
-    results: dict[str, Any] = {
+    results = {
         "same memory": torch.equal(memory_of(plain), memory_of(hook)),
         "same parameters": torch.equal(
             flat(reference.module.parameters()), flat(model.module.parameters())
@@ -249,7 +249,7 @@ def convolutions() -> nn.Module:
     """Return a model whose weights are in channels-last memory format."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 12, 3), nn.Tanh(), nn.Conv2d(12, 12, 3), nn.Tanh(), nn.Conv2d(12, 4, 3)]
-    model: nn.Module = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+    model = nn.Sequential(*layers).to(memory_format=torch.channels_last)
     assert not model[0].weight.is_contiguous()
     return model
 
@@ -409,7 +409,7 @@ def two_models() -> dict[str, Any]:
             train_step(model, sgd(model), batch(dist.get_rank(), step))
         for work in pending:
             work.wait()
-    results: dict[str, Any] = {"shared": hooks[0]._lane is hooks[1]._lane, "alive": []}
+    results = {"shared": hooks[0]._lane is hooks[1]._lane, "alive": []}
     try:
         for hook, model in zip(hooks, models, strict=True):
             hook.close()

@@ -99,8 +99,8 @@ def train(hook: Any, name: str, steps: int) -> dict[str, Any]:
     List the steps whose gradients differ from the mean of what the ranks sent of gradient plus
     residual.
     """
-    marked: list[Stopwatch] = []
-    per_step: list[list[Stopwatch]] = []
+    marked = []
+    per_step = []
     hook.register(model := make_ddp())
     hook.observer = marked.append
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

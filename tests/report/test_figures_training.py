@@ -48,7 +48,7 @@ def test_lines_join_numbers_only() -> None:
     """Join numeric sizes by a line; the default and lists stand by themselves, before and after."""
     (chart,) = bucket_charts([run_of(training=sweep())])
     (panel,) = chart.panels
-    steps: dict[bool, dict[str, float]] = {True: {}, False: {}}
+    steps = {True: {}, False: {}}
     for series in panel.series:
         if series.name == "none":
             for x, step in series.points.items():
@@ -168,7 +168,7 @@ def timeline(run: Run) -> Chart:
 
 def bars(chart: Chart, part: str) -> list[float]:
     """Return begin and end of each bar of a colour in the first panel, in milliseconds."""
-    ends: list[float] = []
+    ends = []
     for series in chart.panels[0].series:
         for begin, end, colour in series.spans:
             if colour == chart.key[part] and begin < end:

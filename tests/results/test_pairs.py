@@ -46,7 +46,6 @@ def test_times_are_summarised_over_launches(launches: int) -> None:
     ]
     row, interval = rows_of(records, 3)[2, 1], stats.launch_interval(times)
     median_us = np.median(times)
-    assert interval is not None
     assert pytest.approx([interval.low, interval.high]) == [row.time_us_ci_low, row.time_us_ci_high]
     assert pytest.approx([median_us, 1.1 * median_us]) == [row.time_us, row.time_us_p95]
     assert (launches, 30 * launches) == (row.launches, row.repetitions)

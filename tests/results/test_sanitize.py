@@ -20,7 +20,7 @@ def shown(*parts: object, terminal: bool = False) -> str:
     """Return what a console writes."""
     stream = io.StringIO()
     if terminal:
-        stream.isatty = lambda: True  # type: ignore[method-assign]  # what rich and we ask
+        stream.isatty = lambda: True  # what rich and we ask
     console = make_console(stream)
     for part in parts:
         console.print(part)

@@ -164,7 +164,7 @@ def test_each_record_is_on_disk_when_append_returns(
 ) -> None:
     """Sync the file once per record."""
     samples = mine / "samples.jsonl"
-    synced: list[int] = []
+    synced = []
     with opened(mine) as store:
         monkeypatch.setattr(os, "fsync", lambda _: synced.append(samples.stat().st_size))
         for launch in range(3):

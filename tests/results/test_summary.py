@@ -55,7 +55,7 @@ BANDWIDTHS = (
     ("latency", 2, 1.0, 4 * MIB),
 )
 #: What a row says: records, entries of run.json, columns.
-ROWS: dict[str, tuple[list[Record], dict[str, Any], dict[str, Any]]] = {
+ROWS = {
     "the median over launches, not over pooled repetitions": (
         changed(make_launches([10.0, 20.0, 30.0]), {2: {"times_us": [30.0] * 2000}}),
         {},
