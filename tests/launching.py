@@ -244,7 +244,7 @@ def marked_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def finished(
-    *words: object, seconds: float = 120, **options: Any
+    *words: object, seconds: float | None = 120, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
     """Run a program to its end; return it with its output."""
     command = [str(word) for word in words]

@@ -3,12 +3,12 @@ noise.
 """
 
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
 from effort import repetitions, slack
 from soaks import BEGUN_S, at_s, even, soak_info, soak_records, waiting_for
+from training_builders import run_of
 
 from commbench.analysis.soak import Soak, soak_results
 from commbench.engine.records import Interruption, Record, Stall
@@ -19,7 +19,7 @@ SIMULATIONS = repetitions(100)
 
 def as_run(records: list[Record], **info: Any) -> Run:
     """Return a run held in memory."""
-    return Run(path=Path("soak"), info={**soak_info(), **info}, records=tuple(records))
+    return run_of(records, **{**soak_info(), **info})
 
 
 def result_of(records: list[Record], **info: Any) -> Soak:

@@ -3,7 +3,6 @@ bytes.
 """
 
 import math
-import subprocess
 import sys
 import threading
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launching import finished
 
 torch = pytest.importorskip("torch")
 
@@ -252,9 +252,7 @@ def test_the_thread_lets_the_process_end(job: str, status: int) -> None:
         CommThread().submit({job})
         print("flushed")
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    ended = finished(sys.executable, "-c", program)
     assert (status, "flushed\n", "") == (ended.returncode, ended.stdout, ended.stderr)
 
 

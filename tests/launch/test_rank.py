@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from faking import FakeCommunicator
-from launching import has_ended, wait_until
+from launching import finished, has_ended, succeeded, wait_until
 from threads import ThreadControl, run_threads
 
 from commbench.collectives.cases import Sweep
@@ -231,10 +231,7 @@ def script_of(body: str, **options: object) -> str:
 
 def run(body: str, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a rank with the code ``body`` in a process."""
-    script = script_of(body, **options)
-    return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
-    )
+    return finished(sys.executable, "-c", script_of(body, **options))
 
 
 def test_a_rank_flushes_its_output_and_exits_with_its_status() -> None:
@@ -290,7 +287,7 @@ def test_a_rank_reports_its_stacks_on_sigusr1() -> None:
     """Report all stacks by rank and thread although the main thread is busy."""
     body = "import threading, time\nother = threading.Event()\n"
     body += "threading.Thread(target=other.wait, name='flow', daemon=True).start()\n"
-    body += "os.kill(os.getpid(), signal.SIGUSR1); time.sleep(2)"
+    body += "os.kill(os.getpid(), signal.SIGUSR1); time.sleep(1)"
     code, stacks, _ = listen(body)
     assert (0, [3, 3]) == (code, [stack.rank for stack in stacks])
     frames = {stack.thread: stack.stack for stack in stacks}
@@ -372,11 +369,8 @@ os._exit(0)
 def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
     """Exit when the parent process has ended."""
     script = script_of("import time; print(flush=True); time.sleep(600)", launcher="openmpi")
-    orphan = ORPHAN.format(script=script)
-    process = subprocess.run(
-        [sys.executable, "-c", orphan], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert wait_until(lambda: has_ended(int(process.stdout)))
+    orphan = int(succeeded(sys.executable, "-c", ORPHAN.format(script=script)))
+    assert wait_until(lambda: has_ended(orphan))
 
 
 def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> None:

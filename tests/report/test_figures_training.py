@@ -3,8 +3,14 @@
 from typing import Any
 
 import pytest
-from drawings import recommendation_of, run_of, values_of
-from training_builders import launches_of, make_bucket, make_training_case, make_training_record
+from drawings import recommendation_of, values_of
+from training_builders import (
+    launches_of,
+    make_bucket,
+    make_training_case,
+    make_training_record,
+    run_of,
+)
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.report.figures.buckets import bucket_charts
