@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -92,7 +92,7 @@ class Cluster:
             "stdin": subprocess.DEVNULL,
         }
         settings = {"env": self.environment(), "text": True, **streams, **options}
-        return subprocess.Popen(command, **settings)  # type: ignore[call-overload,no-any-return]
+        return subprocess.Popen(command, **settings)
 
     def run(
         self, *command: str, seconds: float = JOB_S, **options: object
@@ -162,7 +162,7 @@ def _daemons(cluster: Cluster) -> Iterator["subprocess.Popen[bytes]"]:
         f'printf %s "$0" > /proc/sys/kernel/hostname; mount --bind {hosts} /etc/hosts; exec slurmd'
         ' -D -N "$0"'
     )
-    commands: Mapping[str, Sequence[str]] = {
+    commands = {
         "controller": ("slurmctld", "-D"),
         **{node: ("unshare", "--uts", "--mount", "sh", "-c", name_and_run, node) for node in NODES},
     }

@@ -1,13 +1,12 @@
 """Tests of straggler detection in matrices and ordinary cases."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_case, make_record
+from builders import make_case, make_record, read_info
 from effort import repetitions, slack
 from matrices import (
     Slowness,
@@ -20,17 +19,18 @@ from matrices import (
     sending,
     touching,
 )
+from training_builders import run_of
 
 from commbench.analysis.stragglers import straggler_findings
 from commbench.analysis.stragglers.judging import ALPHA, Search
 from commbench.engine.records import GroupTimes, Record
 from commbench.launch.tables import write_tables
-from commbench.results import Run, Store, load_run
+from commbench.results import Store, load_run
 
 
 def search(records: list[Record], info: Any) -> Search:
     """Return the result of a search in some records."""
-    return straggler_findings(Run(path=Path("run"), info=info, records=tuple(records)))
+    return straggler_findings(run_of(records, **info))
 
 
 def findings_of(hosts: int, ranks_per_host: int = 1, **rule: Any) -> Search:
@@ -337,11 +337,11 @@ def test_run_json_lists_the_stragglers(tmp_path: Path) -> None:
     with Store.open(tmp_path / "mine", make_hosts(4)) as store:
         store.append(make_record())
         write_tables(store)
-        assert "suspects" not in json.loads((tmp_path / "mine" / "run.json").read_text())
+        assert "suspects" not in read_info(tmp_path / "mine")
         for record in make_matrix(4, host_slowness=touching(3, 4.0)):
             store.append(record)
         write_tables(store)
-    info = json.loads((tmp_path / "mine" / "run.json").read_text())
+    info = read_info(tmp_path / "mine")
     (straggler,) = info["suspects"]
     assert ("host", "host4") == (straggler["kind"], straggler["name"])
     assert ["kind", "name", "factor", "ci", "evidence"] == list(straggler)

@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from builders import read_rows
@@ -99,7 +98,7 @@ def with_element(source: str, name: str, code: str) -> str:
     """Return a module's source with one more element in the collection ``name``, which an
     assignment or a loop names, or one more field in the class of that name.
     """
-    value: Any = None
+    value = None
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef) and node.name == name:
             lines = source.splitlines(keepends=True)

@@ -5,7 +5,6 @@ whole engine.
 import os
 import statistics
 from dataclasses import asdict, replace
-from typing import Any
 
 from measuring import measure
 from reporting import report_and_exit
@@ -39,7 +38,7 @@ def main() -> None:
             buffers=(buffers,),
         )
         cases += sweep.cases(control.size)
-    results: dict[str, Any] = {
+    results = {
         "records": [],
         "l2_bytes": communicator.cache_bytes(),
         "gpu": communicator.gpu,

@@ -45,7 +45,7 @@ def cases(backend: str, size: int) -> list[Case]:
     """Return every operation that moves data, by sum, with the second rank of each group as
     root.
     """
-    common: dict[str, Any] = {
+    common = {
         "backends": [backend],
         "sizes": [size * ELEMENTS * 4],
         "patterns": PATTERNS,
@@ -116,7 +116,6 @@ def barriers(communicator: Communicator, hosts: str, control: Control) -> dict[s
             pattern=pattern,
         )
         prepared = prepared_everywhere(case, communicator, control, hosts)
-        assert isinstance(prepared, Prepared)
         results[pattern] = {
             "real": by_group(prepared, control),
             "idle": by_group(replace(prepared, calls=[]), control),
@@ -134,7 +133,7 @@ def measured(communicator: Communicator, hosts: str, control: Control) -> list[d
         oversubscribed=True,
         hosts=hosts,
     )
-    common: dict[str, Any] = {
+    common = {
         "sizes": [4096],
         "backends": [communicator.backend],
         "patterns": MEASURED,

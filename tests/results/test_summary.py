@@ -41,7 +41,7 @@ RAMP = np.arange(1.0, 102.0)
 WIDE = make_launches([9.0, 9.4, 9.8, 10.2, 10.6, 11.0])
 NARROW = make_launches([0.9, 0.94, 0.98, 1.02, 1.06, 1.1])
 BIMODAL = {"flags": ["bimodal"]}
-WRONG = "7 elements were wrong in 2 of 6 launches."
+WRONG = "7 wrong elements in 2 of 6 launches."
 #: nccl-tests' factors of the bus bandwidth of 4 MiB, and the size that OSU prints: a rank's block
 #: of an all-gather.
 BANDWIDTHS = (
@@ -55,7 +55,7 @@ BANDWIDTHS = (
     ("latency", 2, 1.0, 4 * MIB),
 )
 #: What a row says: records, entries of run.json, columns.
-ROWS: dict[str, tuple[list[Record], dict[str, Any], dict[str, Any]]] = {
+ROWS = {
     "the median over launches, not over pooled repetitions": (
         changed(make_launches([10.0, 20.0, 30.0]), {2: {"times_us": [30.0] * 2000}}),
         {},

@@ -144,7 +144,7 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
         others = _without(between_hosts, senders, receivers)
         family, others = _single(names, others, matrix.name, 7 * share, is_minority=False)
         families.append(_merge_uplink(family, others, names, leave_out=list(ways)))
-    slow_hosts: list[int] = []
+    slow_hosts = []
     if has_pairs:
         own = _gathered(within, host).droplevel(1).reindex(range(len(names)))
         family = judged_family("host", names, own.to_numpy().T, matrix.name, 8 * share)
@@ -188,7 +188,7 @@ def _scored(
     family = judged_family(kind, names, values, measured, alpha)
     is_typical = np.isfinite(family.judgement.effects)
     is_typical[family.judgement.slow] = False
-    ways: dict[int, str] = {}
+    ways = {}
     ends = []
     for unit in family.judgement.slow:
         send, receive = (

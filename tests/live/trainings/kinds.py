@@ -145,7 +145,7 @@ def held(rank: int) -> list[nn.Module]:
     """Update the parameters from gradients that are views of buckets, and that are read once."""
     ddp = DistributedDataParallel(network(), gradient_as_bucket_view=True)
     parameters = list(ddp.parameters())
-    gradients: list[torch.Tensor] = []
+    gradients = []
     for x in batches(rank):
         ddp(x).square().mean().backward()
         if len(gradients) < 2 * len(parameters):  # DDP rebuilds its buckets after the first step
