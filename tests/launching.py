@@ -145,9 +145,8 @@ def trained(index, **changes):
     writer.on(CaseFinished(record=TrainingRecord(case=begin(index), **made)))
 def end(is_complete=True):
     writer.on(CasesEnded(is_complete=is_complete))
-def fail(rank, error, message, is_bad_input=False):
-    say(RankError(rank=rank, host=f"n{rank}", case=0, error=error, message=message,
-        is_bad_input=is_bad_input))
+def fail(rank, message, is_bad_input=False):
+    say(RankError(rank=rank, host=f"n{rank}", case=0, message=message, is_bad_input=is_bad_input))
 def beat(rank, entered=1):
     say(Heartbeat(rank=rank, host="elsewhere", pid=1, entered=entered, left=0, cpu_ms=0, case=0))
 """

@@ -196,7 +196,7 @@ def paired_sample_ms(configuration: Trained, baseline: Trained) -> tuple[list[fl
     whole cancels out of each ratio.
     """
     are_blocks = pairs_blocks(configuration, baseline)
-    pairs: list[tuple[float, float]] = []
+    pairs = []
     for launch in common_launches(configuration, baseline):
         if are_blocks:
             pairs += _pairs_of_rounds(configuration, baseline, launch)

@@ -50,7 +50,7 @@ def test_what_is_said_of_a_soak() -> None:
     """State the extent, each event with who caused it, and the drift."""
     stall = Stall(rank=3, at_s=at_s(7, 3), lasted_s=5.0)
     extent, event, drift = result_of(soak_records(stalls={(7, 3): [stall]})).findings()
-    assert ("soak_spikes", 1, 0) == (
+    assert ("soak_extent", 1, 0) == (
         extent.code,
         extent.numbers["spikes"],
         extent.numbers["failures"],
@@ -58,7 +58,7 @@ def test_what_is_said_of_a_soak() -> None:
     assert ("soak_spike", "rank 3 on host n1") == (event.code, event.subject)
     assert ("soak_drift_unclear", {"cases": 1}) == (drift.code, drift.numbers)
     slower = result_of(soak_records(launches=40, visits=4, change=0.1)).findings()
-    assert ["soak_quiet", "soak_drift_slower"] == [finding.code for finding in slower]
+    assert ["soak_extent", "soak_drift_slower"] == [finding.code for finding in slower]
 
 
 def test_plain_noise_has_neither_events_nor_drift() -> None:

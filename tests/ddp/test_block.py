@@ -170,7 +170,7 @@ def test_everything_is_trained(first: Launch, name: str) -> None:
     assert record["measuring_s"] > 0
     assert record["peak_memory_bytes"] is None or record["peak_memory_bytes"] > 1e7
     if name != "local":
-        assert record["ranks_agree"] is True
+        assert record["ranks_agree"] is record["parameters_finite"] is True
         losses = record["losses"]
         assert STEPS == len(losses)
         assert all(map(math.isfinite, losses))

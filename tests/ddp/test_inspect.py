@@ -239,6 +239,17 @@ def test_command_prints_errors_as_json(capsys: pytest.CaptureFixture[str], spec:
     assert f"no workload {spec!r}" in json.loads(capsys.readouterr().out)["error"]
 
 
+def test_command_names_the_line_of_batches_that_fail(tmp_path: Path) -> None:
+    """End with the line of the person's file where iterating the batches fails."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef workload():\n"
+        "    return torch.nn.Linear(2, 1), lambda m, x: m(x).mean(), Batches()\n"
+        "class Batches:\n    def __iter__(self):\n        raise ValueError('no data')\n"
+    )
+    with pytest.raises(SystemExit, match=r"ValueError: no data, mine.py line 6"):
+        main(json.dumps({"spec": f"{tmp_path / 'mine.py'}:workload"}))
+
+
 def test_workload_needs_no_torch() -> None:
     """Import the workload protocol and the traces without torch."""
     code = (

@@ -68,9 +68,8 @@ def clue_of(text: str, *errors: RankError, **options: object) -> Clue:
 
 
 def error(rank: int, text: str) -> RankError:
-    """Return the error report of a rank from ``type: message``."""
-    kind, _, message = text.partition(": ")
-    return RankError(rank=rank, host=f"n{rank}", case=0, error=kind, message=message)
+    """Return the error report of a rank."""
+    return RankError(rank=rank, host=f"n{rank}", case=0, message=text)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +367,7 @@ def test_a_failed_rank_has_all_evidence() -> None:
         "stack": [],
         "others": [{"ranks": [0, 2], "in": place}, {"ranks": [3], "in": other}],
     } == failed
-    assert f"ranks 0, 2 were in {place}. " in waiting(failed)
+    assert f"in {place}: ranks 0, 2. " in waiting(failed)
     assert {0, 2, 3} == evidence.located
     assert [
         "rank 3 on host n3, thread t, most recent call first:",

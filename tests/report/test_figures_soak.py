@@ -39,4 +39,6 @@ def test_the_page_names_events_and_drift() -> None:
     assert "system-wide" in [cell.text for cell in section.tables[0].lines[0]]
     assert "rank 2 on host n1" in [cell.text for cell in section.tables[0].lines[1]]
     (finding,) = [finding for finding in page.findings if finding.label == "Soak"]
-    assert finding.texts[0].endswith("20 launches and 240 samples: 2 spikes.")
+    assert finding.texts[0].endswith(
+        "20 launches and 240 samples: 2 spikes and 0 launches that failed or hung."
+    )

@@ -21,7 +21,8 @@ from commbench.results.reading import read_info
 from pathlib import Path
 path = Path(sys.argv[1])
 with Store.open(path, read_info(path)) as store:
-    print(len(write_tables(store)))
+    write_tables(store)
+    print(len(store.run.collectives))
 """
 
 

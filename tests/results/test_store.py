@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from builders import KIB, make_info, make_launches, make_record, read_info
+from training_builders import make_bucket
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, TrainingRow
+from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.engine.records import GroupTimes, Overlap, Pairs, Record, columns_of
 from commbench.errors import InputError, LaunchError
 from commbench.launch.tables import write_tables
@@ -216,15 +217,6 @@ def test_failed_rewrite_keeps_the_old_file(mine: Path, monkeypatch: pytest.Monke
 def make_trained(hook: str = "none", losses: Any = ()) -> TrainingRecord:
     """Return the record of a configuration in one launch."""
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook=hook)
-    bucket = Bucket(
-        size_bytes=8,
-        parameters=1,
-        ready_ms=1.0,
-        start_ms=1.5,
-        done_ms=2.0,
-        comm_ms=0.5,
-        skew_wait_ms=0.0,
-    )
     return TrainingRecord(
         case=case,
         launch=0,
@@ -232,7 +224,7 @@ def make_trained(hook: str = "none", losses: Any = ()) -> TrainingRecord:
         block_lengths=[2],
         losses=losses,
         metrics=[(2, 0.5)],
-        buckets=[bucket],
+        buckets=[make_bucket()],
     )
 
 

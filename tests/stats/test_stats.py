@@ -397,6 +397,18 @@ def test_detectable_is_found_four_times_in_five(launches: int, cases: int) -> No
     assert 0.65 - slack(0.65, 200) <= np.mean(detections) <= 0.95 + slack(0.95, 200)
 
 
+def test_detectable_of_few_pairs_fits_their_interval() -> None:
+    """Detect, of four pairs, what lies 2.80 / 1.96 half widths of their interval beyond the margin,
+    where the estimated spread is 1.22 standard deviations.
+    """
+    ratios = np.exp(0.01 * np.array([-3.0, -1.0, 1.0, 3.0]))
+    (comparison,) = compare_family([(np.ones(4), ratios)], paired=True)
+    assert comparison.interval is not None
+    half_width = math.log(comparison.interval.high)
+    beyond = math.log((1 + comparison.detectable) / 1.02)
+    assert 2.80 / 1.96 * 1.22 == pytest.approx(beyond / half_width, rel=0.01)
+
+
 def test_family_hint_knows_the_smallest_p() -> None:
     """Advise more launches exactly where 2 / C(2n, n) exceeds q / m."""
     assert (True, False) == (family_hint(1, 3, 3), family_hint(1, 4, 4))

@@ -71,6 +71,7 @@ def test_the_fastest_of_each_effect_on_learning_are_confirmed(
         {"skipped_steps": 22},
         {"losses": [2.0, float("nan")]},
         {"grad_rel_error": None},
+        {"parameters_finite": False},
         {"launch": 9},
     ],
 )

@@ -45,13 +45,8 @@ class Soak:
         """Return its extent, events and drifts."""
         spikes = sum(event.kind == "spike" for event in self.events)
         failures = len(self.events) - spikes
-        code = "soak_quiet"
-        if failures:
-            code = "soak_events"
-        elif spikes:
-            code = "soak_spikes"
         extent = Finding(
-            code,
+            "soak_extent",
             numbers={
                 "seconds": self.seconds,
                 "launches": len({row.launch for row in self.timeline}),
