@@ -257,7 +257,7 @@ def test_results_may_be_written_slowly(tmp_path: Path) -> None:
     harm = (
         "from commbench.launch import ledger\n"
         "def late(store, write=ledger.write_tables, sleep=time.sleep):\n"
-        f"    sleep({PATIENCE_S + 2})\n"
+        f"    sleep({PATIENCE_S + 1})\n"
         "    write(store)\n"
         "ledger.write_tables = late"
     )
@@ -270,6 +270,7 @@ def test_results_may_be_written_slowly(tmp_path: Path) -> None:
 def test_results_that_cannot_be_written_hang_no_rank(tmp_path: Path, starter: str) -> None:
     """End all ranks if the directory of results is replaced by a file."""
     path = tmp_path / "run"
-    harm = "time.sleep(1)\nif me == 0: os.rename(out, out + '.old'); open(out, 'w').write('in the way')"
+    harm = "time.sleep(1)\nif me == 0: os.rename(out, out + '.old')"
+    harm += "; open(out, 'w').write('in the way')"
     assert 0 != measure(starter, path, harm=harm).returncode
     assert "in the way" == path.read_text()

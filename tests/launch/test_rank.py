@@ -242,24 +242,23 @@ def test_a_rank_flushes_its_output_and_exits_with_its_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "name", "bad_input"),
+    ("error", "code", "said", "bad_input"),
     [
-        ("ValueError", 1, "ValueError", "false"),
-        ("InputError", 2, "", "true"),
-        ("LaunchError", 3, "", "false"),
+        ("ValueError", 1, "ValueError: boom", "false"),
+        ("InputError", 2, "boom", "true"),
+        ("LaunchError", 3, "boom", "false"),
     ],
 )
 def test_a_rank_that_raises_reports_the_error(
-    error: str, code: int, name: str, bad_input: str
+    error: str, code: int, said: str, bad_input: str
 ) -> None:
     """Report an error to the conductor; print a traceback unless it is our own."""
     process = run(f"from commbench.errors import InputError, LaunchError\nraise {error}('boom')")
     assert code == process.returncode
-    if name:
-        assert '"stack":["<string>:' in process.stderr
-    message = f'"message":"boom","error":"{name}","is_bad_input":{bad_input}'
-    assert message in process.stderr
-    assert bool(name) == ("Traceback" in process.stderr)
+    assert f'"message":"{said}","is_bad_input":{bad_input}' in process.stderr
+    is_foreign = error in said
+    assert is_foreign == ('"stack":["<string>:' in process.stderr)
+    assert is_foreign == ("Traceback" in process.stderr)
 
 
 def test_a_rank_prints_its_stacks_when_asked() -> None:

@@ -155,7 +155,7 @@ def test_metrics_have_a_figure_with_their_target() -> None:
     assert ("accuracy", [0.7]) == (panel.label, [limit.value for limit in panel.limits])
 
 
-# -------------------------------------------------------------------------------- timeline of a step
+# ------------------------------------------------------------------------------- timeline of a step
 
 #: Ready, started and done at 4, 5, 9 ms without compressing, and at 6, 8, 14 ms with 1.5 ms of it.
 BUCKETS = [
