@@ -42,7 +42,6 @@ from commbench.hooks.base import Stopwatch
 from commbench.hooks.feedback import is_finite
 from commbench.hooks.message import ring_bytes
 from commbench.hooks.registry import hook_source
-from commbench.hooks.step_clock import Mark
 from commbench.system.process import without_collector
 
 #: Steps after the timed ones in which the pass-through hook times the buckets of a configuration
@@ -264,9 +263,7 @@ class Training:
             with without_collector():
                 return self._run_block(steps, is_last=is_last)
         except Exception as error:
-            failure = None
-            if self.hook is not None:
-                failure = self.hook.failure
+            failure = getattr(self.hook, "failure", None)
             if isinstance(failure, InputError) and failure is not error:
                 raise failure from error  # DDP only says that a callback failed
             raise
@@ -373,7 +370,7 @@ class Training:
         clock = device.clock
         progress.counters[0] += 1
         accumulation = self.case.accumulation
-        passes: list[tuple[Mark, Mark, Mark]] = []
+        passes = []
         total = torch.zeros(())
         begun = clock()
         for micro in range(accumulation):
@@ -509,7 +506,7 @@ def _wrap(
     if case.static_graph and case.accumulation > 1:  # an internal assertion of DDP's reducer fails
         raise UnsupportedError("static_graph_accumulates", version=torch.__version__)
     known = inspect.signature(DistributedDataParallel.__init__).parameters
-    arguments: dict[str, object] = {}
+    arguments = {}
     if "init_sync" in known:
         arguments["init_sync"] = False
     for argument, value in ddp_arguments(case).items():

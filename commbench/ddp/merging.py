@@ -65,7 +65,7 @@ def merge(
         dense_bytes = ring_bytes(FLOAT32_BYTES * parameters, case.world_size)
     sent = [rank.sent_bytes for rank in all_ranks if rank.sent_bytes is not None]
     errors = [rank.grad_rel_error for rank in all_ranks if rank.grad_rel_error is not None]
-    optional: dict[str, Any] = _energy(blocks, meter) | _bucket_times(blocks)
+    optional = _energy(blocks, meter) | _bucket_times(blocks)
     if longest[0].metrics:
         optional["metrics"] = longest[0].metrics
         optional |= {"metric_name": workload.metric, "target": workload.target}

@@ -188,7 +188,7 @@ class TrainingLaunch:
         without_record: dict[int, TrainingCase] = {}
         room = self.prepare_search()
         while True:
-            planned: list[int] = []
+            planned = []
             if search is not None:
                 planned = search.plan_round(room)
             members = self.control.broadcast(planned)

@@ -188,7 +188,7 @@ class RankProcess(Heart, ABC):
     def error_of(self, error: BaseException) -> RankError:
         """Return the event that states an error of this rank."""
         message = str(error)
-        stack: list[str] = []
+        stack = []
         if not isinstance(error, CommbenchError):
             message, stack = failure(error), stack_of_error(error.__traceback__)
         return RankError(

@@ -40,7 +40,7 @@ from commbench.launch.identity import without_rank
 from commbench.launch.launchers import Launcher
 from commbench.launch.messages import find_warning
 from commbench.launch.process import STACKS_S, Launched, Output
-from commbench.launch.schedule import Launch
+from commbench.launch.schedule import LEAVING_S, Launch
 from commbench.launch.signals import LOOK_S, Interrupts
 from commbench.launch.watchdog import Watchdog
 
@@ -118,6 +118,9 @@ class Supervisor:
             hang = self._watchdog.stuck(now)
             if hang:
                 return self._tear_down(launched, hang)
+            if self._is_late():
+                launched.stop(self._handle)
+                return Ending(status="cut", cause=Finding("launch_cut"))
             if self._doomed_at is not None and now > self._doomed_at:
                 launched.stop(self._handle)
         return self._judge(launched.finish(self._handle))
@@ -134,6 +137,13 @@ class Supervisor:
             launched.tell(FINISH)
             self._listener.on(LastCase())
         return False
+
+    def _is_late(self) -> bool:
+        """Return whether the time limit is over before the ranks have come together; after that
+        they heed it themselves.
+        """
+        left_s = self._launch.times.left_s(time.monotonic(), whole=True) + LEAVING_S
+        return self._launch.startup_s is None and left_s <= 0
 
     def _tear_down(self, launched: Launched, hang: Clue) -> Ending:
         """End a hung launch after its ranks had time to report their stacks."""

@@ -137,7 +137,7 @@ class Watchdog:
             return None
         last = max(self._heard, key=self._heard.__getitem__, default=0)
         if now - self._heard.get(last, 0.0) > SILENCE_S:  # how far they are is not known
-            numbers: dict[str, Value] = {"since": self._since(last, now)}
+            numbers = {"since": self._since(last, now)}
             unheard = Clue(kind="unclear", code="no_rank_heard", numbers=numbers)
             return self._stopped() or unheard
         clues = [Clue(kind="unclear", code="no_rank_stands_out")]

@@ -63,7 +63,7 @@ class Tune(Programme):
         )
         self._gaps_ms: list[float] = []
         say(
-            f"tuning {type(ddp_model.module).__name__} on {original.world_size} ranks: "
+            f"tuning {type(ddp_model.module).__name__} on {counted(original.world_size, 'rank')}: "
             f"{counted(len(settings), 'setting')}, results in {options.out}"
         )
 

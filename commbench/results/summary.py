@@ -16,7 +16,6 @@ from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import add_flag, join_flags, raised_flags
 from commbench.engine.records import (
     SCHEMA,
-    Overlap,
     OverlapRow,
     Record,
     Row,
@@ -29,7 +28,7 @@ from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.results.tables import rows_by
 from commbench.stats.components import FEWEST_VISITS, components_of
 from commbench.system.process import without_collector
-from commbench.units import algbw_GBps
+from commbench.units import algbw_GBps, counted
 
 #: From this number of launches on, the interval over launches assumes no distribution.
 MANY_LAUNCHES = 6
@@ -105,7 +104,7 @@ def keyed_records(records: Iterable[Record]) -> dict[RowKey, list[Record]]:
 
     The record of a launch that failed before it had groups counts for every group of the case.
     """
-    by_row: dict[RowKey, list[Record]] = {}
+    by_row = {}
     for key, of_case in records_by_case(records).items():
         groups = dict.fromkeys(times.group for record in of_case for times in record.groups)
         for group in groups or [""]:
@@ -216,7 +215,7 @@ def overlap_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> Itera
         records: as `keyed_rows`.
         rows: what `keyed_rows` made of them.
     """
-    by_case: dict[str, list[Overlap]] = {}
+    by_case = {}
     for key, of_case in records_by_case(records).items():
         by_case[key] = [record.overlap for record in of_case if record.overlap]
     for (key, _), row in rows.items():
@@ -274,8 +273,8 @@ def outcome_of(records: Sequence[AnyRecord]) -> dict[str, Any]:
             return _outcome(record)
     if wrong:
         elements = _total(getattr(record, "wrong", None) for record in wrong) or 0
-        launches = f"{len(wrong)} of {len(records)} launches"
-        return {"status": "wrong", "reason": f"{elements} elements were wrong in {launches}."}
+        launches = f"{len(wrong)} of {counted(len(records), 'launch')}"
+        return {"status": "wrong", "reason": f"{counted(elements, 'wrong element')} in {launches}."}
     if last.status in {"failed", "hung"} or all(record.status != "ok" for record in records):
         return _outcome(last)
     return {"status": "ok"}
@@ -309,7 +308,7 @@ def joined_texts(records: Iterable[AnyRecord], name: str) -> str:
 
 def _times(timed: Sequence[Record], medians: Sequence[float]) -> dict[str, Any]:
     """Return the columns made of times, of which each launch has one in ``medians``."""
-    columns: dict[str, Any] = metered(timed)
+    columns = metered(timed)
     columns["launches"] = len(timed)
     columns["visits"] = _visits(timed)
     columns["repetitions"] = _total(_repetitions(record) for record in timed)
@@ -347,7 +346,7 @@ def _quantiles(timed: Sequence[Record]) -> dict[str, float]:
 
     Of imported cases, the stated ones: none of a quantile that a launch does not state.
     """
-    by_launch: list[Sequence[float | None]] = []
+    by_launch = []
     shares = [share for _, share in _QUANTILES.values()]
     for record in timed:
         if record.stated:
@@ -395,14 +394,14 @@ def _interval(
 
     Launches of several visits are close to normally distributed on a logarithmic scale, as each is
     a median over visits: the interval is Student's, which holds whether launches or visits differ
-    more. Other launches may have two modes, so that their interval assumes no distribution. The
-    interval includes the time of the row, whose median over visits may lie outside the interval of
-    the repetitions.
+    more. It covers the median of launches in two modes in half of the runs only. So the interval of
+    such launches and of other ones assumes no distribution. The interval includes the time of the
+    row, whose median over visits may lie outside the interval of the repetitions.
     """
     visits = [visit_times(record) for record in timed]
     has_visits = min(map(len, visits)) >= FEWEST_VISITS
     if len(timed) > 1:
-        if has_visits:
+        if has_visits and not stats.is_bimodal(medians):
             return stats.student_interval(medians, level)
         return stats.launch_interval(medians, level)
     if has_visits:

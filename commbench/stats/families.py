@@ -156,7 +156,7 @@ def compare_family(
         raise InputError(f"The margin {margin:g} is no share from 0 to below 1; give 0.02 for 2 %.")
     q, level = q / looks, 1 - 0.05 / looks
     comparisons = []
-    testable: dict[int, RunRatio | _LaunchRatio] = {}
+    testable = {}
     for place, (a, b) in enumerate(pairs):
         sides = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
         ratio = median_ratio(*sides)

@@ -55,7 +55,7 @@ def make_samples(timed: Any, buckets: Buckets = (), **changes: Any) -> BlockSamp
     Bucket times of the second timed step are tripled.
     """
     watched = [make_stamps(buckets, 2 * n + 1) for n in range(len(timed))]
-    fields: dict[str, Any] = {
+    fields = {
         "times": np.array([*[JUNK] * EARLY_STEPS, *timed]) / 1e3,
         "metrics": [],
         "watched": watched,

@@ -3,7 +3,6 @@ bytes.
 """
 
 import math
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launching import finished
 
 torch = pytest.importorskip("torch")
 
@@ -60,8 +60,6 @@ def test_options_reach_the_hook() -> None:
     typed = make_hook(
         "topk", options={"warmup": "0.25+0.06", "warmup_steps": "8"}
     )  # commas separate hooks there
-    assert isinstance(hook, TopK)
-    assert isinstance(typed, TopK)
     assert hook.warmup == typed.warmup
     assert (0.5, False, (0.25, 0.06), 8, 2.5) == (
         hook.density,
@@ -152,7 +150,7 @@ def test_seeds_leave_the_global_generator() -> None:
 def open_bucket(memory: Memory, index: int, **sizes: int) -> Slot:
     """Return the slot of a bucket of vectors."""
     names = {torch.nn.Parameter(torch.zeros(size)): name for name, size in sizes.items()}
-    bucket: Any = SimpleNamespace(
+    bucket = SimpleNamespace(
         index=lambda: index,
         parameters=lambda: list(names),
         buffer=lambda: torch.zeros(sum(sizes.values())),
@@ -258,9 +256,7 @@ def test_the_thread_lets_the_process_end(job: str, status: int) -> None:
         CommThread().submit({job})
         print("flushed")
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    ended = finished(sys.executable, "-c", program)
     assert (status, "flushed\n", "") == (ended.returncode, ended.stdout, ended.stderr)
 
 

@@ -261,10 +261,21 @@ def test_the_selection_in_use_is_recorded_and_a_slow_one_reported(
 
 def test_a_time_limit_that_leaves_launches_out_cuts_the_run(tmp_path: Path) -> None:
     """Exit with 0 and status cut if each case has a launch; resume measures the rest."""
-    code, info, display = run(tmp_path, ALL, make_request(CASES, time_limit_s=0.5))
+    slow = ALL.replace("session()", "session(); time.sleep(2)")
+    code, info, display = run(tmp_path, slow, make_request(CASES, time_limit_s=5))
     assert (0, "cut", 4) == (code, info["status"], len(measured(tmp_path)))
     assert "after 1 of 2 launches" in info["reason"]
     assert 1 == len(display.warnings)
     code, info, _ = run(tmp_path, ALL)
     assert (0, "complete", "") == (code, info["status"], info["reason"])
     assert EVERYTHING == sorted(measured(tmp_path))
+
+
+def test_a_start_that_outlasts_the_time_limit_is_ended(tmp_path: Path) -> None:
+    """End ranks that have not come together at the time limit, and the run with 3."""
+    code, info, _ = run(tmp_path, "time.sleep(60)", make_request(CASES, time_limit_s=0.5))
+    assert (3, "partial", ["cut"]) == (
+        code,
+        info["status"],
+        [e["status"] for e in info["launches"]],
+    )

@@ -108,12 +108,12 @@ def test_written_events_come_back_as_they_went() -> None:
     """Read back all events of a launch, with numpy numbers, of collectives and training."""
     stream = io.StringIO("loading libfoo...")  # half a line of a library comes before
     stream.seek(0, io.SEEK_END)
-    measured = Record(case=CASE, launch=1, times_us=np.array([1.5, 2.5]), wrong=np.int64(0))  # type: ignore[arg-type]
+    measured = Record(case=CASE, launch=1, times_us=np.array([1.5, 2.5]), wrong=np.int64(0))
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01)
     trained = TrainingRecord(
         case=case, launch=1, step_ms=[1.5], metrics=[(3, 0.5)], buckets=[make_bucket()]
     )
-    sent: list[RankEvent] = [
+    sent = [
         SessionStarted(facts={"ranks": []}),
         CaseStarted(index=4),
         CaseFinished(record=measured),

@@ -49,7 +49,7 @@ class Invocation:
     """Runs one invocation on two ranks that are threads, on the fake backend."""
 
     def __init__(self, path: Path, stages: Sequence[Stage], seed: int = 1) -> None:
-        self.finished: list[str] = []
+        self.finished = []
         self.display = Recorder()
         identities = [
             Identity(role="rank", rank=rank, world_size=2, launcher="openmpi") for rank in range(2)
@@ -85,7 +85,7 @@ class Invocation:
             if case >= 0:
                 at_case(next(begun))
 
-        rank_0.enter = noting  # type: ignore[method-assign]
+        rank_0.enter = noting
         try:
             run_threads(2, self.work)
         finally:

@@ -269,7 +269,7 @@ class SynchronisedClock(GlobalClock):
     def _measure_offset(self, parent: int) -> Offset:
         """Exchange messages with the parent until one is as fast as the fastest so far."""
         control, now = self._control, self._now
-        pings: list[tuple[int, int, int]] = []
+        pings = []
         going_on = True
         while going_on:
             sent = now()
