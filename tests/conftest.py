@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import effort
 import pytest
@@ -114,6 +115,16 @@ def _is_undisturbed() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "waiting_s", lambda: (0.0, 0.0))
+        yield
+
+
+@pytest.fixture
+def without_nccl_variables() -> Iterator[None]:
+    """Remove NCCL's variables, also those that a test sets."""
+    with mock.patch.dict(os.environ):
+        for name in list(os.environ):
+            if name.startswith("NCCL_"):
+                del os.environ[name]
         yield
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import networks
 from builders import STEADY, make_case, make_info, make_launches, make_record
-from drawings import run_of
+from training_builders import run_of
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record

@@ -109,6 +109,10 @@ class Cluster:
             ) from None
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
+    def is_idle(self) -> bool:
+        """Return whether both nodes wait for work."""
+        return 2 == self.run("sinfo", "-hNo", "%T").stdout.split().count("idle")
+
     def wait(self, job: str) -> int:
         """Wait for a job and return its exit code.
 
@@ -190,8 +194,7 @@ def private_slurm() -> Iterator[Cluster]:
         (cluster.path / "slurm.conf").write_text(text)
         daemons = list(_daemons(cluster))
         try:
-            idle = lambda: 2 == cluster.run("sinfo", "-hNo", "%T").stdout.split().count("idle")  # noqa: E731
-            assert wait_until(idle), cluster.log()
+            assert wait_until(cluster.is_idle), cluster.log()
             yield cluster
         finally:
             cluster.run("scancel", "--user=root", "--signal=KILL", "--full")

@@ -281,7 +281,7 @@ def error_clue(error: RankError) -> Clue:
     kind = "raised"
     if CONNECTION_LOST.search(error.message):
         kind = "lost connection"
-    numbers = {"error": error.text}
+    numbers = {"error": error.message.removesuffix(".")}
     return Clue(kind=kind, code="rank_raised", rank=error.rank, host=error.host, numbers=numbers)
 
 

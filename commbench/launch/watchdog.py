@@ -92,6 +92,11 @@ class Watchdog:
         """The process number of each known rank, on its own host."""
         return {rank: pid for rank, (_, pid) in self.processes.items()}
 
+    @property
+    def case_number(self) -> int:
+        """As `Heartbeat.case`, of the case that has begun last."""
+        return self._cases - 1
+
     def introduce(self, rank: int, host: str, pid: int) -> None:
         """Note that rank ``rank`` is process ``pid`` of ``host``; a heartbeat states it, too."""
         self.processes[rank] = (host, pid)

@@ -394,14 +394,14 @@ def _interval(
 
     Launches of several visits are close to normally distributed on a logarithmic scale, as each is
     a median over visits: the interval is Student's, which holds whether launches or visits differ
-    more. Other launches may have two modes, so that their interval assumes no distribution. The
-    interval includes the time of the row, whose median over visits may lie outside the interval of
-    the repetitions.
+    more. It covers the median of launches in two modes in half of the runs only. So the interval of
+    such launches and of other ones assumes no distribution. The interval includes the time of the
+    row, whose median over visits may lie outside the interval of the repetitions.
     """
     visits = [visit_times(record) for record in timed]
     has_visits = min(map(len, visits)) >= FEWEST_VISITS
     if len(timed) > 1:
-        if has_visits:
+        if has_visits and not stats.is_bimodal(medians):
             return stats.student_interval(medians, level)
         return stats.launch_interval(medians, level)
     if has_visits:

@@ -1,10 +1,9 @@
 """Tests of expectations: their grammar, the four outcomes, and what never passes."""
 
-from pathlib import Path
-
 import pytest
-from builders import make_case, make_info, make_record
+from builders import make_case, make_record
 from kept import RESULTS
+from training_builders import run_of
 
 from commbench.analysis.expectations import METRICS, Outcome, judge, parse_expectation, worst
 from commbench.errors import InputError
@@ -89,7 +88,7 @@ def make_run(
     ]
     if reason:
         records = [make_record(case, status="failed", reason=reason)]
-    return Run(path=Path("run"), info=make_info(), records=tuple(records))
+    return run_of(records)
 
 
 STEADY = (99.5, 99.8, 100.0, 100.1, 100.2, 100.4)

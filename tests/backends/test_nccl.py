@@ -41,15 +41,15 @@ MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data
 REDUCING = [name for name, operation in OPERATIONS.items() if operation.reduces]
 
 
+pytestmark = pytest.mark.usefixtures("without_nccl_variables")
+
+
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """Return the backend's module over a simulated cupy."""
-    for name in [name for name in os.environ if name.startswith("NCCL_")]:
-        monkeypatch.delenv(name)
     # a full collection looks through all tests; what a test has made is young
     collect = gc.collect
     monkeypatch.setattr(gc, "collect", lambda generation=1: collect(generation))
-    before = dict(os.environ)
     for name, module in simulated().items():
         monkeypatch.setitem(sys.modules, name, module)
     for name in MODULES:
@@ -57,8 +57,6 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     yield importlib.import_module(MODULES[0])
     for name in MODULES:
         sys.modules.pop(name, None)
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
 
 
 def cases(size: int) -> list[Case]:

@@ -1,5 +1,5 @@
-"""Tests that rows of kept runs equal their own files, and that decisions, option names, refusals and
-printed texts equal their record.
+"""Tests that rows of kept runs equal their own files, and that decisions, option names, refusals
+and printed texts equal their record.
 
 ``record.py`` writes it again after a deliberate change.
 """

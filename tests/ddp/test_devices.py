@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -26,17 +25,13 @@ from commbench.engine.gpu_clocks import Reading
 from commbench.errors import InputError
 from commbench.hooks.step_clock import host_clock
 
+pytestmark = pytest.mark.usefixtures("without_nccl_variables")
+
 
 @pytest.fixture
-def with_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Simulate a torch with NCCL, and remove NCCL's variables."""
+def with_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a torch with NCCL, without NCCL's variables."""
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    for name in [name for name in os.environ if name.startswith("NCCL_")]:
-        monkeypatch.delenv(name)
-    before = dict(os.environ)
-    yield
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
 
 
 # What is there

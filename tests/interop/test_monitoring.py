@@ -4,12 +4,12 @@ import configparser
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from launching import finished
 
 from commbench.interop.exports.measures import MEASURES
 
@@ -107,9 +107,7 @@ def write_yaml(file: Path, content: dict[str, Any]) -> None:
 
 def run_promtool(promtool: str, *arguments: str | Path) -> tuple[int, str]:
     """Return promtool's exit code and output."""
-    done = subprocess.run(
-        [promtool, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = finished(promtool, *arguments)
     return done.returncode, done.stdout + done.stderr
 
 

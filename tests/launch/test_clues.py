@@ -68,9 +68,8 @@ def clue_of(text: str, *errors: RankError, **options: object) -> Clue:
 
 
 def error(rank: int, text: str) -> RankError:
-    """Return the error report of a rank from ``type: message``."""
-    kind, _, message = text.partition(": ")
-    return RankError(rank=rank, host=f"n{rank}", case=0, error=kind, message=message)
+    """Return the error report of a rank."""
+    return RankError(rank=rank, host=f"n{rank}", case=0, message=text)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ ERROR = RankError(
     rank=0,
     host="n0",
     case=2,
-    error="ValueError",
     message="two\nlines @commbench",
     is_bad_input=True,
 )

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from builders import read_info, read_launches, read_records, read_rows
-from launching import NO_OFI, assert_same_form, wait_until
+from launching import NO_OFI, assert_same_form, succeeded, wait_until
 from slurm import Cluster, private_slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.usefixtures("forks")]
@@ -91,8 +90,7 @@ def test_a_batch_job_writes_the_files_of_a_local_run(cluster: Cluster, tmp_path:
     code, output = finish(cluster, submit(cluster, there, words), there)
     assert 0 == code, output
     local = commbench(f"{words} -n 2 --out {here}").split()
-    own = {**os.environ, **NO_OFI}
-    subprocess.run(local, env=own, capture_output=True, timeout=120, check=True)
+    succeeded(*local, env={**os.environ, **NO_OFI})
     assert ["complete", "mpirun", 2, 2] == facts(there, "status launcher nodes world_size")
     assert ["n0", "n1"] == [rank["host"] for rank in facts(there, "ranks")[0]]
     assert_same_form(here, there)

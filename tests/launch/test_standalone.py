@@ -183,7 +183,7 @@ def test_an_error_on_rank_0_is_entered_once(tmp_path: Path) -> None:
     def break_down(begun: int) -> None:
         if begun < 3:
             return
-        error = RankError(rank=0, host="n0", case=2, message="boom", error="ValueError")
+        error = RankError(rank=0, host="n0", case=2, message="ValueError: boom")
         for _ in range(2):
             invocation.ranks[0].failed(error)
         raise LaunchError("boom")

@@ -201,8 +201,10 @@ import torch
 from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
 
-first, second = (load_workload("linear", seed=1, rank=rank, world_size=2, batch_size=4) for rank in (0, 1))
-print(torch.equal(first.model.weight, second.model.weight), torch.equal(first.batches[0], second.batches[0]))
+options = {"seed": 1, "world_size": 2, "batch_size": 4}
+first, second = (load_workload("linear", rank=rank, **options) for rank in (0, 1))
+same = torch.equal(first.model.weight, second.model.weight)
+print(same, torch.equal(first.batches[0], second.batches[0]))
 print(first.loss(first.model, first.batches[0]).shape)
 try:
     load_workload("none_such", seed=1, rank=0, world_size=1)
@@ -244,7 +246,9 @@ table = run.collectives
 print(table.columns[-1], (table.time_us_max >= table.time_us_p95).all())
 (drawing,) = [drawing for drawing in all_figures([run]) if drawing.name == "skew"]
 print(len(drawing.png) > 1000)
-print(*(text for entry in find_conclusion([run]) if entry.label == "Longest" for text in entry.texts))
+for entry in find_conclusion([run]):
+    if entry.label == "Longest":
+        print(*entry.texts)
 """
     column, figure, sentence = copy.run("-c", program).splitlines()
     assert ("time_us_max True", "True") == (column, figure)

@@ -2,16 +2,14 @@
 directly.
 """
 
-import os
 import sys
 from dataclasses import replace
 from typing import Any
 
 import verify_all
 from measuring import measure
-from reporting import report_and_exit
+from reporting import connect, report_and_exit
 
-from commbench.backends import connect_control
 from commbench.collectives.cases import Sweep
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
@@ -58,7 +56,7 @@ def main() -> None:
 
         takes_gpu_memory = True
 
-    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    control = connect()
     plain = MpiCommunicator(control)
     results = {
         "cases": {},

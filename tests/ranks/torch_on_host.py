@@ -9,9 +9,8 @@ from unittest import mock
 import torch
 import verify_all
 from measuring import measure
-from reporting import report_and_exit
+from reporting import connect, report_and_exit
 
-from commbench.backends import connect_control
 from commbench.backends.torch_nccl import TorchNcclCommunicator
 from commbench.collectives.cases import Case
 from commbench.engine.session import Session
@@ -137,7 +136,7 @@ def too_large(communicator: OnHost, control: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Print the findings of all cases as one line of JSON on rank 0."""
-    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    control = connect()
     communicator = OnHost(control)
     planned = [(case, "") for case in verify_all.cases("torch-nccl", control.size)]
     results = {"cases": verify_all.entries_of(planned, communicator, control)}

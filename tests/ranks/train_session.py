@@ -83,6 +83,7 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
             progress=(progress := Progress()),
             on_begin=begun.append,
             on_record=records.append,
+            on_refusal=lambda _: None,
             is_out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
         )
         finished = launch.train()

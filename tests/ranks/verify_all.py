@@ -2,16 +2,15 @@
 without calls.
 """
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NoReturn
 
-from reporting import report_and_exit
+from reporting import connect, report_and_exit
 
-from commbench.backends import connect_control, open_backend
+from commbench.backends import open_backend
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
@@ -187,7 +186,7 @@ def old_library_finding(control: Control) -> str:
 
 def main() -> None:
     """Print the findings of all cases as one line of JSON on rank 0."""
-    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    control = connect()
     results = {"cases": [], "barrier": {}}
     for backend in sys.argv[1].split(","):
         communicator = open_backend(backend, control)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from measuring import measure
-from reporting import report_and_exit
+from reporting import connect, report_and_exit
 from verify_all import entries_of
 
-from commbench.backends import connect_control, open_backend
+from commbench.backends import open_backend
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.composed import COMPOSED, MATRIX
 from commbench.collectives.operations import REDOPS
@@ -140,7 +140,7 @@ def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
 
 def main() -> None:
     """Print the findings as one line of JSON on rank 0."""
-    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    control = connect()
     results = {"cases": [], "matrices": {}}
     backends, topic = sys.argv[1:]
     for backend in backends.split(","):

@@ -1,8 +1,8 @@
 """Tests of a soak on the page: its time line, tables and sentences."""
 
 import pytest
-from drawings import run_of
 from soaks import at_s, even, soak_info, soak_records, waiting_for
+from training_builders import run_of
 
 from commbench.report.figures import all_figures
 from commbench.report.figures.soak import soak_charts

@@ -3,8 +3,14 @@
 from typing import Any
 
 import pytest
-from drawings import recommendation_of, run_of, values_of
-from training_builders import launches_of, make_bucket, make_training_case, make_training_record
+from drawings import recommendation_of, values_of
+from training_builders import (
+    launches_of,
+    make_bucket,
+    make_training_case,
+    make_training_record,
+    run_of,
+)
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.report.figures.buckets import bucket_charts
@@ -149,7 +155,7 @@ def test_metrics_have_a_figure_with_their_target() -> None:
     assert ("accuracy", [0.7]) == (panel.label, [limit.value for limit in panel.limits])
 
 
-# -------------------------------------------------------------------------------- timeline of a step
+# ------------------------------------------------------------------------------- timeline of a step
 
 #: Ready, started and done at 4, 5, 9 ms without compressing, and at 6, 8, 14 ms with 1.5 ms of it.
 BUCKETS = [

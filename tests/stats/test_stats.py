@@ -403,7 +403,6 @@ def test_detectable_of_few_pairs_fits_their_interval() -> None:
     """
     ratios = np.exp(0.01 * np.array([-3.0, -1.0, 1.0, 3.0]))
     (comparison,) = compare_family([(np.ones(4), ratios)], paired=True)
-    assert comparison.interval is not None
     half_width = math.log(comparison.interval.high)
     beyond = math.log((1 + comparison.detectable) / 1.02)
     assert 2.80 / 1.96 * 1.22 == pytest.approx(beyond / half_width, rel=0.01)
