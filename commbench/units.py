@@ -61,7 +61,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         InputError: if an item is empty or no size, or a range ends below its start, starts at 0 or
             has a factor that is not a whole number of 2 or more.
     """
-    sizes: list[int] = []
+    sizes = []
     for item in text.split(","):
         if not item.strip():
             raise InputError(f"sizes {text!r} hold an empty item: write 8,1K,64K or 8:64M.")

@@ -308,13 +308,11 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "{subject} has not been heard of {since} although its process {process}"
         ),
         "rank_stopped": "{subject} is stopped",
-        "rank_too": "so is {subject}",
         "ranks_not_started": "the ranks could not be started: {remedy}",
         "ranks_left_late": "the ranks did not leave cleanly after their last case: {cause}",
         "ranks_stay": "the ranks did not end after their last case: {cause}",
-        "rank_was_in": "Meanwhile {subject} was in {place}.",
-        "ranks_were_in": "Meanwhile {subject} were in {place}.",
-        "ranks_too": "so are {subject}",
+        "ranks_were_in": "Meanwhile in {place}: {subject}.",
+        "ranks_too": "the same is true of {subject}",
         # What launchers complain of, with what to do.
         "daemon_not_started": (
             "mpirun could not start its daemon on host {host}; make `ssh {host} true` and the"
@@ -383,8 +381,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " of the hostfile"
         ),
         # What follows from how launches ended.
-        "case_failed": "1 case failed: {cause}",
-        "cases_failed": "{failed:case} failed, the first: {cause}",
+        "cases_failed": "{failed:case} failed: {cause}",
         "cases_unmeasured": "without a launch: {missing} of {cases:case}",
         "conditions_changed": (
             "The conditions have changed since the first launch: {changes:clauses}."
@@ -436,8 +433,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " {measuring_s:percent}, preparation, verification and collecting samples"
             " {other_s:percent}."
         ),
-        "time_live": "Tuning took {seconds:duration} of the training, in {launches:launch}.",
-        "time_watched": "Watching took {seconds:duration} of the training, in {launches:launch}.",
+        "time_live": "This took {seconds:duration} of the training, in {launches:launch}.",
         # Speed of the network, and how exactly it is known.
         "bandwidth": "{subject} {operation} {busbw:GBps} at {size:size}",
         "bandwidth_best": "Bus bandwidth of {subject}, the best of {count:case}.",
@@ -600,6 +596,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "too_costly": "{subject}, for {cause}",
         "unfit_diverged": "its loss is not finite",
         "unfit_gradients": "its gradients are not finite",
+        "unfit_parameters": "its parameters are not finite",
         "unfit_skipped": "the gradient scaler skipped every step",
         "unfit_unknown": "no reason is known",
         "unfit_unpaired": "no launch has both it and the default",
@@ -818,11 +815,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "left_out": "Left out: {sentence}",
         "lines_hidden": "{shown} of {lines:row}; all of them are in {file}.",
         "pairs_hidden": "The slowest {shown} of {lines:pair}; all of them are in {file}.",
-        "origin_imported": "Imported with {how:list}; its files are in {path}.",
-        "origin_measured": "Measured with {how:list}; its files are in {path}.",
-        # A launch that failed, as the page of a run tells.
-        "launch_failed": "{subject}: {rank} {state}.",
-        "launch_failed_in": "{subject}: {rank} {state}, in {case}.",
+        "origin": "Made with {how:list}; its files are in {path}.",
         # The model of a network, and predictions.
         "model_none": (
             "No model: fitting one needs {sizes} message sizes of an operation, by ranks that do"
@@ -901,27 +894,18 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "soak_drift_unclear": (
             "Drift: {cases:case} with too few launches, or too wide an interval, to tell."
         ),
-        "soak_events": (
+        "soak_extent": (
             "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: {spikes:spike} and"
             " {failures:launch} that failed or hung."
         ),
         "soak_failed": "{began:utc} UTC, {lasted:seconds}: launch {launch} failed: {cause}.",
         "soak_hung": "{began:utc} UTC, {lasted:seconds}: launch {launch} hung: {cause}.",
         "soak_more": "{more:more event} in events.csv.",
-        "soak_quiet": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: no spike, no"
-            " failure."
-        ),
         "soak_spike": "{began:utc} UTC, {lasted:seconds}: {subject} ({cause}), during {case}.",
-        "soak_spikes": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: {spikes:spike}."
-        ),
         "who_all": "system-wide",
         "who_host": "host {host}",
-        "who_rank": "rank {ranks}",
-        "who_rank_on": "rank {ranks} on host {host}",
-        "who_ranks": "ranks {ranks}",
-        "who_ranks_on": "ranks {ranks} on host {host}",
+        "who_ranks": "rank {ranks}",
+        "who_ranks_on": "rank {ranks} on host {host}",
         # Stragglers: hosts, ranks, links and groups that are slower than their peers.
         "slow_both": "Slow: {subject}: its links take longer than the others': {seen:clauses}.",
         "slow_detectable": "{slowdown:percent} among {count:{kind}}",

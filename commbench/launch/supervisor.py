@@ -14,6 +14,7 @@ from commbench.launch.clues import (
     Clue,
     Ending,
     Evidence,
+    error_clue,
     exit_clues,
     find_crash_report,
     hang_reason,
@@ -154,6 +155,7 @@ class Supervisor:
         if hang.code == "no_rank_heard":
             lines, processes = list(self._stderr), self._watchdog.processes
             hang = worst([hang, *written_clues(lines, processes, self._kills_before)])
+        hang = worst([hang, *map(error_clue, self._errors())])
         failed_rank = self._evidence.failed_rank(
             hang, self._launch.case, self._watchdog.processes, self._printed(launched, hang)
         )
@@ -168,6 +170,14 @@ class Supervisor:
             is_host_lost=hang.is_host_lost and not is_reached,
             output=[*self._stderr, *stacks],
         )
+
+    def _errors(self) -> list[RankError]:
+        """Return the errors of ranks, without those of earlier cases, which failed by them."""
+        errors = []
+        for error in self._evidence.errors:
+            if not error.is_of_case or error.case == self._watchdog.case_number:
+                errors.append(error)
+        return errors
 
     def _printed(self, launched: Launched, hang: Clue) -> list[str]:
         """Return the interpreter's report on a rank of this host that cannot report its stacks
@@ -199,7 +209,7 @@ class Supervisor:
             return Ending(status="ok", cause=find_warning(lines))
         clues = exit_clues(
             lines,
-            self._evidence.errors,
+            self._errors(),
             returncode,
             self._watchdog.processes,
             kills_before=self._kills_before,
@@ -238,7 +248,7 @@ class Supervisor:
                 return
             case RankError() | Stack():
                 self._evidence.add(event)
-                if isinstance(event, RankError):
+                if isinstance(event, RankError) and not event.is_of_case:
                     self._doomed_at = self._doomed_at or now + DOOMED_S
                 return
             case SessionStarted(facts=facts):

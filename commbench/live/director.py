@@ -40,6 +40,7 @@ from commbench.ddp.buckets import bucket_bytes
 from commbench.ddp.plan.arguments import setting_of_model
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.hooks.base import StateDict
+from commbench.hooks.feedback import is_finite
 from commbench.launch.facts import Place, own_host, own_place
 from commbench.live.agreement import AbsentError, Agreement, Instruction, Measured
 from commbench.live.conditions import conditions_of, gpu_of
@@ -460,7 +461,17 @@ class Director:
         times = of_steps(times, self._period)
         self._agreement.set_own("times", times)
         if self.is_root:
-            self._awaited = Measured(times, self._first // self._period, buckets)
+            at = self._first // self._period
+            self._awaited = Measured(times, at, buckets, self._has_finite_gradients())
+
+    def _has_finite_gradients(self) -> bool:
+        """Return whether the hook in use has left finite gradients; true without a hook."""
+        if self._switcher is None or self._switcher.hook is None:
+            return True
+        for parameter in self._registered:
+            if parameter.grad is not None and not is_finite(parameter.grad):
+                return False
+        return True
 
     def _exchange(self) -> None:
         """Put the setting that is due in use; every rank does so between the same two passes."""

@@ -230,7 +230,7 @@ def arguments_of(
             one bucket and hides nothing.
     """
     known = _known_arguments()
-    arguments: dict[str, Any] = {"init_sync": False}
+    arguments = {"init_sync": False}
     for name in _SAME_NAME:
         if name in known and hasattr(ddp_model, name):
             arguments[name] = getattr(ddp_model, name)

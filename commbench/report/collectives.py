@@ -110,7 +110,7 @@ def collective_tables(runs: Sequence[Run]) -> Iterator[Table]:
         distinguishing = " ".join(_UNIQUE[1:])
         if len(keys) < len(of_table):
             distinguishing = f"{_METHOD} {distinguishing}"
-        columns: list[Column[Row]] = [
+        columns = [
             *declared(Row, "message_bytes backend"),
             *declared(Row, distinguishing, should_vary=True),
             outcome("time_us", Row, explain_time(runs)),
@@ -182,7 +182,7 @@ def group_sentences(run: Run) -> Iterator[Finding]:
 
 def growth_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate time against the number of ranks: a line for each case."""
-    columns: list[Column[Growth]] = [
+    columns = [
         Column("operation", _growth_name),
         Column("backend", "case.backend"),
         Column("dtype", "case.dtype"),
@@ -233,7 +233,7 @@ def _growth_cell(growth: Growth) -> Cell:
 
 def overlap_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate non-blocking collectives, as OSU prints them."""
-    columns: list[Column[OverlapRow]] = [
+    columns = [
         *declared(OverlapRow, "operation backend message_bytes"),
         *declared(OverlapRow, "overall_us compute_us pure_us overlap_percent"),
         interval("overlap_percent", OverlapRow, is_bounded=True),
@@ -244,7 +244,7 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
 
 def overhead_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the time that a framework's call adds to the library's call."""
-    columns: list[Column[Overhead]] = [
+    columns = [
         *declared(Overhead, "operation"),
         *declared(Overhead, "pattern", should_vary=True),
         *declared(Overhead, "message_bytes direct_us through_us added_us"),

@@ -177,7 +177,7 @@ def _over_half(recommendation: Recommendation) -> Iterator[Finding]:
 def _learning(recommendation: Recommendation) -> Iterator[Finding]:
     """Yield the effect on learning of the best setting, and of the fastest lossy one."""
     best, baseline = recommendation.best, recommendation.baseline
-    judged: list[tuple[Choice, Cost | None]] = []
+    judged = []
     if alters_learning(best, baseline):
         judged.append((best, recommendation.cost))
     for lossy in recommendation.altering:

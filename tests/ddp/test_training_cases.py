@@ -161,7 +161,7 @@ def test_keys_tell_cases_apart() -> None:
     """Give each configuration and phase its own constant key, which is read back; as in older runs
     it lacks later switches that have their default.
     """
-    changes: list[dict[str, Any]] = [
+    changes = [
         {},
         {"phase": "confirm"},
         {"bucket_cap_mb": "25"},

@@ -152,7 +152,7 @@ def test_srun_commands(ranks: int, options: dict[str, Any], words: str) -> None:
 def test_torchrun_commands() -> None:
     """Start ranks on this host, with ranks per node as a limit."""
     options = {"ranks_per_node": 2, "bind_to": "none", "extra": ["--max-restarts=0"]}
-    launcher = TorchrunLauncher(**options, environ=JOB)  # type: ignore[arg-type]
+    launcher = TorchrunLauncher(**options, environ=JOB)
     words = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts=0"
     check(launcher, 2, words, "mpi4py")
     assert (2, 2, True) == (launcher.slots(), launcher.limit(), launcher.is_local)

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from builders import STEADY, make_info, make_launches
-from drawings import recommendation_of, run_of
+from drawings import recommendation_of
+from training_builders import run_of
 
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Row

@@ -106,7 +106,7 @@ def differences(
 def _texts(infos: Sequence[RunInfo]) -> Mapping[str, Sequence[str | None]]:
     """Return each condition's text in every run; None if a run does not state it."""
     facts_of_runs = [_facts(info) for info in infos]
-    texts: dict[str, list[str | None]] = {}
+    texts = {}
     for facts in facts_of_runs:
         for name in facts:
             texts[name] = [each.get(name) for each in facts_of_runs]

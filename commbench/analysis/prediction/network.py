@@ -95,7 +95,7 @@ class NetworkModel:
                 )
                 table = tables.setdefault((key, _variant(case)), {})
                 table.setdefault(case.message_bytes, {})[record.launch] = time_us
-        curves: dict[CurveKey, Curve] = {}
+        curves = {}
         notes = {}
         for key, variant in sorted(tables):  # the nearest variant first
             table = tables[key, variant]

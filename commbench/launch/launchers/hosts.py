@@ -101,7 +101,7 @@ def _read_line(words: list[str]) -> tuple[str, int | None, bool]:
     """
     name, colon, number = words[0].partition(":")
     options = words[1:]
-    stated: dict[str, int] = {}
+    stated = {}
     is_plain = "@" not in name
     if ":" in number:
         name, is_plain = str(ipaddress.IPv6Address(words[0])), False

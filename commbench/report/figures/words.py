@@ -108,7 +108,7 @@ class Group:
 
 def groups(runs: Sequence[Run]) -> Iterator[Group]:
     """Group rows by workload, backend, ranks, batch and environment, in row order."""
-    trials: list[Trial] = []
+    trials = []
     for run, prefix in prefixes(runs):
         for rows in rows_by(run.training_rows, _ALTERNATIVES).values():
             trials.append(Trial(run=run, prefix=prefix, rows=rows))
