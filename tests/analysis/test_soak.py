@@ -88,10 +88,18 @@ def test_a_planted_drift_is_named_with_its_interval() -> None:
     assert held >= (0.9 - slack(0.9, 100)) * SIMULATIONS
 
 
-def test_few_launches_show_no_drift() -> None:
-    """State that five launches are too few for a trend."""
-    soak = result_of(soak_records(launches=5, change=0.5))
-    assert ["inconclusive"] == [drift.verdict for drift in soak.drifts]
+@pytest.mark.parametrize(
+    ("launches", "cases", "verdict"),
+    [(5, 1, "inconclusive"), (6, 20, "inconclusive"), (7, 20, "slower")],
+)
+def test_few_launches_show_no_drift(launches: int, cases: int, verdict: str) -> None:
+    """State that five launches are too few for a trend, and six for those of 20 cases: one of 360
+    orders of six launches only rises or only falls.
+    """
+    records = []
+    for size in range(cases):
+        records += soak_records(launches=launches, visits=1, change=0.9, message_bytes=8 + size)
+    assert [verdict] * cases == [drift.verdict for drift in result_of(records).drifts]
 
 
 #: When what is planted begins.

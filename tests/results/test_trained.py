@@ -243,12 +243,18 @@ def test_rows_honour_the_baseline_of_the_run() -> None:
     assert "default" == default.bucket_cap_mb
 
 
-def test_divided_blocks_are_compared_by_round() -> None:
+@pytest.mark.parametrize(
+    ("factors", "is_student"),
+    [
+        ([1.0, 1.01, 0.99, 1.02, 0.98, 1.0], True),
+        ([1.3, 1.01, 1.31, 1.0, 1.29, 1.0, 1.3, 1.0, 1.01, 1.0], False),  # two modes
+    ],
+)
+def test_divided_blocks_are_compared_by_round(factors: list[float], *, is_student: bool) -> None:
     """Average the logarithms of the ratios of rounds in each launch.
 
-    Take Student's interval over launches.
+    Take Student's interval over launches, or of two modes the one from one mode to the other.
     """
-    factors = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0]
     records = []
     for launch, factor in enumerate(factors):
         faster = [
@@ -256,8 +262,15 @@ def test_divided_blocks_are_compared_by_round() -> None:
         ]
         records += [divided(OWN, SLOWING_MS, launch), divided(FIVE, faster, launch)]
     speedup = paired(*records)
-    assert (1.2, 6, 0) == (pytest.approx(speedup.ratio), speedup.launches, speedup.blocks)
-    assert speedup.interval == student_interval([1.2 * factor for factor in factors])
+    in_launches = [1.2 * factor for factor in factors]
+    launches = len(factors)
+    assert (launches, 0) == (speedup.launches, speedup.blocks)
+    assert pytest.approx(np.median(in_launches)) == speedup.ratio
+    if is_student:
+        assert speedup.interval == student_interval(in_launches)
+    else:
+        assert speedup.interval.low == pytest.approx(1.2)
+        assert speedup.interval.high == pytest.approx(1.2 * 1.3)
 
 
 def test_steps_of_neighbouring_rounds_are_compared() -> None:
