@@ -33,7 +33,6 @@ from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import Records, training_records
 from commbench.results.verdict import verdict_lines
 from commbench.schema import JsonObject
-from commbench.system.software import git_commit
 from commbench.tuner.conclusion import recommend
 from commbench.units import utc_now
 
@@ -120,7 +119,7 @@ class LiveRun:
             "argv": options.argv,
             "seed": options.seed,
             "started": utc_now(),
-            "git_commit": git_commit(Path(__file__).parent),
+            "git_commit": options.git_commit,
             "status": "running",
             "world_size": baseline.world_size,
             "plan": plan,
@@ -148,6 +147,9 @@ class LiveRun:
         self.recommendation: Recommendation | None = None
         self.records = Records(self._store.records)
         """Of all launches."""
+        self._has_command = bool(options.witness) and Path(options.witness).parent.is_dir()
+        """Whether a command on this host writes the tables, see `complete`: pandas makes them, and
+        it changes the warning filters, which the training's own threads share."""
         self._opened_s = time.monotonic()
         self._launches = _ended_launches(self.info)
         self.launch = 1 + max((entry.get("launch", 0) for entry in self._launches), default=-1)
@@ -201,7 +203,8 @@ class LiveRun:
             verdict = self.recommendation.verdict
         if ending == "decided" and verdict == "inconclusive":  # by all launches together
             self._enter("ok", "undecided")
-        self._requests.put(partial(_finish, self._store, self.recommendation))
+        if not self._has_command:
+            self._requests.put(partial(_finish, self._store, self.recommendation))
         return self.recommendation
 
     def close(self) -> None:
