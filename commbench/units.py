@@ -61,7 +61,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         InputError: if an item is empty or no size, or a range ends below its start, starts at 0 or
             has a factor that is not a whole number of 2 or more.
     """
-    sizes: list[int] = []
+    sizes = []
     for item in text.split(","):
         if not item.strip():
             raise InputError(f"sizes {text!r} hold an empty item: write 8,1K,64K or 8:64M.")
@@ -210,9 +210,9 @@ def format_link_rate(rate_bps: float) -> str:
     return f"{rate_bps / _BITS['k']:g}kbit"
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: object, noun: str) -> str:
     """Return a number with its noun in the regular plural: ``1 launch``, ``2 launches``."""
-    if number == 1:
+    if str(number) == "1":
         return f"1 {noun}"
     return f"{number} {noun}{'es' if noun.endswith(('ch', 'ss')) else 's'}"
 

@@ -121,12 +121,16 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
 #: Nouns that a field counts; a nested field, as in ``{units:{kind}}``, may name one.
 NOUNS = frozenset(
     {
+        "CPU",
         "GPU",
         "alternative",
         "block",
         "case",
+        "confirmation block",
         "configuration",
+        "core",
         "curve",
+        "element",
         "expectation",
         "confirmation launch",
         "group",
@@ -135,9 +139,11 @@ NOUNS = frozenset(
         "launch",
         "link",
         "more confirmation launch",
+        "more event",
         "more setting",
         "more time",
         "pair",
+        "physical core",
         "rank",
         "row",
         "sample",
@@ -193,7 +199,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "dtype_not_reduced": (
             "this MPI library has no {dtype} to reduce in; use float32, or backend gloo"
         ),
-        "elements_wrong": "{wrong} elements differ from the known answer{where}",
+        "elements_wrong": "the data differs from the known answer in {wrong:element}{where}",
         "gpu_memory_full": (
             "the GPU's memory has no room for another {size}, {free} are free; choose smaller"
             " --sizes"
@@ -223,7 +229,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " out"
         ),
         "message_too_large": (
-            "{backend} takes at most {most} elements in one call, this case has {elements}; use a"
+            "{backend} takes at most {most:element} in one call, this case has {elements}; use a"
             " larger data type or a smaller message"
         ),
         "missing": "{backend} has no {what}",
@@ -246,7 +252,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "parameters_differ": "its ranks ended with different parameters",
         "redop_missing": "MPI has no {redop}; reduce by sum, or use backend gloo",
         "root_outside_group": (
-            "root {root} counts within a group, and pattern {pattern} makes groups of {size} ranks"
+            "root {root} counts within a group, and pattern {pattern} makes groups of {size:rank}"
             " here"
         ),
         "start_method_missing": "{backend} cannot start ranks by {sync}; use --sync {syncs}",
@@ -258,7 +264,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "DDP of torch {version} fails in its first step where a static graph accumulates; leave"
             " out one of the two"
         ),
-        "too_few_ranks": "{operation} needs at least {minimum} ranks, this run has {ranks}",
+        "too_few_ranks": "{operation} needs at least {minimum:rank}, this run has {ranks}",
         # A launch that failed or hung. A clause about a rank begins with it: the rest is its state.
         "daemon_lost": "mpirun has lost its daemon on host {host}",
         "heard_ago": "for {seconds:.0f} s",
@@ -302,13 +308,11 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "{subject} has not been heard of {since} although its process {process}"
         ),
         "rank_stopped": "{subject} is stopped",
-        "rank_too": "so is {subject}",
         "ranks_not_started": "the ranks could not be started: {remedy}",
         "ranks_left_late": "the ranks did not leave cleanly after their last case: {cause}",
         "ranks_stay": "the ranks did not end after their last case: {cause}",
-        "rank_was_in": "Meanwhile {subject} was in {place}.",
-        "ranks_were_in": "Meanwhile {subject} were in {place}.",
-        "ranks_too": "so are {subject}",
+        "ranks_were_in": "Meanwhile in {place}: {subject}.",
+        "ranks_too": "the same is true of {subject}",
         # What launchers complain of, with what to do.
         "daemon_not_started": (
             "mpirun could not start its daemon on host {host}; make `ssh {host} true` and the"
@@ -377,9 +381,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " of the hostfile"
         ),
         # What follows from how launches ended.
-        "case_failed": "1 case failed: {cause}",
-        "cases_failed": "{failed} cases failed, the first: {cause}",
-        "cases_unmeasured": "{missing} of {cases} cases have no launch",
+        "cases_failed": "{failed:case} failed: {cause}",
+        "cases_unmeasured": "without a launch: {missing} of {cases:case}",
         "conditions_changed": (
             "The conditions have changed since the first launch: {changes:clauses}."
         ),
@@ -397,7 +400,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "launch_warning": "Launch {launch}: {cause}.",
         "soak_goes_on": "Launch {launch} {status} at {at}: {cause}. The soak goes on.",
         "time_limit": (
-            "the time limit of {limit_s:g} s was reached after {made} of {launches} launches of"
+            "the time limit of {limit_s:g} s was reached after {made} of {launches:launch} of"
             " stage {subject}"
         ),
         "start_conductor": "start commbench without mpirun or torchrun to learn which rank",
@@ -430,8 +433,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " {measuring_s:percent}, preparation, verification and collecting samples"
             " {other_s:percent}."
         ),
-        "time_live": "Tuning took {seconds:duration} of the training, in {launches:launch}.",
-        "time_watched": "Watching took {seconds:duration} of the training, in {launches:launch}.",
+        "time_live": "This took {seconds:duration} of the training, in {launches:launch}.",
         # Speed of the network, and how exactly it is known.
         "bandwidth": "{subject} {operation} {busbw:GBps} at {size:size}",
         "bandwidth_best": "Bus bandwidth of {subject}, the best of {count:case}.",
@@ -557,7 +559,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "limit_bimodal_launches": "launches are bimodal, and a training is one launch",
         "limit_emulated": "the network was emulated",
         "limit_few_blocks": (
-            "only {blocks} confirmation blocks, so the interval assumes log-normal times"
+            "only {blocks:confirmation block}, so the interval assumes log-normal times"
         ),
         "limit_few_fresh_launches": (
             "only {launches:confirmation launch}, so the interval assumes log-normal launches"
@@ -594,6 +596,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "too_costly": "{subject}, for {cause}",
         "unfit_diverged": "its loss is not finite",
         "unfit_gradients": "its gradients are not finite",
+        "unfit_parameters": "its parameters are not finite",
         "unfit_skipped": "the gradient scaler skipped every step",
         "unfit_unknown": "no reason is known",
         "unfit_unpaired": "no launch has both it and the default",
@@ -646,7 +649,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # A recommendation: the effect on accuracy.
         "learning_few_steps": "{steps:step} are too few to judge the effect on accuracy.",
         "learning_loss": (
-            "After {steps} steps the training loss of {subject} is {loss:.4g} against"
+            "After {steps:step} the training loss of {subject} is {loss:.4g} against"
             " {loss_baseline:.4g} (paired by launch: {loss_difference:signed}), after equal time"
             " {equal_time:.4g} against {equal_time_baseline:.4g} (paired:"
             " {equal_time_difference:signed})."
@@ -726,16 +729,16 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "{gpus:GPU} ({model}) present, but no cupy and only the CPU build of torch ({torch})."
         ),
         "host_load": (
-            "The load average of the last minute was {load:.1f} on {cpus} CPUs at the start."
+            "The load average of the last minute was {load:.1f} on {cpus:CPU} at the start."
         ),
         "host_load_remedy": (
             "End other programs, or wait until the load average has fallen, and measure again."
         ),
         "host_oversubscribed": (
-            "{ranks} ranks share {cpus} CPUs, so waiting ranks delay working ones."
+            "{ranks:rank} share {cpus:CPU}, so waiting ranks delay working ones."
         ),
         "host_oversubscribed_remedy": (
-            "Use at most {cpus} ranks on this host, or treat these times as times of an"
+            "Use at most {cpus:rank} on this host, or treat these times as times of an"
             " oversubscribed host."
         ),
         "host_quota": (
@@ -747,10 +750,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " per rank."
         ),
         "host_shared_cores": (
-            "{ranks} ranks run on {cores} physical cores, so some share a core with another rank."
+            "{ranks:rank} run on {cores:physical core}, so some share a core with another rank."
         ),
         "host_shared_cores_remedy": (
-            "Use at most {cores} ranks on this host, each bound to a core of its own."
+            "Use at most {cores:rank} on this host, each bound to a core of its own."
         ),
         "host_superuser": "This is root, and 1 is not the value of {variables}.",
         "host_superuser_remedy": (
@@ -810,23 +813,19 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "columns_hidden": "No space for {columns}: see {file}.",
         "left_out": "Left out: {sentence}",
-        "lines_hidden": "{shown} of {lines} rows; all of them are in {file}.",
-        "pairs_hidden": "The slowest {shown} of {lines} pairs; all of them are in {file}.",
-        "origin_imported": "Imported with {how:list}; its files are in {path}.",
-        "origin_measured": "Measured with {how:list}; its files are in {path}.",
-        # A launch that failed, as the page of a run tells.
-        "launch_failed": "{subject}: {rank} {state}.",
-        "launch_failed_in": "{subject}: {rank} {state}, in {case}.",
+        "lines_hidden": "{shown} of {lines:row}; all of them are in {file}.",
+        "pairs_hidden": "The slowest {shown} of {lines:pair}; all of them are in {file}.",
+        "origin": "Made with {how:list}; its files are in {path}.",
         # The model of a network, and predictions.
         "model_none": (
             "No model: fitting one needs {sizes} message sizes of an operation, by ranks that do"
             " not share a GPU; measure more (--sizes)."
         ),
         "model_variant": "{subject}: measured {variant}.",
-        "not_predicted": "Not predicted: {subject} on {ranks} ranks. {reason}",
-        "predicted_from": "PREDICTED, not measured, from {subject}: {ranks} ranks over {links}",
+        "not_predicted": "Not predicted: {subject} on {ranks:rank}. {reason}",
+        "predicted_from": "PREDICTED, not measured, from {subject}: {ranks:rank} over {links}",
         "shared_cores": (
-            "The emulated hosts shared {cores} cores: hosts with their own can be faster."
+            "The emulated hosts shared {cores:core}: hosts with their own can be faster."
         ),
         # A training: the baseline, the step without DDP, what tuning cost.
         "own_setting": (
@@ -895,32 +894,23 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "soak_drift_unclear": (
             "Drift: {cases:case} with too few launches, or too wide an interval, to tell."
         ),
-        "soak_events": (
+        "soak_extent": (
             "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: {spikes:spike} and"
             " {failures:launch} that failed or hung."
         ),
         "soak_failed": "{began:utc} UTC, {lasted:seconds}: launch {launch} failed: {cause}.",
         "soak_hung": "{began:utc} UTC, {lasted:seconds}: launch {launch} hung: {cause}.",
-        "soak_more": "{more} more events are in events.csv.",
-        "soak_quiet": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: no spike, no"
-            " failure."
-        ),
+        "soak_more": "{more:more event} in events.csv.",
         "soak_spike": "{began:utc} UTC, {lasted:seconds}: {subject} ({cause}), during {case}.",
-        "soak_spikes": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: {spikes:spike}."
-        ),
         "who_all": "system-wide",
         "who_host": "host {host}",
-        "who_rank": "rank {ranks}",
-        "who_rank_on": "rank {ranks} on host {host}",
-        "who_ranks": "ranks {ranks}",
-        "who_ranks_on": "ranks {ranks} on host {host}",
+        "who_ranks": "rank {ranks}",
+        "who_ranks_on": "rank {ranks} on host {host}",
         # Stragglers: hosts, ranks, links and groups that are slower than their peers.
         "slow_both": "Slow: {subject}: its links take longer than the others': {seen:clauses}.",
         "slow_detectable": "{slowdown:percent} among {count:{kind}}",
         "slow_evidence": (
-            "{measured}, slower than the typical {kind} in {slower} of {launches} launches, p ="
+            "{measured}, slower than the typical {kind} in {slower} of {launches:launch}, p ="
             " {p_value:.1g}"
         ),
         "slow_hint": (
@@ -970,12 +960,12 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         # Matrices of pairs.
         "pairs_untimed": (
-            "{untimed} of {pairs} pairs of ranks could not be timed: none of their repetitions"
+            "{untimed} of {pairs:pair} of ranks could not be timed: none of their repetitions"
             " started on time; use --sync dissemination"
         ),
         # A prediction that cannot be made.
         "links_unmeasured": (
-            "{subject} was measured within one host and is not predicted for {ranks} ranks on hosts"
+            "{subject} was measured within one host and is not predicted for {ranks:rank} on hosts"
             " of {ranks_per_node}: nothing is known of links between hosts; give --rate, or measure"
             " across hosts."
         ),
@@ -984,7 +974,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " {backend} --collective {operation} --dtype {dtype} --sizes 64K:64M:4."
         ),
         "within_host_unmeasured": (
-            "{subject} was measured across hosts alone and is not predicted for {ranks} ranks,"
+            "{subject} was measured across hosts alone and is not predicted for {ranks:rank},"
             " which fit on one host of {ranks_per_node}; measure it within a host, too, and give"
             " both runs."
         ),
@@ -1041,11 +1031,11 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "compare_lost_cases": "Lost: {cases:clauses}.",
         "compare_near": ("{cases:case} so near the margin that no number of launches would tell."),
         "compare_noisy": (
-            "{cases:case} too noisy for {launches} launches to tell: a quieter machine helps more"
+            "{cases:case} too noisy for {launches:launch} to tell: a quieter machine helps more"
             " than further launches."
         ),
         "compare_noisy_runs": (
-            "{cases:case} too noisy for {launches} launches to tell: a quieter machine or more"
+            "{cases:case} too noisy for {launches:launch} to tell: a quieter machine or more"
             " baselines help more than further launches."
         ),
         "compare_none": "{slower} of {cases:case} slower.",
@@ -1119,3 +1109,8 @@ def sentence_of(code: str, subject: str, numbers: Mapping[str, object]) -> str:
         KeyError: there is no such code, or its sentence has a field without a number.
     """
     return _Words().vformat(SENTENCES[code], (), {"subject": subject, **numbers})
+
+
+def phrase(template: str, value: object) -> str:
+    """Return the template with a value in its one field, e.g. ``on {:rank}``."""
+    return _Words().format(template, value)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import effort
 import pytest
@@ -69,7 +70,7 @@ def _has_namespaces() -> bool:
 
 
 #: What a marker asks for: whether it is there, and the reason for skipping where it is not.
-NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
+NEEDS = {
     "mpi": (lambda: importlib.util.find_spec("mpi4py") is not None, "needs mpi4py"),
     "gpu": (lambda: shutil.which("nvidia-smi") is not None, "needs an NVIDIA GPU"),
     "slurm": (slurm.is_possible, "needs root and Slurm's controller, daemon and commands"),
@@ -114,6 +115,16 @@ def _is_undisturbed() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "waiting_s", lambda: (0.0, 0.0))
+        yield
+
+
+@pytest.fixture
+def without_nccl_variables() -> Iterator[None]:
+    """Remove NCCL's variables, also those that a test sets."""
+    with mock.patch.dict(os.environ):
+        for name in list(os.environ):
+            if name.startswith("NCCL_"):
+                del os.environ[name]
         yield
 
 

@@ -1,21 +1,14 @@
 """Panels for tests, drawn so that their lines and texts can be looked at, and runs to draw."""
 
 import re
-from collections.abc import Sequence
 from html import unescape
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from builders import make_info
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from training_builders import make_training_info
 
-from commbench.ddp.plan.records import TrainingRecord
-from commbench.engine.records import Record
 from commbench.report.figures.charts import Chart, Panel, draw
-from commbench.results import Run
 from commbench.results.recommendation import Recommendation
 
 
@@ -29,7 +22,7 @@ def axes_of(*panels: Panel) -> list[Axes]:
 
 def values_of(panel: Panel) -> dict[str, dict[float, float]]:
     """Return the values by x of each series that has some, by its name."""
-    values: dict[str, dict[float, float]] = {}
+    values = {}
     for series in panel.series:
         for x, point in series.points.items():
             values.setdefault(series.name, {})[x] = point.value
@@ -49,25 +42,6 @@ def texts_of(svg: str) -> list[str]:
     """Return the texts of an SVG, in their order; it has to be sound XML."""
     ET.fromstring(svg)  # noqa: S314 - our own output, to see that it parses
     return [unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
-
-
-def run_of(
-    records: Sequence[Record] = (),
-    name: str = "mine",
-    *,
-    training: Sequence[TrainingRecord] = (),
-    recommendation: Recommendation | None = None,
-    **info: Any,
-) -> Run:
-    """Return a run of collectives, of training or of both in the directory ``name``."""
-    make = make_training_info if training else make_info
-    return Run(
-        path=Path("/runs") / name,
-        info=make(**{"run_id": name, **info}),
-        records=tuple(records),
-        training_records=tuple(training),
-        recommendation=recommendation,
-    )
 
 
 def recommendation_of(

@@ -130,7 +130,7 @@ class FakeCommunicator(Communicator):
         draw = self.generator(identity, number)
         noise = np.exp(script.noise * draw.standard_normal(repetitions))
         tail = np.where(draw.random(repetitions) < script.tail, TAIL, 1.0)
-        factors: NDArray[np.float64] = of_launch * noise * tail
+        factors = of_launch * noise * tail
         factors[: max(0, script.warmup - number)] *= COLD
         if self.rank == script.slow_rank:
             factors *= script.slow_rank_factor
@@ -185,7 +185,7 @@ class FakeCommunicator(Communicator):
 
     def _call_bytes(self, request: Request) -> int:
         """Return the bytes of the whole message on any rank, or of a window's busier direction."""
-        messages: list[int] = [buffer.nbytes for buffer, _ in (*request.sends, *request.receives)]
+        messages = [buffer.nbytes for buffer, _ in (*request.sends, *request.receives)]
         if messages:
             streams = max(len(request.sends), len(request.receives))
             return max(messages) * request.window * streams
@@ -213,7 +213,7 @@ class FakeTimer:
         self.sync = sync
         self._communicator = communicator
         self._progress = progress
-        self._drawn: Counter[tuple[tuple[str, int], ...]] = Counter()
+        self._drawn = Counter()
 
     def prepare(self) -> None:
         """Do nothing: there is nothing to compile or calibrate."""
@@ -252,7 +252,7 @@ EXACT = Script(noise=0.0, launch_effect=0.0, tail=0.0, skew_us=0.0)
 
 def fake_case(operation: str = "all_reduce", message_bytes: int = 1024, **changes: Any) -> Case:
     """Return a case of the fake backend."""
-    fields: dict[str, Any] = {
+    fields = {
         "backend": "gloo",
         "dtype": "float32",
         "redop": "sum",

@@ -1,8 +1,5 @@
 """Gradients of all types for selection: smooth, tied, mostly zero, tiny, huge."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -14,7 +11,7 @@ N = 20_011
 
 #: 3e9 and 1e30 are beyond what float16 holds, and beyond where 65504 can be taken away from a
 #: float32.
-DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], Any]] = {
+DISTRIBUTIONS = {
     "gauss": lambda rng, n: rng.standard_normal(n),
     "student t2": lambda rng, n: rng.standard_t(2, n),
     "blocky": lambda rng, n: (
@@ -64,5 +61,4 @@ ELEMENTS = st.one_of(
 
 def make(name: str, n: int = N, seed: int = 0) -> Floats:
     """Draw ``n`` elements of a distribution."""
-    drawn: Floats = DISTRIBUTIONS[name](np.random.default_rng(seed), n).astype(np.float32)
-    return drawn
+    return DISTRIBUTIONS[name](np.random.default_rng(seed), n).astype(np.float32)

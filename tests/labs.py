@@ -63,7 +63,6 @@ def rates(*rounds: str, **options: Any) -> list[list[float]]:
 
 def wait_for_line(process: "subprocess.Popen[str]", expected: str) -> None:
     """Wait until a lab's command has written a line."""
-    assert process.stdout is not None
     assert expected == process.stdout.readline().strip()
 
 
@@ -86,7 +85,7 @@ def start_in_terminal(*command: str, **options: object) -> "tuple[subprocess.Pop
         text=True,
         start_new_session=True,
         preexec_fn=take_terminal,  # noqa: PLW1509 - the tests have one thread here
-        **streams,  # type: ignore[call-overload]
+        **streams,
     )
     os.close(theirs)
     return process, ours

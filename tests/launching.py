@@ -45,9 +45,7 @@ def make_request(
 
 def open_store(path: Path, request: RunRequest) -> Store:
     """Open or resume the run of ``request``."""
-    header: RunInfo = {
-        "plan": {"cases": [case.key for case in request.cases], "ranks": request.ranks}
-    }
+    header = {"plan": {"cases": [case.key for case in request.cases], "ranks": request.ranks}}
     return Store.open(path, header | RunInfo(env=request.envs) if any(request.envs) else header)
 
 
@@ -55,10 +53,10 @@ class Recorder:
     """Records events; calls ``at_case`` when case number ``when`` of this invocation starts."""
 
     def __init__(self, at_case: Callable[[], None] = lambda: None, when: int = 1) -> None:
-        self.warnings: list[str] = []
-        self.lines: list[str] = []
-        self.progress: list[tuple[int, int]] = []
-        self.records: list[AnyRecord] = []
+        self.warnings = []
+        self.lines = []
+        self.progress = []
+        self.records = []
         self._at_case = at_case
         self._when = when
 
@@ -83,7 +81,7 @@ def mpirun(**options: object) -> MpirunLauncher:
     launcher = choose_launcher(placement=Placement(oversubscribe=True))
     if not isinstance(launcher, MpirunLauncher):
         pytest.skip("needs Open MPI's mpirun")
-    return MpirunLauncher(path=launcher.path, oversubscribe=True, **options)  # type: ignore[arg-type]
+    return MpirunLauncher(path=launcher.path, oversubscribe=True, **options)
 
 
 class ScriptLauncher:
@@ -98,7 +96,7 @@ class ScriptLauncher:
     def __init__(self, script: str) -> None:
         self.script = script
         self.started = 0
-        self.envs: list[str] = []
+        self.envs = []
 
     def with_env(self, env: str) -> "ScriptLauncher":
         """Note the environment of a start; the script reads it from its plan."""
@@ -122,15 +120,16 @@ class ScriptLauncher:
 PLAYER = """
 import json, os, sys, time
 from commbench.results.plan import LaunchPlan
-from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, Heartbeat, RankError, SessionStarted
-from commbench.launch.events import EventWriter, say
+from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, EventWriter, Heartbeat
+from commbench.launch.events import RankError, SessionStarted, say
 from commbench.engine.records import Record
 from commbench.ddp.plan.records import TrainingRecord
 plan = LaunchPlan.from_json(sys.stdin.readline())
 writer = EventWriter(sys.stdout)
 def session(selection=None, **changes):
     host = {"hostname": "n0", "cpu_model": "abacus", "timer_tick_s": 1e-8, **changes}
-    writer.on(SessionStarted(facts={"environment": {"hosts": [host], "versions": {}, "variables": {}},
+    environment = {"hosts": [host], "versions": {}, "variables": {}}
+    writer.on(SessionStarted(facts={"environment": environment,
         "ranks": [{"rank": r, "host": "n0", "pid": 1, "cpus": [r]} for r in (0, 1)],
         "libraries": {}, "mpi_init_s": 0.1, "shared_clock": True, "oversubscribed": False,
         **({"fast_selection": selection} if selection else {})}))
@@ -138,15 +137,16 @@ def begin(index):
     writer.on(CaseStarted(index=index))
     return plan.cases[index]
 def measured(index, share=1.0, **changes):
-    made = {"times_us": [1.0, 2.0, 3.0], "warmups": 7, **changes}
-    writer.on(CaseFinished(record=Record(case=begin(index), launch=plan.launch, **made), share=share))
+    made = {"times_us": [1.0, 2.0, 3.0], "warmups": 7, "launch": plan.launch, **changes}
+    writer.on(CaseFinished(record=Record(case=begin(index), **made), share=share))
 def trained(index, **changes):
-    made = {"step_ms": [5.0, 6.0, 7.0], "block_steps": 5, "block_lengths": [3], "discarded": 2, "measuring_s": 0.1}
-    writer.on(CaseFinished(record=TrainingRecord(case=begin(index), launch=plan.launch, **made | changes)))
+    made = {"step_ms": [5.0, 6.0, 7.0], "block_steps": 5, "block_lengths": [3], "discarded": 2}
+    made |= {"measuring_s": 0.1, "launch": plan.launch, **changes}
+    writer.on(CaseFinished(record=TrainingRecord(case=begin(index), **made)))
 def end(is_complete=True):
     writer.on(CasesEnded(is_complete=is_complete))
-def fail(rank, error, message, is_bad_input=False):
-    say(RankError(rank=rank, host=f"n{rank}", case=0, error=error, message=message, is_bad_input=is_bad_input))
+def fail(rank, message, is_bad_input=False):
+    say(RankError(rank=rank, host=f"n{rank}", case=0, message=message, is_bad_input=is_bad_input))
 def beat(rank, entered=1):
     say(Heartbeat(rank=rank, host="elsewhere", pid=1, entered=entered, left=0, cpu_ms=0, case=0))
 """
@@ -246,7 +246,7 @@ def marked_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def finished(
-    *words: object, seconds: float = 120, **options: Any
+    *words: object, seconds: float | None = 120, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
     """Run a program to its end; return it with its output."""
     command = [str(word) for word in words]

@@ -46,12 +46,12 @@ def make_options(out: Path, **changes: object) -> LiveOptions:
         "invocation": "first",
         "git_commit": "c0ffee",
     }
-    return LiveOptions(**{**fields, **changes})  # type: ignore[arg-type]
+    return LiveOptions(**{**fields, **changes})
 
 
 def with_cap(cap: str, **changes: object) -> TrainingCase:
     """Return the script's setting with another bucket size."""
-    return dataclasses.replace(OWN, bucket_cap_mb=cap, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(OWN, bucket_cap_mb=cap, **changes)
 
 
 def make_record(
@@ -91,7 +91,7 @@ def simulate(
     generator = random.Random(f"{seed}:{launch}")
     settings = [with_cap(cap) for cap in steps_ms]
     experiment = Experiment(settings, seed=seed + launch)
-    numbers: Counter[TrainingCase] = Counter()
+    numbers = Counter()
     written, step = [], WARM_UP
     while (block := experiment.next_block(step, 0)) is not None:
         case = dataclasses.replace(settings[block.setting], phase=block.phase)

@@ -8,7 +8,7 @@ from typing import Any
 
 import networks
 from builders import STEADY, make_case, make_info, make_launches, make_record
-from drawings import run_of
+from training_builders import run_of
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
@@ -26,11 +26,11 @@ class Reader(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.open: list[str] = []
-        self.faults: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.texts: list[str] = []
-        self.tables: list[list[list[str]]] = []
+        self.open = []
+        self.faults = []
+        self.attributes = []
+        self.texts = []
+        self.tables = []
         self.feed(html)
         self.close()
         self.ids = [text for _, name, text in self.attributes if name == "id"]

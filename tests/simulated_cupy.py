@@ -41,7 +41,7 @@ L2_BYTES, MEMORY_BYTES = 64 * 1024, 2**30
 CALL_NS, OPERATION_NS, CYCLES_PER_NS = 1000, 5000, 1.5
 
 
-class Array(np.ndarray):  # type: ignore[type-arg] # of any type
+class Array(np.ndarray):  # of any type
     """Host memory with the interface of a cupy array."""
 
     @property
@@ -72,8 +72,8 @@ class _Room:
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
-        self.slots: list[Any] = [None] * size
-        self.mail: defaultdict[tuple[int, int], Queue[Any]] = defaultdict(Queue)
+        self.slots = [None] * size
+        self.mail = defaultdict(Queue)
 
 
 class _State(threading.local):
@@ -84,10 +84,10 @@ class _State(threading.local):
     stream: _Stream
 
 
-_ROOMS: dict[bytes, _Room] = {}
+_ROOMS = {}
 _LOCK = threading.Lock()
 #: Every communicator that was made.
-COMMUNICATORS: list[NcclCommunicator] = []
+COMMUNICATORS = []
 _STATE = _State()
 
 
@@ -111,13 +111,13 @@ class NcclCommunicator:
         with _LOCK:
             self._room = _ROOMS.setdefault(identity, _Room(size))
         self.size, self.rank = size, rank
-        self.calls: list[str] = []
+        self.calls = []
         self.asked = os.environ.get("NCCL_ALGO", "")
         if self.asked == "collnetdirect":
             raise NcclError(6)  # as where a peer is gone
         COMMUNICATORS.append(self)
-        self.streams: set[int] = set()
-        self.addresses: list[int] = []
+        self.streams = set()
+        self.addresses = []
         self.graphs = 0
         self._room.barrier.wait(SECONDS)
 
@@ -300,7 +300,7 @@ class _Stream:
         with _LOCK:
             self.ptr = next(self._numbers)
             _STREAMS[self.ptr] = self
-        self.captured: list[tuple[NcclCommunicator, Callable[[], object]]] | None = None
+        self.captured = None
         self.host_ns = self.end_ns = 0.0
 
     def __enter__(self) -> None:
@@ -345,7 +345,7 @@ class _Stream:
         return Graph(steps)
 
 
-_STREAMS: dict[int, _Stream] = {}
+_STREAMS = {}
 
 
 class _Event:

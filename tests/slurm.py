@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -92,7 +92,7 @@ class Cluster:
             "stdin": subprocess.DEVNULL,
         }
         settings = {"env": self.environment(), "text": True, **streams, **options}
-        return subprocess.Popen(command, **settings)  # type: ignore[call-overload,no-any-return]
+        return subprocess.Popen(command, **settings)
 
     def run(
         self, *command: str, seconds: float = JOB_S, **options: object
@@ -108,6 +108,10 @@ class Cluster:
                 f"{command} did not end in {seconds} s: {out}{err}\n{self.log()}"
             ) from None
         return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def is_idle(self) -> bool:
+        """Return whether both nodes wait for work."""
+        return 2 == self.run("sinfo", "-hNo", "%T").stdout.split().count("idle")
 
     def wait(self, job: str) -> int:
         """Wait for a job and return its exit code.
@@ -162,7 +166,7 @@ def _daemons(cluster: Cluster) -> Iterator["subprocess.Popen[bytes]"]:
         f'printf %s "$0" > /proc/sys/kernel/hostname; mount --bind {hosts} /etc/hosts; exec slurmd'
         ' -D -N "$0"'
     )
-    commands: Mapping[str, Sequence[str]] = {
+    commands = {
         "controller": ("slurmctld", "-D"),
         **{node: ("unshare", "--uts", "--mount", "sh", "-c", name_and_run, node) for node in NODES},
     }
@@ -190,8 +194,7 @@ def private_slurm() -> Iterator[Cluster]:
         (cluster.path / "slurm.conf").write_text(text)
         daemons = list(_daemons(cluster))
         try:
-            idle = lambda: 2 == cluster.run("sinfo", "-hNo", "%T").stdout.split().count("idle")  # noqa: E731
-            assert wait_until(idle), cluster.log()
+            assert wait_until(cluster.is_idle), cluster.log()
             yield cluster
         finally:
             cluster.run("scancel", "--user=root", "--signal=KILL", "--full")

@@ -23,7 +23,7 @@ class Event:
     def __init__(self, cuda: SimulatedCuda, *, enable_timing: bool) -> None:
         assert enable_timing
         self.cuda = cuda
-        self.at_ns: float | None = None
+        self.at_ns = None
         self.is_over = False
 
     def record(self, stream: str) -> None:
@@ -41,8 +41,6 @@ class Event:
         """Return milliseconds to another finished event, with float32 resolution."""
         if not (self.is_over and other.is_over):
             raise RuntimeError("device not ready")
-        assert self.at_ns is not None
-        assert other.at_ns is not None
         return float(torch.tensor((other.at_ns - self.at_ns) / 1e6, dtype=torch.float32))
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, Queue
 from typing import TypeVar
@@ -18,10 +18,8 @@ class _Rendezvous:
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
-        self.slots: list[object] = [None] * size
-        self.mail: Mapping[tuple[int, int], Queue[int]] = {
-            (source, target): Queue() for source in range(size) for target in range(size)
-        }
+        self.slots = [None] * size
+        self.mail = {(source, target): Queue() for source in range(size) for target in range(size)}
 
 
 class ThreadControl:
@@ -38,7 +36,7 @@ class ThreadControl:
         self._rendezvous.barrier.wait()
         values = list(self._rendezvous.slots)
         self._rendezvous.barrier.wait()
-        return values  # type: ignore[return-value]
+        return values
 
     def gather(self, value: T) -> list[T] | None:
         """Return every rank's value on rank 0."""

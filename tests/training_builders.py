@@ -1,13 +1,17 @@
 """Training configurations and records built by hand, for tests of everything that reads them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from builders import make_info
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import Bucket, TrainingRecord, TrainingRow
+from commbench.engine.records import Record
 from commbench.hooks.registry import parse_hook
+from commbench.results import Run
+from commbench.results.recommendation import Recommendation
 from commbench.results.training_summary import keyed_training_rows
 
 
@@ -103,3 +107,22 @@ def rows_of(records: list[TrainingRecord], **info: Any) -> dict[str, TrainingRow
     """Return the rows of ``ddp.csv`` by hook and bucket size."""
     rows = training_rows(records, make_training_info(**info))
     return {f"{row.hook} {row.bucket_cap_mb}": row for row in rows}
+
+
+def run_of(
+    records: Sequence[Record] = (),
+    name: str = "mine",
+    *,
+    training: Sequence[TrainingRecord] = (),
+    recommendation: Recommendation | None = None,
+    **info: Any,
+) -> Run:
+    """Return a run of collectives, of training or of both in the directory ``name``."""
+    make = make_training_info if training else make_info
+    return Run(
+        path=Path("/runs") / name,
+        info=make(**{"run_id": name, **info}),
+        records=tuple(records),
+        training_records=tuple(training),
+        recommendation=recommendation,
+    )

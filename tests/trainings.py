@@ -46,10 +46,10 @@ class Launch:
     def __init__(self, names: list[str], found: dict[str, Any]) -> None:
         self.records = dict(zip(names, found["records"], strict=True))
         self.seen = dict(zip(names, found["seen"], strict=True))
-        self.finished: bool = found["finished"]
-        self.begun: list[int] = found["begun"]
-        self.counters: list[int] = found["counters"]
-        self.device: dict[str, int] = found["device"]
+        self.finished = found["finished"]
+        self.begun = found["begun"]
+        self.counters = found["counters"]
+        self.device = found["device"]
 
 
 def launches_of(

@@ -62,7 +62,7 @@ def surprises(
     is wrong; without communication some are, unless none is needed. ``refusal`` returns how the
     sentence begins that must refuse a case on ``size`` ranks, or an empty text.
     """
-    found: list[tuple[str, Any]] = []
+    found = []
     for entry in entries:
         case, reason = entry["case"], entry.get("refused", "")
         expected = refusal(case, size)

@@ -190,7 +190,7 @@ def variable_findings(info: RunInfo) -> list[Finding]:
     launches = [launch for launch in info.get("launches") or () if launch.get("variables")]
     if not launches:
         return []
-    unlike: list[Finding] = []
+    unlike = []
     right = 0
     is_logged: dict[str, bool] = {}
     for launch in launches:

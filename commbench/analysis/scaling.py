@@ -15,7 +15,7 @@ from commbench.collectives.cases import Case
 from commbench.engine.records import Record, Row
 from commbench.results import Run, once_per_run
 from commbench.results.info import measures_interconnect
-from commbench.results.summary import keyed_records, launch_values
+from commbench.results.summary import keyed_records, launch_values, time_interval
 
 #: Sizes that differ by less count as equal: a rank's share is rounded up to one element.
 SAME_SIZE = 0.01
@@ -112,21 +112,22 @@ def _growth(by_ranks: Mapping[int, _Part]) -> Growth:
     rows = {ranks: by_ranks[ranks].row for ranks in sorted(by_ranks)}
     law = ""
     if all(map(measures_interconnect, rows.values())):
-        law = law_of(rows)
+        level = 1 - (1 - stats.DEFAULT_LEVEL) / len(rows)  # Bonferroni: each interval must hold
+        law = law_of({ranks: time_interval(by_ranks[ranks].records, level) for ranks in rows})
     is_shown = interval and interval.high <= CONSTANT and interval.low >= 1 / CONSTANT
     if law == "constant" and not is_shown:
         law = "undecided"
     return Growth(case=last.case, rows=rows, ratio=ratio, interval=interval, law=law)
 
 
-def law_of(rows: Mapping[int, Row]) -> str:
-    """Return the laws of growth that agree with all intervals; see `Growth`.
+def law_of(intervals: Mapping[int, stats.Interval | None]) -> str:
+    """Return the laws of growth that agree with the intervals of all numbers of ranks.
 
     A law is a + b f(n) with b >= 0. It holds if some a and b fit every interval, widened by
     `TOLERANCE`.
     """
-    bounds = np.array([(row.time_us_ci_low, row.time_us_ci_high) for row in rows.values()], float)
-    if len(rows) < FEWEST_SIZES or np.isnan(bounds).any():
+    bounds = np.array([(each.low, each.high) for each in intervals.values() if each is not None])
+    if len(intervals) < FEWEST_SIZES or len(bounds) < len(intervals):
         return ""
     from scipy.optimize import linprog  # slow to import
 
@@ -135,7 +136,7 @@ def law_of(rows: Mapping[int, Row]) -> str:
         return "constant"
     fitting = []
     for name, law in _LAWS.items():
-        terms = np.array([(1.0, law(ranks)) for ranks in rows])
+        terms = np.array([(1.0, law(ranks)) for ranks in intervals])
         found = linprog(
             [0, 0],
             A_ub=np.concatenate([terms, -terms]),

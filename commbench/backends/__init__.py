@@ -21,6 +21,7 @@ from commbench.collectives.backends import find_backend
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.errors import InputError
+from commbench.units import counted
 
 #: Loading CUDA takes seconds.
 _TRIAL_TIMEOUT_S = 60
@@ -57,9 +58,11 @@ def connect_control(launcher: str, world_size: int, *, carries_mpi: bool = True)
     )()
     if control.size != world_size:
         raise InputError(
-            f"{launcher} started {world_size} ranks but this rank's MPI sees {control.size}: the"
-            " launcher belongs to another MPI than mpi4py uses; start with the mpirun of the same"
-            " MPI, or under Slurm with the --mpi= that it speaks (srun --mpi=none for Gloo only)."
+            f"{launcher} started {counted(world_size, 'rank')} but this rank's MPI sees"
+            f" {control.size}: the launcher belongs to another MPI than mpi4py uses; start with the"
+            " mpirun of the same MPI, or under Slurm with the --mpi= that it speaks"
+            " (srun --mpi=none for"
+            " Gloo only)."
         )
     return control
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import psutil
 import torch
@@ -78,7 +77,7 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
         if self.size == 1:
             return "self"
         hosts = len(set(self._hosts))
-        interfaces: list[str] = []
+        interfaces = []
         if hosts > 1:
             interfaces += self._interfaces
         if hosts < self.size:
@@ -122,7 +121,7 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
     def begin(self, request: Request) -> list[Call]:
         """Prepare a collective's start, and its wait."""
         start = self.start(request)
-        pending: list[Any] = []
+        pending = []
         return [
             Call(run=lambda: pending.append(start())),
             Call(run=lambda: pending.pop().wait()),

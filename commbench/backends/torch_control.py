@@ -226,8 +226,7 @@ class TorchControl:
         """Exchange messages of one byte, the shortest in torch."""
         sending = dist.isend(self._token, target)
         dist.recv(self._inbox, source)
-        if sending is not None:
-            sending.wait()
+        sending.wait()
 
     def send_int(self, value: int, target: int) -> None:
         """Send an integer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -180,7 +181,8 @@ def _decide(
             report=messages.print,
         )
     except (KeyboardInterrupt, SystemExit):
-        messages.print(f"Ended before a verdict; the same command with --out {folder} goes on.")
+        path = shlex.quote(str(folder))
+        messages.print(f"Ended before a verdict; the same command with --out {path} goes on.")
         raise
 
 

@@ -218,7 +218,7 @@ def _launcher_words(texts: Sequence[str]) -> tuple[str, ...]:
     Raises:
         InputError: a quote is not closed.
     """
-    words: list[str] = []
+    words = []
     try:
         for text in texts:
             words += shlex.split(text)

@@ -62,6 +62,11 @@ def export(
     if link and not expect:
         raise InputError(f"--link {link} works only with --expect; add an expectation.")
     loaded = load_run(run)
+    if style != "openmetrics" and not loaded.rows and not loaded.training_rows:
+        # Prometheus alerts on runs that are not complete.
+        raise InputError(
+            f"Run {loaded.name} has no rows to export as {style}: nothing has been measured yet."
+        )
     destination: Path | str
     if expect:
         answers = judge(loaded, read_expectations(expect), link)

@@ -175,7 +175,7 @@ def parse_rates(text: str) -> list[float | None]:
     Raises:
         InputError: an item is not a rate.
     """
-    rates: list[float | None] = []
+    rates = []
     for name in as_names(text):
         rate = parse_link_rate(name)
         if name != "measured" and not rate:

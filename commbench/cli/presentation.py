@@ -62,7 +62,7 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     if style != "table":
         sys.stdout.write(_text(run_, style))
         return
-    parts: list[RenderableType] = []
+    parts = []
     if run_.records or not run_.training_records:
         parts += _collectives(run_)
     if run_.training_records:
@@ -129,7 +129,7 @@ def _text(run_: Run, style: str) -> str:
 
 def _collectives(run_: Run) -> list[RenderableType]:
     runs = [run_]
-    parts: list[RenderableType] = [
+    parts = [
         *collective_tables(runs),
         *growth_tables(runs),
         *overlap_tables(runs),

@@ -308,8 +308,8 @@ def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
     available = psutil.virtual_memory().available
     if needed_bytes > available:
         raise InputError(
-            f"Messages of {format_size(largest)} on {ranks_here} ranks of this host need about"
-            f" {format_size(needed_bytes)} and {format_size(available)} are available; choose"
+            f"Messages of {format_size(largest)} on {counted(ranks_here, 'rank')} of this host need"
+            f" about {format_size(needed_bytes)} and {format_size(available)} are available; choose"
             " smaller --sizes."
         )
 

@@ -28,7 +28,8 @@ from commbench.fields import as_names, as_numbers, check_choices, join_names, op
 from commbench.findings import UnsupportedError
 from commbench.schema import Ranks
 from commbench.system.env import parse_env
-from commbench.units import format_size, parse_sizes
+from commbench.units import counted, format_size, parse_sizes
+from commbench.words import phrase
 
 T = TypeVar("T")
 
@@ -55,7 +56,7 @@ DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 
 _PHRASES: Mapping[str, tuple[object, str]] = {
     "root": (0, "root {}"),
     "pattern": ("flat", "pattern {}"),
-    "world_size": (None, "on {} ranks"),
+    "world_size": (None, "on {:rank}"),
     "algorithm": (AUTO, "by {}"),
     "mode": ("isolated", "{}"),
     "buffers": ("hot", "in {} buffers"),
@@ -146,10 +147,10 @@ class Case:
             words.append("in place")
         elif self.in_place is False and is_usually_in_place:
             words.append("out of place")
-        for name, (default, phrase) in _PHRASES.items():
+        for name, (default, template) in _PHRASES.items():
             value = getattr(self, name)
             if value and value != default:
-                words.append(phrase.format(value))
+                words.append(phrase(template, value))
         return " ".join(words)
 
 
@@ -366,8 +367,8 @@ class Sweep:
         """
         if self.world_sizes and max(self.world_sizes) > world_size:
             raise InputError(
-                f"World size {max(self.world_sizes)} was asked for and this run has {world_size}"
-                " ranks; start as many as the largest (-n)."
+                f"World size {max(self.world_sizes)} was asked for and this run has"
+                f" {counted(world_size, 'rank')}; start as many as the largest (-n)."
             )
         unique: dict[Case, None] = {}
         for size in self.world_sizes or [world_size]:
@@ -386,7 +387,7 @@ class Sweep:
         for root in self.roots:
             if not 0 <= root < world_size:
                 raise InputError(
-                    f"Root {root} is not a rank of a run with {world_size} ranks (0 to"
+                    f"Root {root} is not a rank of a run with {counted(world_size, 'rank')} (0 to"
                     f" {world_size - 1})."
                 )
         axes = {

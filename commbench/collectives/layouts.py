@@ -87,7 +87,7 @@ class Span:
 
 def spans_of(layout: str, shape: Shape) -> list[Span]:
     """Return the spans of a layout in this rank's buffer."""
-    spans: list[Span] = []
+    spans = []
     for held in _held(layout, shape):
         spans += _spans(held, shape)
     return spans
@@ -100,7 +100,7 @@ def count_of(layout: str, shape: Shape) -> int:
 
 def peers_of(words: str, shape: Shape) -> list[int]:
     """Return the ranks to which this rank sends: ``right``, or ``first: last; last: first``."""
-    peers: list[int] = []
+    peers = []
     for held in _held(words, shape):
         peers += shape.ranks(held)
     return peers

@@ -168,7 +168,7 @@ class Operation:
             return self.compose(backend, buffers, shape, redop)
         if self.exchange:
             return self._messages(backend, buffers, shape)
-        calls: list[Any] = []
+        calls = []
         for name in self.primitives or [self.name]:
             request = Request(name, buffers.send, buffers.receive, redop, shape.root)
             if self.overlaps:

@@ -53,7 +53,7 @@ def _parse(pattern: str) -> tuple[str, int, Group]:
         return pattern, 0, ()
     if match["form"]:
         return match["form"], int(match["count"]), ()
-    listed: list[int] = []
+    listed = []
     for part in match["list"].split("+"):
         listed += ranks_of(part)
     return "ranks", 0, tuple(listed)
@@ -170,7 +170,7 @@ def _divide(form: str, count: int, hosts: Sequence[str]) -> list[Group]:
         return [ranks[i::count] for i in range(count)]
     if form == "node":
         return by_host
-    groups: list[Group] = []
+    groups = []
     if form == "cross":  # the i-th rank of each host that has so many
         for i in range(max(map(len, by_host))):
             groups.append(tuple(host[i] for host in by_host if i < len(host)))

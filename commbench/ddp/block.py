@@ -39,9 +39,9 @@ from commbench.errors import InputError
 from commbench.findings import UnsupportedError
 from commbench.hooks import Hook, PassThrough, make_hook
 from commbench.hooks.base import Stopwatch
+from commbench.hooks.feedback import is_finite
 from commbench.hooks.message import ring_bytes
 from commbench.hooks.registry import hook_source
-from commbench.hooks.step_clock import Mark
 from commbench.system.process import without_collector
 
 #: Steps after the timed ones in which the pass-through hook times the buckets of a configuration
@@ -56,6 +56,9 @@ _USE_BYTES = 4
 _LEAST_OPTIMIZED_MB = 1.0
 #: Compiled graphs of one function: trainings in one process share the functions.
 _MOST_COMPILED = 64
+
+#: Digest where trainable parameters are not finite.
+NOT_FINITE = -1
 
 _AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
@@ -91,7 +94,8 @@ class BlockSamples:
     bucket_tensors: list[int] = field(default_factory=list)
     """Number of parameters in each bucket."""
     digest: int = 0
-    """Checksum of the parameters at the end; 0 before the last block of a training."""
+    """Checksum of the parameters at the end, or `NOT_FINITE`; 0 before the last block of a
+    training."""
     grad_rel_error: float | None = None
     peak_memory_bytes: int | None = None
     energy_J: float | None = None
@@ -227,10 +231,12 @@ class Training:
 
     def digest(self) -> int:
         """Return a checksum of all parameters: ranks that differ have equal checksums with
-        probability 2^-32.
+        probability 2^-32. `NOT_FINITE` if a trainable one is not finite.
         """
         value = 0
         for parameter in self.inner.parameters():
+            if parameter.requires_grad and not is_finite(parameter.detach()):
+                return NOT_FINITE
             data = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             value = zlib.crc32(data, value)
         return value
@@ -257,9 +263,7 @@ class Training:
             with without_collector():
                 return self._run_block(steps, is_last=is_last)
         except Exception as error:
-            failure = None
-            if self.hook is not None:
-                failure = self.hook.failure
+            failure = getattr(self.hook, "failure", None)
             if isinstance(failure, InputError) and failure is not error:
                 raise failure from error  # DDP only says that a callback failed
             raise
@@ -366,7 +370,7 @@ class Training:
         clock = device.clock
         progress.counters[0] += 1
         accumulation = self.case.accumulation
-        passes: list[tuple[Mark, Mark, Mark]] = []
+        passes = []
         total = torch.zeros(())
         begun = clock()
         for micro in range(accumulation):
@@ -502,7 +506,7 @@ def _wrap(
     if case.static_graph and case.accumulation > 1:  # an internal assertion of DDP's reducer fails
         raise UnsupportedError("static_graph_accumulates", version=torch.__version__)
     known = inspect.signature(DistributedDataParallel.__init__).parameters
-    arguments: dict[str, object] = {}
+    arguments = {}
     if "init_sync" in known:
         arguments["init_sync"] = False
     for argument, value in ddp_arguments(case).items():

@@ -33,6 +33,7 @@ from commbench.errors import InputError
 from commbench.hooks import Hook, make_hook
 from commbench.hooks.own import check_file_hook
 from commbench.hooks.registry import find_file_hooks, is_file_hook, parse_hook, split_options
+from commbench.system.user_files import failure
 
 #: Steps that are made: at most, or after this time in seconds, but a few at least.
 FEWEST_STEPS, MAXIMUM_STEPS = 2, 6
@@ -107,6 +108,8 @@ def main(arguments: str) -> int:
     except InputError as error:
         answer = {"error": str(error)}
         exit_code = error.exit_code
+    except Exception as error:  # noqa: BLE001 - the last words name the line of the user's file
+        sys.exit(failure(error))
     sys.stdout.write(json.dumps(answer) + "\n")
     return exit_code
 

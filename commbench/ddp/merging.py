@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench import stats
-from commbench.ddp.block import BlockSamples
+from commbench.ddp.block import NOT_FINITE, BlockSamples
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import Bucket, TrainingRecord
 from commbench.ddp.plan.workload import Workload
@@ -58,13 +58,14 @@ def merge(
     all_ranks = [rank for ranks in blocks for rank in ranks]
     clocks = joined_clocks(rank.clocks for rank in all_ranks)
     parameters = sum(p.numel() for p in workload.model.parameters() if p.requires_grad)
-    ranks_agree = dense_bytes = None
+    ranks_agree = parameters_finite = dense_bytes = None
     if case.uses_ddp:
         ranks_agree = all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks)
+        parameters_finite = all(rank.digest != NOT_FINITE for rank in all_ranks)
         dense_bytes = ring_bytes(FLOAT32_BYTES * parameters, case.world_size)
     sent = [rank.sent_bytes for rank in all_ranks if rank.sent_bytes is not None]
     errors = [rank.grad_rel_error for rank in all_ranks if rank.grad_rel_error is not None]
-    optional: dict[str, Any] = _energy(blocks, meter) | _bucket_times(blocks)
+    optional = _energy(blocks, meter) | _bucket_times(blocks)
     if longest[0].metrics:
         optional["metrics"] = longest[0].metrics
         optional |= {"metric_name": workload.metric, "target": workload.target}
@@ -90,6 +91,7 @@ def merge(
         dense_bytes=dense_bytes,
         losses=np.mean([rank.losses for rank in longest], axis=0).tolist(),
         ranks_agree=ranks_agree,
+        parameters_finite=parameters_finite,
         skipped_steps=sum(ranks[0].skipped for ranks in blocks),
         peak_memory_bytes=max(rank.peak_memory_bytes or 0 for rank in all_ranks) or None,
         clocks=clocks,

@@ -106,6 +106,8 @@ class TrainingLaunch:
     """Called with the index of the case whose block begins."""
     on_record: Callable[[TrainingRecord], None]
     """Called with a case's record after its last block, on rank 0 only."""
+    on_refusal: Callable[[Finding], None]
+    """Called on a rank that cannot train a case, before it waits for the others."""
     is_out_of_time: Callable[[], bool]
     """Whether no further block may begin."""
     search: Search | None = None
@@ -186,7 +188,7 @@ class TrainingLaunch:
         without_record: dict[int, TrainingCase] = {}
         room = self.prepare_search()
         while True:
-            planned: list[int] = []
+            planned = []
             if search is not None:
                 planned = search.plan_round(room)
             members = self.control.broadcast(planned)
@@ -433,6 +435,8 @@ class TrainingLaunch:
                     self._kept[case.key] = training
                 elif training:
                     training.close()
+        if refusal is not None:
+            self.on_refusal(refusal[1])
         self.control.barrier(patient=True)  # ranks that do not train must not use a core
         refusals = gather_everywhere(self.control, refusal)
         return samples, next(filter(None, refusals), None)

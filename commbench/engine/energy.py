@@ -14,7 +14,6 @@ from commbench.engine.control import Control, gather_everywhere
 from commbench.system.clock import machine_id
 from commbench.system.files import ROOT
 from commbench.system.gpus import Nvml, gpu_addresses
-from commbench.units import counted
 
 Kind = Literal["cpu", "gpu"]
 #: Processors with their memory, and GPUs, in the order in which ``energy_of`` names them.
@@ -61,8 +60,8 @@ class EnergyMeter:
             root: directory that contains /sys and /proc, for tests.
         """
         counters: dict[str, Counter] = {}
-        kinds: list[Kind] = []
-        missing: dict[Kind, str] = {}
+        kinds = []
+        missing = {}
         for kind, found in zip(KINDS, (_processors(root), _gpus(root)), strict=True):
             if isinstance(found, str):
                 missing[kind] = found
@@ -128,15 +127,12 @@ def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.fi
     if leads:
         meter = find()
     meters = gather_everywhere(control, (socket.gethostname(), meter.kinds, meter.missing))
-    kinds: list[Kind] = []
-    reasons: dict[Kind, str] = {}
+    kinds = []
+    reasons = {}
     for kind in KINDS:
-        lacking = [f"{missing[kind]} ({host}" for host, _, missing in meters if kind in missing]
+        lacking = [f"{missing[kind]} ({host})" for host, _, missing in meters if kind in missing]
         if lacking:
-            others = ""
-            if len(lacking) > 1:
-                others = f" and {counted(len(lacking) - 1, 'other host')}"
-            reasons[kind] = f"{lacking[0]}{others})"
+            reasons[kind] = lacking[0]
         elif any(kind in kinds_there for _, kinds_there, _ in meters):
             kinds.append(kind)
     counters = {name: each for name, each in meter.counters.items() if each.kind in kinds}

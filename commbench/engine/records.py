@@ -367,10 +367,8 @@ class FixedSettings:
     """Whether the state of the machine is probed around each visit."""
 
 
-def no_result(status: Status, reason: Finding | None) -> dict[str, str]:
+def no_result(status: Status, reason: Finding) -> dict[str, str]:
     """Return the fields of a record of a case without result."""
-    if not reason:
-        return {"status": status, "reason": "", "reason_code": ""}
     return {"status": status, "reason": str(reason), "reason_code": reason.code}
 
 

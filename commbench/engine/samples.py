@@ -76,8 +76,6 @@ class Samples:
         self._stamps = np.concatenate([self._stamps, stamps], axis=2)
         self._comparable = self._comparable and all(each.comparable for each in chosen)
         self.late += int(late.sum())
-        if not late.size:
-            return 0.0
         return float(late.mean())
 
     def slowest_us(self, per: int) -> list[float]:
@@ -96,7 +94,7 @@ class Samples:
         """Return the fields of a `Record` that come from samples."""
         start, end = self._stamps
         lasting = end - start
-        fields: dict[str, Any] = {
+        fields = {
             "times_us": self.slowest_us(per),
             "rank_mean_us": _us(lasting.mean(axis=0), per),
             "rank_median_us": _us(np.median(lasting, axis=1), per),
@@ -244,7 +242,7 @@ def groups_of(prepared: Prepared, wrong: Sequence[int] | None) -> tuple[GroupTim
 
     ``wrong``: the wrong elements on each rank of the launch; None if nothing could be verified.
     """
-    groups: list[GroupTimes] = []
+    groups = []
     if not prepared.reports_groups:
         return ()
     for group, ranks in zip(prepared.groups, prepared.active, strict=True):

@@ -246,7 +246,7 @@ class Sampler:
         else:
             times = self._warm_up_until_steady(first[0])
             settings = FixedSettings(warmups=1 + len(times), batch=1)
-        operation_s = _typical_ns((times or first)[-WARMUP_WINDOW:]) / 1e9
+        operation_s = float(np.median((times or first)[-WARMUP_WINDOW:])) / 1e9
         if not settings.visits:
             visits = budget.visits
             if not budget.is_soak:
@@ -295,7 +295,7 @@ class Sampler:
             if guess_s < warm_up_s:
                 return GUESS_OPERATIONS
             return int(guess_s <= self.longest_s)
-        guessed_ns = _typical_ns(times[:GUESS_OPERATIONS])
+        guessed_ns = float(np.median(times[:GUESS_OPERATIONS]))
         affordable = int(warm_up_s * 1e9 / (2 * max(guessed_ns, 1.0)))
         window = min(WARMUP_WINDOW, affordable)
         is_over = len(times) >= WARMUP_CAP or self._elapsed() > warm_up_s
@@ -308,7 +308,7 @@ class Sampler:
         same number on all ranks.
         """
         self.timer.sync.reset()  # a wide slack tolerates late starts
-        once_s = _typical_ns(self._run(1)) / 1e9
+        once_s = float(np.median(self._run(1))) / 1e9
         affordable = int(WARMUP_S / max(once_s, 1e-9))
         more = max(0, min(MOST_WARMUPS, warmups, affordable) - 1)
         self._run(self.session.control.broadcast_int(more))
@@ -409,9 +409,3 @@ def batch_of(typical_ns: float, reading_ns: float) -> int:
     operations = BATCH_READINGS * reading_ns / max(typical_ns, 1.0)
     doublings = math.ceil(math.log2(max(1.0, operations)))
     return min(MAXIMUM_BATCH, 1 << doublings)
-
-
-def _typical_ns(times: Sequence[int]) -> float:
-    if not times:
-        return 0.0
-    return float(np.median(times))

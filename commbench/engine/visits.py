@@ -62,7 +62,7 @@ def extended(record: Record, visit: Record) -> Record:
         return replace(record, late_discarded=record.late_discarded + visit.late_discarded)
     if visit.status != "ok" or record.status != "ok":
         return replace(visit, visit=0)
-    joined: dict[str, Any] = {}
+    joined = {}
     if len(visit.times_us):  # else every repetition started late
         lengths = (len(record.times_us), len(visit.times_us))
         joined = _joined_times(record, visit, lengths)
@@ -103,7 +103,7 @@ def _joined_times(times: Times, more: Times, lengths: tuple[int, int]) -> dict[s
 
     ``lengths``: the repetitions of each stretch.
     """
-    joined: dict[str, Any] = {}
+    joined = {}
     for name in _LISTS:
         joined[name] = [*getattr(times, name), *getattr(more, name)]
     for name in _BY_RANK:

@@ -234,8 +234,8 @@ class TopK(Feedback):
 
     def layout(self, shapes: Shapes, density: float) -> PayloadLayout:
         """Lay out the message of a bucket whose tensors have these shapes."""
-        sparse: list[tuple[int, int, int]] = []  # start, elements, k
-        dense: list[tuple[int, int, int]] = []
+        sparse = []  # start, elements, k
+        dense = []
         start = selected = 0
         for shape in shapes:
             numel = math.prod(shape)

@@ -175,7 +175,7 @@ class HookSpec(ABC):
             InputError: the hook has no such option, or does not take the value.
         """
         kinds = cls.kinds()
-        values: dict[str, Any] = {}
+        values = {}
         texts = dict(options)
         if density is not None:
             texts["density"] = str(density)

@@ -49,10 +49,8 @@ class Guard(Hook):
         try:
             future = self._hook(self._state, bucket)
         except Exception as error:
-            raise InputError(
-                f"Hook {self.name} raised {type(error).__name__} ({error}) on bucket"
-                f" {bucket.index()}: see its traceback, fix it and start again."
-            ) from error
+            where = f"bucket {bucket.index()} ({failure(error)})"
+            raise InputError(f"Hook {self.name} failed on {where}: correct it.") from error
         watch.encoded()
         # The base of torch's futures has no public name.
         if isinstance(future, torch._C.Future):  # noqa: SLF001

@@ -83,19 +83,11 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         If the bucket is not finite, send NaN to all ranks.
         """
         for matrix in plan.matrices:
-            torch.mm(matrix.of(total), self._unit(matrix.q), out=matrix.p)
+            torch.mm(matrix.of(total), _unit(matrix.q), out=matrix.p)
         for span, whole in plan.rest:
             whole.copy_(span.flat(total))
         self._round(plan.first.div_(self.world_size))
         poison(plan.first, unless=is_finite(total))
-
-    def _unit(self, q: Tensor) -> Tensor:
-        """Return right factors for the projection: of unit columns where P would else underflow in
-        half precision.
-
-        P then spans the same space, and nothing but its space is used.
-        """
-        return q if self._is_whole else torch.nn.functional.normalize(q, dim=0)
 
     @property
     def _is_whole(self) -> bool:
@@ -228,6 +220,17 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         """See `FeedbackHook.load_state_dict`; includes the warm factors."""
         super().load_state_dict(state)
         self._warm = {name: q.clone() for name, q in state["q"].items()}
+
+
+def _unit(q: Tensor) -> Tensor:
+    """Return right factors of unit columns for the projection: P would else overflow or underflow,
+    because their elements are as large as the gradients.
+
+    P then spans the same space, and nothing but its space is used.
+    """
+    largest = q.abs().amax(dim=0)
+    scaled = q / torch.where(largest > 0, largest, 1.0)  # so that squares do not overflow
+    return torch.nn.functional.normalize(scaled, dim=0)
 
 
 def seeded(*parts: object) -> torch.Generator:

@@ -139,7 +139,7 @@ def parse_hook(text: str) -> HookFields:
     if is_file_hook(text.strip()):
         return {"hook": callable_name(text.strip()), "density": None, "hook_options": ""}
     hook = find_hook(name)
-    options: dict[str, str] = {}
+    options = {}
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals:

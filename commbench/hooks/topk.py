@@ -167,6 +167,9 @@ class TopK(catalogue.TopK, OrderedHook):
         for span in layout.spans:
             flat = span.flat(buffer)
             norm = torch.linalg.vector_norm(flat)
+            if not on_host(norm) or norm.isinf():
+                # float32 cannot hold the square of an element above 1.8e19.
+                norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
             if not on_host(norm):
                 flat.mul_(torch.where(norm > limit, limit / norm, 1.0))
             elif norm > limit:

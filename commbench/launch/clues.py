@@ -85,10 +85,7 @@ class Clue:
         """Return the clause, and one on other ranks in the same state."""
         clauses = [self.reason]
         if self.others:
-            code = "ranks_too"
-            if len(self.others) == 1:
-                code = "rank_too"
-            clauses.append(Finding(code, name_ranks(self.others)))
+            clauses.append(Finding("ranks_too", name_ranks(self.others)))
         return "; ".join(map(str, clauses))
 
 
@@ -104,10 +101,8 @@ def waiting(failed_rank: info.FailedRank) -> str:
     """Return sentences on the activity of the other ranks; empty if unknown."""
     sentences = []
     for others in failed_rank["others"]:
-        code = "ranks_were_in"
-        if len(others["ranks"]) == 1:
-            code = "rank_was_in"
-        sentences.append(Finding(code, name_ranks(others["ranks"]), {"place": others["in"]}))
+        ranks = name_ranks(others["ranks"])
+        sentences.append(Finding("ranks_were_in", ranks, {"place": others["in"]}))
     return as_text(sentences)
 
 
@@ -152,7 +147,7 @@ def in_case(reason: str, case: AnyCase | None) -> str:
     """Return a reason with the case that it is about."""
     if case is None:
         return reason
-    return f"{reason}, in case {case}"
+    return f"{reason.removesuffix('.')}, in case {case}"
 
 
 def name_rank(rank: int | None, host: str = "") -> str:
@@ -234,13 +229,13 @@ def written_clues(
 ) -> list[Clue]:
     """Return the clues that the output of the launcher and the ranks has, see `exit_clues`."""
     text = one_line(lines)
-    clues: list[Clue] = []
+    clues = []
     rank_exit, remedy = find_exit(text, processes), find_remedy(lines)
     if rank_exit:
         clues.append(_exit_clue(rank_exit, kills_before, remedy))
     lost = LOST_DAEMON.search(text)
     if lost:
-        numbers: dict[str, Value] = {"host": lost[1]}
+        numbers = {"host": lost[1]}
         clues.append(Clue(kind="daemon lost", code="daemon_lost", host=lost[1], numbers=numbers))
     peer = find_lost_peer(text, processes)
     if peer:
@@ -286,7 +281,7 @@ def error_clue(error: RankError) -> Clue:
     kind = "raised"
     if CONNECTION_LOST.search(error.message):
         kind = "lost connection"
-    numbers: dict[str, Value] = {"error": error.text}
+    numbers = {"error": error.message.removesuffix(".")}
     return Clue(kind=kind, code="rank_raised", rank=error.rank, host=error.host, numbers=numbers)
 
 

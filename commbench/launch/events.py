@@ -94,25 +94,21 @@ class Heartbeat:
 
 @dataclass(frozen=True, kw_only=True)
 class RankError:
-    """Why a rank ends itself."""
+    """Why a rank ends itself, or cannot make a case."""
 
     rank: int
     host: str
     case: int
     """As in `Heartbeat`."""
     message: str
-    error: str = ""
-    """Name of the exception's type; empty for an error of commbench, whose message is a whole
-    sentence."""
+    """The sentence of an error of commbench; of another its type, its text and its line in the
+    user's own file."""
     is_bad_input: bool = False
     """Whether the request cannot be carried out; else something went wrong."""
+    is_of_case: bool = False
+    """Whether the case alone fails, unless other ranks wait for this one."""
     stack: Sequence[str] = field(default_factory=list)
     """Stack of the error, as `Stack.stack`."""
-
-    @property
-    def text(self) -> str:
-        """The error as Python prints it."""
-        return f"{self.error}: {self.message}" if self.error else self.message
 
 
 @dataclass(frozen=True, kw_only=True)

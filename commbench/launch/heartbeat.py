@@ -98,11 +98,7 @@ def _short(path: str) -> str:
         root = folder.rstrip("/") + "/"
         if folder and path.startswith(root) and len(root) > len(longest):
             longest = root
-    if longest:
-        return path[len(longest) :]
-    if path.startswith("/"):
-        return Path(path).name
-    return path
+    return path[len(longest) :]
 
 
 INTERVAL_S = 0.5
@@ -237,7 +233,7 @@ class Heart:
             if self._parent not in {None, os.getppid()} and not self._stopped.is_set():
                 os._exit(1)
             before = time.monotonic(), time.process_time()
-            signals: list[signal.Signals] = []
+            signals = []
             if self._signals:
                 signals = self._signals.wait(INTERVAL_S)
             else:

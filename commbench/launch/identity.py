@@ -137,7 +137,7 @@ def tasks_per_node(text: str) -> list[int]:
     Raises:
         InputError: another form.
     """
-    tasks: list[int] = []
+    tasks = []
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
@@ -155,7 +155,7 @@ def expand_nodes(text: str) -> list[str]:
     Raises:
         InputError: a range is not one of numbers.
     """
-    names: list[str] = []
+    names = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         expanded = [""]
         for index, piece in enumerate(re.split(r"\[([^\]]*)\]", part)):
@@ -168,7 +168,7 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def _expand_ranges(text: str) -> list[str]:
-    numbers: list[str] = []
+    numbers = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if match is None:

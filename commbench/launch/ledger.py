@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from commbench.engine.records import Status
 from commbench.errors import InputError, LaunchError
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.launch.clues import Ending, in_case, waiting
 from commbench.launch.events import (
     ROUNDING,
@@ -207,7 +207,7 @@ class Ledger:
         refuse_other_conditions(facts, self._info_before, trains=trains)
         changes = changed_conditions(facts, self.store.info, trains=trains)
         if changes:
-            numbers: dict[str, Value] = {"changes": tuple(changes[:3])}
+            numbers = {"changes": tuple(changes[:3])}
             self._warn_once(str(Finding("conditions_changed", numbers=numbers)))
         text = remark(facts)
         if text:

@@ -8,6 +8,7 @@ loaded here.
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import itertools
 import os
@@ -32,6 +33,7 @@ from commbench.engine.sampling import is_due, repeatable, rounds_of_launch
 from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock, open_clock
 from commbench.errors import CommbenchError, InputError
+from commbench.findings import Finding
 from commbench.launch.events import (
     FINISH,
     CaseFinished,
@@ -60,6 +62,7 @@ from commbench.results.info import Energy
 from commbench.results.plan import LaunchPlan
 from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.system.env import variables_of
+from commbench.system.user_files import failure
 from commbench.system.variables import relevant_variables
 
 if TYPE_CHECKING:
@@ -91,6 +94,8 @@ class RankProcess(Heart, ABC):
     listener: Listener | None
     """Receives events, on rank 0; None elsewhere."""
     launch_begun: float
+    refusal = ""
+    """Why this rank cannot make the present case, for which other ranks may wait."""
     visits: Iterator[int]
     """Numbers of visits and blocks, which show the rank that is behind; cases come in turns."""
 
@@ -122,6 +127,10 @@ class RankProcess(Heart, ABC):
     @abstractmethod
     def refuse(self, text: str) -> None:
         """Report, on rank 0, why nothing can be measured."""
+
+    def refuse_case(self, reason: Finding) -> None:
+        """Note why this rank cannot make the present case."""
+        self.refusal = str(reason)
 
     def run(self) -> NoReturn:
         """Connect the ranks, check that they run the same software, work and leave.
@@ -178,16 +187,15 @@ class RankProcess(Heart, ABC):
 
     def error_of(self, error: BaseException) -> RankError:
         """Return the event that states an error of this rank."""
-        kind = ""
-        stack: list[str] = []
+        message = str(error)
+        stack = []
         if not isinstance(error, CommbenchError):
-            kind, stack = type(error).__name__, stack_of_error(error.__traceback__)
+            message, stack = failure(error), stack_of_error(error.__traceback__)
         return RankError(
             rank=self.rank,
             host=self.host,
             case=self.case,
-            message=str(error),
-            error=kind,
+            message=message,
             is_bad_input=isinstance(error, InputError),
             stack=stack,
         )
@@ -326,6 +334,7 @@ class RankProcess(Heart, ABC):
             meter=meter,
             on_begin=lambda index: self._begin_case(index, cases[index]),
             on_record=self._finish_case,
+            on_refusal=self.refuse_case,
             is_out_of_time=lambda: self.is_out_of_time(1 / terms.blocks),
             search=search,
         )
@@ -346,6 +355,7 @@ class RankProcess(Heart, ABC):
         dies.
         """
         self.enter(next(self.visits), str(case))
+        self.refusal = ""
         if self.listener:
             self.listener.on(CaseStarted(index=index))
         self.control.broadcast_int(index)
@@ -406,6 +416,11 @@ class PipedRank(RankProcess):
     def failed(self, error: RankError) -> None:
         """Tell the conductor."""
         say(error)
+
+    def refuse_case(self, reason: Finding) -> None:
+        """Tell the conductor."""
+        error = self.error_of(InputError(str(reason)))
+        say(dataclasses.replace(error, is_bad_input=False, is_of_case=True))
 
     def refuse(self, text: str) -> None:
         """Tell the conductor."""

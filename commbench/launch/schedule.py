@@ -595,10 +595,8 @@ class Schedule:
         if not self._left_out:
             return Stop(kind="failed", reason=reason)
         first = next(iter(self._left_out.values()))
-        code = "cases_failed"
-        if len(self._left_out) == 1:
-            code = "case_failed"
-        findings = [Finding(code, numbers={"failed": len(self._left_out), "cause": first})]
+        numbers: dict[str, Value] = {"failed": len(self._left_out), "cause": first}
+        findings = [Finding("cases_failed", numbers=numbers)]
         if reason:
             findings.append(Finding.stated(reason))
         return Stop(kind="failed", reason="; ".join(map(str, findings)))

@@ -148,7 +148,7 @@ class OwnRank(RankProcess):
 
     def failed(self, error: RankError) -> None:
         """Print why this rank ends all others, and enter it on rank 0."""
-        sentence = f"{name_rank(error.rank, error.host)}: {error.text}"
+        sentence = f"{name_rank(error.rank, error.host)}: {error.message}"
         launch = self._ledger and self._ledger.launch
         if error.is_bad_input and launch and launch.startup_s is None:
             self.refuse(sentence)
@@ -191,13 +191,15 @@ class OwnRank(RankProcess):
         if self.rank:
             time.sleep(AFTER_RANK_0_S)
         limit_s = self.limit_s
-        reason = hang_reason(limit_s, str(Finding("start_conductor")))
+        reason = hang_reason(limit_s, self.refusal or str(Finding("start_conductor")))
         case = self.progress.case or "starting"
         place = describe_place(stacks_of_threads().get(MAIN, []))
         rank = name_rank(self.rank, self.host)
         with self._lock():
             self._end(Ending(status="hung", cause=reason))
             self._say(f"{rank}: no progress for {limit_s:g} s in {case}, at {place}.")
+            if self.refusal:
+                self._say(f"{rank}: {self.refusal}")
             leave(PARTIAL_CODE)
 
     def _lock(self) -> contextlib.AbstractContextManager[object]:

@@ -14,6 +14,7 @@ from commbench.launch.clues import (
     Clue,
     Ending,
     Evidence,
+    error_clue,
     exit_clues,
     find_crash_report,
     hang_reason,
@@ -39,7 +40,7 @@ from commbench.launch.identity import without_rank
 from commbench.launch.launchers import Launcher
 from commbench.launch.messages import find_warning
 from commbench.launch.process import STACKS_S, Launched, Output
-from commbench.launch.schedule import Launch
+from commbench.launch.schedule import LEAVING_S, Launch
 from commbench.launch.signals import LOOK_S, Interrupts
 from commbench.launch.watchdog import Watchdog
 
@@ -117,6 +118,9 @@ class Supervisor:
             hang = self._watchdog.stuck(now)
             if hang:
                 return self._tear_down(launched, hang)
+            if self._is_late():
+                launched.stop(self._handle)
+                return Ending(status="cut", cause=Finding("launch_cut"))
             if self._doomed_at is not None and now > self._doomed_at:
                 launched.stop(self._handle)
         return self._judge(launched.finish(self._handle))
@@ -134,6 +138,13 @@ class Supervisor:
             self._listener.on(LastCase())
         return False
 
+    def _is_late(self) -> bool:
+        """Return whether the time limit is over before the ranks have come together; after that
+        they heed it themselves.
+        """
+        left_s = self._launch.times.left_s(time.monotonic(), whole=True) + LEAVING_S
+        return self._launch.startup_s is None and left_s <= 0
+
     def _tear_down(self, launched: Launched, hang: Clue) -> Ending:
         """End a hung launch after its ranks had time to report their stacks."""
         self._evidence.forget_stacks()
@@ -144,6 +155,7 @@ class Supervisor:
         if hang.code == "no_rank_heard":
             lines, processes = list(self._stderr), self._watchdog.processes
             hang = worst([hang, *written_clues(lines, processes, self._kills_before)])
+        hang = worst([hang, *map(error_clue, self._errors())])
         failed_rank = self._evidence.failed_rank(
             hang, self._launch.case, self._watchdog.processes, self._printed(launched, hang)
         )
@@ -158,6 +170,14 @@ class Supervisor:
             is_host_lost=hang.is_host_lost and not is_reached,
             output=[*self._stderr, *stacks],
         )
+
+    def _errors(self) -> list[RankError]:
+        """Return the errors of ranks, without those of earlier cases, which failed by them."""
+        errors = []
+        for error in self._evidence.errors:
+            if not error.is_of_case or error.case == self._watchdog.case_number:
+                errors.append(error)
+        return errors
 
     def _printed(self, launched: Launched, hang: Clue) -> list[str]:
         """Return the interpreter's report on a rank of this host that cannot report its stacks
@@ -189,7 +209,7 @@ class Supervisor:
             return Ending(status="ok", cause=find_warning(lines))
         clues = exit_clues(
             lines,
-            self._evidence.errors,
+            self._errors(),
             returncode,
             self._watchdog.processes,
             kills_before=self._kills_before,
@@ -228,7 +248,7 @@ class Supervisor:
                 return
             case RankError() | Stack():
                 self._evidence.add(event)
-                if isinstance(event, RankError):
+                if isinstance(event, RankError) and not event.is_of_case:
                     self._doomed_at = self._doomed_at or now + DOOMED_S
                 return
             case SessionStarted(facts=facts):

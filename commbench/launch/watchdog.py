@@ -92,6 +92,11 @@ class Watchdog:
         """The process number of each known rank, on its own host."""
         return {rank: pid for rank, (_, pid) in self.processes.items()}
 
+    @property
+    def case_number(self) -> int:
+        """As `Heartbeat.case`, of the case that has begun last."""
+        return self._cases - 1
+
     def introduce(self, rank: int, host: str, pid: int) -> None:
         """Note that rank ``rank`` is process ``pid`` of ``host``; a heartbeat states it, too."""
         self.processes[rank] = (host, pid)
@@ -132,7 +137,7 @@ class Watchdog:
             return None
         last = max(self._heard, key=self._heard.__getitem__, default=0)
         if now - self._heard.get(last, 0.0) > SILENCE_S:  # how far they are is not known
-            numbers: dict[str, Value] = {"since": self._since(last, now)}
+            numbers = {"since": self._since(last, now)}
             unheard = Clue(kind="unclear", code="no_rank_heard", numbers=numbers)
             return self._stopped() or unheard
         clues = [Clue(kind="unclear", code="no_rank_stands_out")]

@@ -59,6 +59,8 @@ class Measured(NamedTuple):
     """The step of the training at which the block began."""
     buckets: Sequence[int]
     """Bytes of the buckets in use."""
+    is_finite: bool
+    """Whether the last gradients are finite, or were not exchanged by a hook of the tuning."""
 
 
 class Agreement:

@@ -40,6 +40,7 @@ from commbench.ddp.buckets import bucket_bytes
 from commbench.ddp.plan.arguments import setting_of_model
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.hooks.base import StateDict
+from commbench.hooks.feedback import is_finite
 from commbench.launch.facts import Place, own_host, own_place
 from commbench.live.agreement import AbsentError, Agreement, Instruction, Measured
 from commbench.live.conditions import conditions_of, gpu_of
@@ -406,7 +407,7 @@ class Director:
         try:
             failures = self._agreement.get_all(f"able/{self._end}")
         except AbsentError as error:
-            self._programme.give_up(error)
+            self._fail(error)
             decision = "leave"
         else:
             for failure in filter(None, failures):
@@ -460,7 +461,17 @@ class Director:
         times = of_steps(times, self._period)
         self._agreement.set_own("times", times)
         if self.is_root:
-            self._awaited = Measured(times, self._first // self._period, buckets)
+            at = self._first // self._period
+            self._awaited = Measured(times, at, buckets, self._has_finite_gradients())
+
+    def _has_finite_gradients(self) -> bool:
+        """Return whether the hook in use has left finite gradients; true without a hook."""
+        if self._switcher is None or self._switcher.hook is None:
+            return True
+        for parameter in self._registered:
+            if parameter.grad is not None and not is_finite(parameter.grad):
+                return False
+        return True
 
     def _exchange(self) -> None:
         """Put the setting that is due in use; every rank does so between the same two passes."""
@@ -494,7 +505,11 @@ class Director:
             rank = dist.get_rank()
         reason = f"{self.doing} failed on rank {rank}: {error!r}"
         if self.is_root or not isinstance(error, AbsentError):  # that rank has said why
-            say(f"{reason}. The training goes on.")
+            follows = "The training goes on."
+            if self._switcher is not None and self._switcher.in_use != self._switcher.original:
+                # Without this rank no other setting can be agreed on.
+                follows = "The training goes on with a setting that was tried, not its own."
+            say(f"{reason}. {follows}")
         self._conclude("failed", reason)
 
     def _keep_promise(self, index: int) -> None:

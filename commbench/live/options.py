@@ -90,7 +90,7 @@ class LiveOptions:
         """Return the value of the environment variable, with the beginning of a long command
         line.
         """
-        words: list[str] = []
+        words = []
         room = MOST_CHARACTERS
         for word in self.argv:
             room -= len(json.dumps(word))

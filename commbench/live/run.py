@@ -298,7 +298,7 @@ def complete(options: LiveOptions) -> list[str]:
 
     Return the conclusions in lines for people, in the order of the training's models.
     """
-    lines: list[str] = []
+    lines = []
     number, path = 1, Path(options.out)
     while (path / RUN).exists():
         info = read_info(path)
@@ -348,7 +348,7 @@ def mode_of(info: RunInfo) -> Mode:
 
 def _ended_launches(info: RunInfo) -> list[Launch]:
     """Return the launches of a run whose training goes on no more."""
-    launches: list[Launch] = []
+    launches = []
     for entry in info.get("launches") or ():
         launches.append(entry)
         if entry.get("status") == "running":

@@ -63,7 +63,7 @@ class Tune(Programme):
         )
         self._gaps_ms: list[float] = []
         say(
-            f"tuning {type(ddp_model.module).__name__} on {original.world_size} ranks: "
+            f"tuning {type(ddp_model.module).__name__} on {counted(original.world_size, 'rank')}: "
             f"{counted(len(settings), 'setting')}, results in {options.out}"
         )
 
@@ -97,6 +97,10 @@ class Tune(Programme):
         losses = measured.times[0, :, 2]
         if not np.isnan(losses).all():
             self.run.add_losses(measured.at, losses.tolist())
+        case = dataclasses.replace(self.settings[block.setting], phase=block.phase)
+        if not measured.is_finite:
+            self.leave_out(case, str(Finding("unfit_gradients")))
+            return
         self._gaps_ms += gaps_ms.tolist()
         usual = float(np.median(self._gaps_ms))
         limit = max(GAP_FACTOR * usual, usual + GAP_SHARE * float(np.median(steps_ms)))
@@ -105,7 +109,7 @@ class Tune(Programme):
         timed_ms = steps_ms[is_timed].tolist()
         if block.is_measured_by(timed_ms):
             self._write_block(
-                dataclasses.replace(self.settings[block.setting], phase=block.phase),
+                case,
                 step_ms=timed_ms,
                 block_lengths=[len(timed_ms)],
                 block_at=[measured.at],
@@ -116,11 +120,11 @@ class Tune(Programme):
         self._experiment.add(block, timed_ms)
 
     def leave_out(self, setting: TrainingCase, reason: str) -> None:
-        """Leave out a setting that a rank could not prepare."""
+        """Leave out a setting that a rank could not prepare, or whose gradients are not finite."""
         say(f"{self._name_of(setting)} is left out: {reason}")
         record = self._record(setting)
         self.run.append(without_result(record, "failed", Finding.stated(reason)))
-        self._experiment.leave_out(self.settings.index(setting))
+        self._experiment.leave_out(self.settings.index(dataclasses.replace(setting, phase=SWEEP)))
 
     def finish(self, step: int) -> TrainingCase:
         """Conclude, and return the best setting."""

@@ -29,6 +29,7 @@ from commbench.live.watch_steps import (
     STEP,
 )
 from commbench.tuner.experiment import UNTIMED, Block
+from commbench.units import counted
 
 #: Steps that are watched by default, and those of a block, after which all ranks send their times.
 STEPS, BLOCK_STEPS = 200, 20
@@ -54,8 +55,8 @@ class Watch(Programme):
         self._left = self._steps
         """Steps that were not watched yet."""
         say(
-            f"watching {self._steps} steps of {type(ddp_model.module).__name__} on"
-            f" {original.world_size} ranks, results in {options.out}"
+            f"watching {counted(self._steps, 'step')} of {type(ddp_model.module).__name__} on"
+            f" {counted(original.world_size, 'rank')}, results in {options.out}"
         )
         untimed = why_untimed(ddp_model) or facts.held
         self._times_buckets = not untimed

@@ -106,7 +106,7 @@ def _table(columns: Sequence[Series]) -> Table:
                 heading += ", one way"
         headings.append(number(f"{heading}\n{series.name}", ""))
     sizes = {row.message_bytes for series in columns for row in series.rows}
-    lines: list[list[Cell]] = []
+    lines = []
     for size in sorted(sizes, key=lambda size: size or 0):
         line = [Cell("-" if size is None else format_size(size))]
         for series in columns:

@@ -41,6 +41,7 @@ from commbench.results.pairs import Matrix, PairRow, pair_table
 from commbench.results.summary import order_of_row
 from commbench.results.tables import rows_by, rows_of
 from commbench.units import counted, format_size
+from commbench.words import phrase
 
 #: Fields that split the rows of one backend, in order, until each is alone at its size.
 _DETAILS: tuple[tuple[str, ...], ...] = (
@@ -61,7 +62,7 @@ _unique = attrgetter(*_UNIQUE)
 #: How values of a field are spoken, if not by themselves.
 _SPOKEN = {
     "root": "root {}",
-    "world_size": "{} ranks",
+    "world_size": "{:rank}",
     "sync": "sync {}",
     "loop": "{} loop",
     "algorithm": "by {}",
@@ -109,7 +110,7 @@ def collective_tables(runs: Sequence[Run]) -> Iterator[Table]:
         distinguishing = " ".join(_UNIQUE[1:])
         if len(keys) < len(of_table):
             distinguishing = f"{_METHOD} {distinguishing}"
-        columns: list[Column[Row]] = [
+        columns = [
             *declared(Row, "message_bytes backend"),
             *declared(Row, distinguishing, should_vary=True),
             outcome("time_us", Row, explain_time(runs)),
@@ -142,7 +143,7 @@ def title_of(rows: Sequence[Row]) -> str:
         words.append(f"{first.pattern}{name_groups(rows)}")
     parts = []
     if first.world_size:
-        parts.append(f"{first.world_size} ranks")
+        parts.append(counted(first.world_size, "rank"))
         if first.nodes:
             parts[0] += f" on {counted(first.nodes, 'host')}"
     parts.append(launches_of(row.launches for row in rows))
@@ -155,7 +156,7 @@ def spoken(name: str, value: object) -> str:
     """Return the value of a field of a case, as it is spoken where cases are told apart."""
     if (name, value) in _WORDS:
         return _WORDS[name, value]
-    return _SPOKEN.get(name, "{}").format(value)
+    return phrase(_SPOKEN.get(name, "{}"), value)
 
 
 def collective_sentences(run: Run) -> Iterator[Finding]:
@@ -181,7 +182,7 @@ def group_sentences(run: Run) -> Iterator[Finding]:
 
 def growth_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate time against the number of ranks: a line for each case."""
-    columns: list[Column[Growth]] = [
+    columns = [
         Column("operation", _growth_name),
         Column("backend", "case.backend"),
         Column("dtype", "case.dtype"),
@@ -232,7 +233,7 @@ def _growth_cell(growth: Growth) -> Cell:
 
 def overlap_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate non-blocking collectives, as OSU prints them."""
-    columns: list[Column[OverlapRow]] = [
+    columns = [
         *declared(OverlapRow, "operation backend message_bytes"),
         *declared(OverlapRow, "overall_us compute_us pure_us overlap_percent"),
         interval("overlap_percent", OverlapRow, is_bounded=True),
@@ -243,7 +244,7 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
 
 def overhead_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the time that a framework's call adds to the library's call."""
-    columns: list[Column[Overhead]] = [
+    columns = [
         *declared(Overhead, "operation"),
         *declared(Overhead, "pattern", should_vary=True),
         *declared(Overhead, "message_bytes direct_us through_us added_us"),

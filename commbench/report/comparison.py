@@ -247,7 +247,7 @@ def comparison_rows(table: ComparisonTable, threshold: float) -> list[dict[str, 
 def _results(case: ComparedCase) -> dict[str, Any]:
     """Return the columns that say how two sides compare."""
     comparison, effort = case.comparison, case.comparison.further
-    row: dict[str, Any] = {
+    row = {
         name: getattr(comparison, name)
         for name in ("ratio", "detectable", "p_value", "launches_a", "launches_b")
     }

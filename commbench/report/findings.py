@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +57,7 @@ def unfinished(run: Run) -> Iterator[Finding]:
     code = f"run_{state}"
     if is_live(run.info):
         code = f"run_{state}_live"
-    numbers = {"why": why.rstrip("."), "path": str(run.path)}
+    numbers = {"why": why.rstrip("."), "path": shlex.quote(str(run.path))}
     yield Finding(code, numbers=numbers, level="warning")
 
 
@@ -108,9 +109,7 @@ def time_spent(run: Run) -> Iterator[Finding]:
     if not seconds:
         return
     code = "time"
-    if is_watched(run.info):
-        code = "time_watched"
-    elif is_live(run.info):
+    if is_live(run.info):
         code = "time_live"
     shares = {name: part / seconds for name, part in totals.items()}
     yield Finding(code, numbers={"seconds": seconds, "launches": len(launches), **shares})
@@ -152,7 +151,7 @@ def bandwidths(run: Run) -> Iterator[Finding]:
         if pattern != "flat":
             operation = f"{operation} {pattern}"
         best = max(comparable, key=lambda row: row.busbw_GBps or 0.0)
-        numbers: dict[str, Value] = {
+        numbers = {
             "operation": operation,
             "busbw": busbw_of(best),
             "size": best.message_bytes or 0,
@@ -181,7 +180,7 @@ def busbw_of(row: Row) -> Estimate:
 
 def _briefs(row: Row) -> Iterator[Finding]:
     """Yield what a row's interval does not show, from its flags."""
-    numbers: dict[str, Value] = {}
+    numbers = {}
     if row.harness_us is not None and row.time_us:
         numbers["overhead"] = row.harness_us / row.time_us
     for flag in split_flags(row.flags):
@@ -321,8 +320,8 @@ def kinds_of(run: Run) -> list[Kind]:
     is_compared = run.decision is not None and run.decision.launches >= FEWEST_LAUNCHES
     if is_compared or run.info.get("candidates"):
         hidden = _OF_SHORT_SWEEPS
-    collectives: list[Row] = []
-    matrices: list[Row] = []
+    collectives = []
+    matrices = []
     for row in run.rows:
         if row.pattern == MATRIX:
             matrices.append(row)

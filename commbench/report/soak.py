@@ -9,7 +9,6 @@ from commbench.analysis.soak import soak_results
 from commbench.analysis.soak.rows import DriftRow, EventRow
 from commbench.report.columns import (
     Column,
-    Named,
     Table,
     declared,
     ends,
@@ -43,8 +42,8 @@ _DRIFT: list[Column[DriftRow]] = [
 
 def soak_tables(runs: Iterable[Run]) -> Iterator[Table]:
     """Yield the tables of events and of drift; empty without a soak."""
-    events: list[Named[EventRow]] = []
-    drifts: list[Named[DriftRow]] = []
+    events = []
+    drifts = []
     for run in runs:
         if soak := soak_results(run):
             events += [(run.name, row) for row in soak.events]

@@ -18,6 +18,7 @@ from commbench.results.tables import (
     one_line,
     rows_by,
 )
+from commbench.units import counted
 
 OSU_VERSION = "v7.4"
 _SIZE_WIDTH, _VALUE_WIDTH = 10, 18
@@ -106,7 +107,7 @@ _STATED = {
 
 def _setting(row: Row) -> str:
     ranks = row.group_size or row.world_size or "?"
-    words = [f"backend {row.backend}", f"{ranks} ranks", row.library, row.transport]
+    words = [f"backend {row.backend}", counted(ranks, "rank"), row.library, row.transport]
     for name, usual in _STATED.items():
         value = _group_of(row) if name == "group" else getattr(row, name)
         if value not in {"", usual}:

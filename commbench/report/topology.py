@@ -122,7 +122,7 @@ def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
         gpus = [f"GPU{i}" for i, gpu in enumerate(topology["gpus"]) if gpu["numa_node"] == number]
         adapters = dict.fromkeys(name for name, of in _ports(topology) if of == number)
         usable = set(cpus).intersection(cpu_list(node["cpus"]))
-        placed = f"{len(usable)} CPUs" if usable else ""
+        placed = counted(len(usable), "CPU") if usable else ""
         memory = _or_unknown(node["memory_bytes"])
         if node["memory_bytes"]:
             memory = format_size(node["memory_bytes"])

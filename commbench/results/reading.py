@@ -198,13 +198,11 @@ def load_run(path: str | Path) -> Run:
     """
     path = Path(path)
     with refusing(path, InputError):
-        what = f"{path} holds no run of commbench (no {RUN})"
-        if not path.exists():
-            what = f"There is no {path}"
-        elif not path.is_dir():
-            what = f"{path} is not a directory"
         if not (path / RUN).exists():
-            raise InputError(f"{what}; give the directory that --out named.")
+            raise InputError(
+                f"There is no {path / RUN}, so no run of commbench; give the directory that --out"
+                " named."
+            )
         records, _ = read_samples(path)
         info, recommendation, file = read_info(path), None, path / RECOMMENDATION
         if os.path.lexists(file):

@@ -52,14 +52,14 @@ def divide(records: Sequence[Record]) -> Divided:
     states = find_states(records)
     if not states:
         return Divided(records=records)
-    met: dict[str, tuple[str, float]] = {}
+    met = {}
     for key, of_case in records_by_case(records).items():
         slow = [is_slow for record in of_case for is_slow in _slow_visits(record, states)]
         if slow:
             met[key] = (FAST, slow.count(False) / len(slow))
             if all(slow):
                 met[key] = (SLOW, 1.0)
-    better: list[Record] = []
+    better = []
     others: list[Record] = []
     for record in records:
         slow = _slow_visits(record, states)
@@ -113,7 +113,7 @@ def level_us(records: Iterable[Record], name: str) -> float | None:
 
     None without probes.
     """
-    probes_us: list[float] = []
+    probes_us = []
     for record in latest(records).values():
         if probed_name(record.case) == name:
             probes_us += _visit_probes(record)

@@ -16,7 +16,6 @@ from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import add_flag, join_flags, raised_flags
 from commbench.engine.records import (
     SCHEMA,
-    Overlap,
     OverlapRow,
     Record,
     Row,
@@ -29,7 +28,7 @@ from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.results.tables import rows_by
 from commbench.stats.components import FEWEST_VISITS, components_of
 from commbench.system.process import without_collector
-from commbench.units import algbw_GBps
+from commbench.units import algbw_GBps, counted
 
 #: From this number of launches on, the interval over launches assumes no distribution.
 MANY_LAUNCHES = 6
@@ -105,7 +104,7 @@ def keyed_records(records: Iterable[Record]) -> dict[RowKey, list[Record]]:
 
     The record of a launch that failed before it had groups counts for every group of the case.
     """
-    by_row: dict[RowKey, list[Record]] = {}
+    by_row = {}
     for key, of_case in records_by_case(records).items():
         groups = dict.fromkeys(times.group for record in of_case for times in record.groups)
         for group in groups or [""]:
@@ -137,6 +136,15 @@ def launch_values(records: Iterable[Record]) -> dict[int, float]:
     `launch_value`.
     """
     return {record.launch: launch_value(record) for record in _timed(records, {"ok"})}
+
+
+def time_interval(records: Iterable[Record], level: float) -> stats.Interval | None:
+    """Return the interval of a row's time, in microseconds, from timed records without wrong data.
+
+    None as in `_interval`.
+    """
+    timed = _timed(records, {"ok"})
+    return _interval(timed, [launch_value(record) for record in timed], level)
 
 
 def variance_components(records: Iterable[Record]) -> dict[str, dict[str, float | None]]:
@@ -207,7 +215,7 @@ def overlap_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> Itera
         records: as `keyed_rows`.
         rows: what `keyed_rows` made of them.
     """
-    by_case: dict[str, list[Overlap]] = {}
+    by_case = {}
     for key, of_case in records_by_case(records).items():
         by_case[key] = [record.overlap for record in of_case if record.overlap]
     for (key, _), row in rows.items():
@@ -265,8 +273,8 @@ def outcome_of(records: Sequence[AnyRecord]) -> dict[str, Any]:
             return _outcome(record)
     if wrong:
         elements = _total(getattr(record, "wrong", None) for record in wrong) or 0
-        launches = f"{len(wrong)} of {len(records)} launches"
-        return {"status": "wrong", "reason": f"{elements} elements were wrong in {launches}."}
+        launches = f"{len(wrong)} of {counted(len(records), 'launch')}"
+        return {"status": "wrong", "reason": f"{counted(elements, 'wrong element')} in {launches}."}
     if last.status in {"failed", "hung"} or all(record.status != "ok" for record in records):
         return _outcome(last)
     return {"status": "ok"}
@@ -300,7 +308,7 @@ def joined_texts(records: Iterable[AnyRecord], name: str) -> str:
 
 def _times(timed: Sequence[Record], medians: Sequence[float]) -> dict[str, Any]:
     """Return the columns made of times, of which each launch has one in ``medians``."""
-    columns: dict[str, Any] = metered(timed)
+    columns = metered(timed)
     columns["launches"] = len(timed)
     columns["visits"] = _visits(timed)
     columns["repetitions"] = _total(_repetitions(record) for record in timed)
@@ -308,7 +316,7 @@ def _times(timed: Sequence[Record], medians: Sequence[float]) -> dict[str, Any]:
     for name in _TOTALS:
         columns[name] = _total(getattr(record, name) for record in own)
     columns["time_us"] = stats.median(medians)
-    columns |= interval_columns("time_us", _interval(timed, medians))
+    columns |= interval_columns("time_us", _interval(timed, medians, stats.DEFAULT_LEVEL))
     columns |= _quantiles(timed)
     for name, (field, statistic) in _MEDIANS.items():
         of_launches = []
@@ -338,7 +346,7 @@ def _quantiles(timed: Sequence[Record]) -> dict[str, float]:
 
     Of imported cases, the stated ones: none of a quantile that a launch does not state.
     """
-    by_launch: list[Sequence[float | None]] = []
+    by_launch = []
     shares = [share for _, share in _QUANTILES.values()]
     for record in timed:
         if record.stated:
@@ -377,28 +385,30 @@ def _visits(timed: Sequence[Record]) -> int | None:
     return round(stats.median([len(visit_times(record)) for record in timed]))
 
 
-def _interval(timed: Sequence[Record], medians: Sequence[float]) -> stats.Interval | None:
-    """Return the 95 % interval over launches.
+def _interval(
+    timed: Sequence[Record], medians: Sequence[float], level: float
+) -> stats.Interval | None:
+    """Return the interval over launches.
 
     Of a single launch, over its visits or else its repetitions.
 
     Launches of several visits are close to normally distributed on a logarithmic scale, as each is
     a median over visits: the interval is Student's, which holds whether launches or visits differ
-    more. Other launches may have two modes, so that their interval assumes no distribution. The
-    interval includes the time of the row, whose median over visits may lie outside the interval of
-    the repetitions.
+    more. It covers the median of launches in two modes in half of the runs only. So the interval of
+    such launches and of other ones assumes no distribution. The interval includes the time of the
+    row, whose median over visits may lie outside the interval of the repetitions.
     """
     visits = [visit_times(record) for record in timed]
     has_visits = min(map(len, visits)) >= FEWEST_VISITS
     if len(timed) > 1:
-        if has_visits:
-            return stats.student_interval(medians)
-        return stats.launch_interval(medians)
+        if has_visits and not stats.is_bimodal(medians):
+            return stats.student_interval(medians, level)
+        return stats.launch_interval(medians, level)
     if has_visits:
-        return stats.student_interval([stats.median(visit) for visit in visits[0]])
+        return stats.student_interval([stats.median(visit) for visit in visits[0]], level)
     if timed[0].stated:
         return None
-    interval = stats.median_interval(timed[0].times_us)
+    interval = stats.median_interval(timed[0].times_us, level)
     return interval and interval.including(medians[0])
 
 

@@ -148,8 +148,9 @@ def speedup_of(
     launches that are slow as a whole cancel out. Where launches differ by 4 % and configurations
     within them by 1.5 %, its interval covers 95 to 97 % with 2 to 6 launches, and it spreads a
     fifth less than the ratio of the medians (simulated, lognormal). Where blocks were divided, the
-    ratio of a launch is itself one of many steps and the interval is Student's, as for the
-    visits of a collective. Pairs of blocks of a live tuning: `speedup_of_rounds`.
+    ratio of a launch is itself one of many steps and the interval is Student's unless launches have
+    two modes, as for the visits of a collective. Pairs of blocks of a live tuning:
+    `speedup_of_rounds`.
     """
     own, base = paired_sample_ms(configuration, baseline)
     if not own or min(own + base) <= 0:
@@ -160,7 +161,7 @@ def speedup_of(
         return dataclasses.replace(speedup_of_rounds(ratios, level), launches=len(launches))
     interval = stats.launch_interval(ratios, level)
     divided = [has_rounds(configuration, baseline, launch) for launch in launches]
-    if len(divided) > 1 and all(divided):
+    if len(divided) > 1 and all(divided) and not stats.is_bimodal(ratios):
         interval = stats.student_interval(ratios, level)
     return Speedup(ratio=median(ratios), launches=len(launches), ratios=ratios, interval=interval)
 
@@ -196,7 +197,7 @@ def paired_sample_ms(configuration: Trained, baseline: Trained) -> tuple[list[fl
     whole cancels out of each ratio.
     """
     are_blocks = pairs_blocks(configuration, baseline)
-    pairs: list[tuple[float, float]] = []
+    pairs = []
     for launch in common_launches(configuration, baseline):
         if are_blocks:
             pairs += _pairs_of_rounds(configuration, baseline, launch)

@@ -99,7 +99,7 @@ def keyed_training_rows(
     """
     sweep = _Sweep(records, info)
     verdicts = sweep.verdicts()
-    rows: dict[TrainingCase, TrainingRow] = {}
+    rows = {}
     for group, members in sweep.groups.items():
         baseline, fp16 = sweep.baselines[group], sweep.fp16_of(members)
         losses = equal_losses(members)
@@ -259,7 +259,7 @@ def _steps(trained_case: Trained) -> dict[str, Any]:
     interval = stats.launch_interval(steps_ms)
     if len(timed) == 1:
         interval = stats.median_interval(timed[0].step_ms)
-    columns: dict[str, Any] = {
+    columns = {
         "launches": len(timed),
         "blocks": int(median([len(record.block_lengths) for record in timed])) or None,
         "steps": sum(len(record.step_ms) for record in timed),
@@ -274,7 +274,7 @@ def _steps(trained_case: Trained) -> dict[str, Any]:
 
 def _parts(timed: Sequence[TrainingRecord]) -> dict[str, Any]:
     """Return the columns made of one number a launch."""
-    columns: dict[str, Any] = metered(timed)
+    columns = metered(timed)
     for name in _MEDIANS:
         columns[name] = median_known(getattr(record, name) for record in timed)
     for name, field in _MEDIANS_MB.items():

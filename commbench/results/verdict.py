@@ -17,6 +17,7 @@ from commbench.results.recommendation import (
     alters_learning,
     setting_of,
 )
+from commbench.units import counted
 from commbench.words import Estimate
 
 #: The most left-out settings that a sentence names.
@@ -102,7 +103,7 @@ def _headline(recommendation: Recommendation) -> Finding:
         "safe": advice.named(advice.safe),
         "setting": advice.named(advice.best),
     }
-    subject = f"{advice.workload} on {advice.world_size} ranks"
+    subject = f"{advice.workload} on {counted(advice.world_size, 'rank')}"
     details = [
         *_stated("reason", advice.reason),
         *_safe(advice),
@@ -176,7 +177,7 @@ def _over_half(recommendation: Recommendation) -> Iterator[Finding]:
 def _learning(recommendation: Recommendation) -> Iterator[Finding]:
     """Yield the effect on learning of the best setting, and of the fastest lossy one."""
     best, baseline = recommendation.best, recommendation.baseline
-    judged: list[tuple[Choice, Cost | None]] = []
+    judged = []
     if alters_learning(best, baseline):
         judged.append((best, recommendation.cost))
     for lossy in recommendation.altering:

@@ -11,6 +11,7 @@ import numpy as np
 from commbench.errors import InputError
 from commbench.stats.intervals import DEFAULT_LEVEL, Floats, Interval, Values
 from commbench.stats.ratios import (
+    FEW_LAUNCHES,
     MOST_LAUNCHES,
     Effort,
     Scatter,
@@ -92,12 +93,18 @@ class _LaunchRatio:
 
     @property
     def error(self) -> float:
-        """The standard error of a difference of medians, each sqrt(pi / 2n) spreads."""
+        """The standard error of a difference of medians, each sqrt(pi / 2n) spreads.
+
+        Of few launches each is sqrt(1 / n) spreads, widened: few pairs have Student's interval,
+        which is that of a mean, and the median of few launches varies about as little.
+        """
         inverse = 1 / len(self.b)
         if not self.paired:
             inverse = 1 / len(self.a) + inverse
-        spread = self.scatter.spread * math.sqrt(math.pi / 2 * inverse)
-        return spread * widening(self.scatter.launches)
+        error = self.scatter.spread * math.sqrt(inverse)
+        if self.scatter.launches in FEW_LAUNCHES:
+            return error * widening(self.scatter.launches)
+        return error * math.sqrt(math.pi / 2)
 
     def p_value(self, smallest: float) -> float:
         by_pairs = self.paired and 2 / 2 ** len(self.a) <= smallest
@@ -149,7 +156,7 @@ def compare_family(
         raise InputError(f"The margin {margin:g} is no share from 0 to below 1; give 0.02 for 2 %.")
     q, level = q / looks, 1 - 0.05 / looks
     comparisons = []
-    testable: dict[int, RunRatio | _LaunchRatio] = {}
+    testable = {}
     for place, (a, b) in enumerate(pairs):
         sides = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
         ratio = median_ratio(*sides)

@@ -54,8 +54,6 @@ def _median_ranks(n: int, level: float) -> tuple[int, int] | None:
     if n >= 71:  # where Le Boudec's table turns to the approximation
         half_width = NORMAL.inv_cdf((1 + level) / 2) / 2 * math.sqrt(n)
         low, high = math.floor(n / 2 - half_width), math.ceil(n / 2 + 1 + half_width)
-        if low < 1 or high > n:
-            return None
         return low, high
     counts = [math.comb(n, k) for k in range(n + 1)]
     for width in range(1, n):

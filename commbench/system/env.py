@@ -37,7 +37,7 @@ def parse_env(options: Sequence[str]) -> tuple[str, ...]:
     """
     if not options:
         return ()
-    axes: dict[str, list[str]] = {}
+    axes = {}
     for option in options:
         name, has_values, values = option.partition("=")
         _check_name(name, option)

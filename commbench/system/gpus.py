@@ -241,7 +241,7 @@ def gpu_links(addresses: Sequence[str], *, by_pci: bool = False) -> Links:
     """
     nvml = Nvml()
     handles = list(map(nvml.device, addresses))
-    direct: list[Counter[str]] = []
+    direct = []
     to_switches = []
     for handle in handles:
         remotes = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,11 @@ from commbench.errors import InputError
 
 #: Characters of an error's text that a message quotes.
 QUOTED = 300
+#: Directories of Python's library and of commbench.
+_NOT_OWN = (Path(traceback.__file__).parent, Path(__file__).parent.parent)
+#: How an error of a worker of a data loader states where it was raised.
+_OF_WORKER = "Original Traceback (most recent call last):"
+_PLACE = re.compile(r'File "(.+)", line (\d+)')
 
 
 def is_callable_of_file(text: str) -> bool:
@@ -94,11 +100,16 @@ def _import_file(path: Path) -> ModuleType:
 
 def failure(error: BaseException) -> str:
     """Return an error of a user's own code on one line: its type, text and location."""
-    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":").removesuffix(".")
-    text = text[:QUOTED]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
+    text, places = f"{type(error).__name__}: {error}", []
+    for frame in traceback.extract_tb(error.__traceback__):
+        places.append((frame.filename, str(frame.lineno)))
+    if _OF_WORKER in text:  # torch raises it again in the process that trains
+        places += _PLACE.findall(text)
+        text = text.splitlines()[-1]
+    text = " ".join(text.split()).removesuffix(":").removesuffix(".")[:QUOTED]
+    for name, line in reversed(places):
+        file = Path(name)
         is_other = "site-packages" in file.parts or file.name.startswith("<")
-        if not is_other and not file.is_relative_to(Path(__file__).parent.parent):
-            return f"{text}, {file.name} line {frame.lineno}"
+        if not is_other and not any(map(file.is_relative_to, _NOT_OWN)):
+            return f"{text}, {file.name} line {line}"
     return text

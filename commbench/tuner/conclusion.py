@@ -278,7 +278,7 @@ class _Conclusion:
 
     def warnings(self, speedup: Speedup, level: float) -> list[Finding]:
         """Return the limits of the conclusion, each a clause."""
-        numbers: dict[str, Value] = {"launches": speedup.launches, "blocks": speedup.blocks}
+        numbers = {"launches": speedup.launches, "blocks": speedup.blocks}
         fewest = fewest_launches(level)
         codes = []
         if speedup.blocks:
@@ -329,7 +329,7 @@ def launch_advice(
         margin_errors=margin_errors_of(level),
         fewest=fewest_launches(level),
     )
-    numbers: dict[str, Value] = {"margin": MARGIN}
+    numbers = {"margin": MARGIN}
     if effort.forecast == "near":
         return Finding(code="decide_near", numbers=numbers)
     if effort.forecast == "noisy":

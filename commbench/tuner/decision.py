@@ -183,8 +183,8 @@ def decision_of(records: Iterable[TrainingRecord], phase: str, info: RunInfo) ->
     first batch of ``info["batches"]``, else the smallest.
 
     Left out are settings that failed, whose ranks disagree, whose steps were all skipped, or whose
-    loss or gradients are not finite while the baseline's are. So are settings that lose more
-    accuracy than ``info["max_accuracy_loss"]`` allows (`commbench.tuner.learning`).
+    loss, parameters or gradients are not finite while the baseline's are. So are settings that lose
+    more accuracy than ``info["max_accuracy_loss"]`` allows (`commbench.tuner.learning`).
 
     None if nothing was trained with DDP.
     """
@@ -294,6 +294,8 @@ def _unfit(
         why = Finding("unfit_skipped")
     elif any(map(_diverged, paired)):
         why = Finding("unfit_diverged")
+    elif _has_lost(candidate) and not _has_lost(base):
+        why = Finding("unfit_parameters")
     elif _has_lost_gradients(candidate, base):
         why = Finding("unfit_gradients")
     elif allowed is not None:
@@ -318,6 +320,11 @@ def _diverged(pair: tuple[EqualLosses, EqualLosses]) -> bool:
     """Return whether a setting's loss is not finite while the baseline's is."""
     own, theirs = pair
     return math.isfinite(theirs.steps) and not math.isfinite(own.steps)
+
+
+def _has_lost(each: Trained) -> bool:
+    """Return whether parameters were not finite at the end of a training."""
+    return any(record.parameters_finite is False for record in each.timed.values())
 
 
 def _has_lost_gradients(candidate: Trained, base: Trained) -> bool:

@@ -217,7 +217,7 @@ class Experiment:
             expected_ms = self._step_ms.get(setting, self._step_ms.get(0, 0.0))
             steps = (1 + ahead) * (UNTIMED + self._steps)
             passed_then_s = passed_s + steps * max(expected_ms, SMALLEST) / 1e3
-            used: dict[Ending, float] = {
+            used = {
                 self._of_steps: (made_steps + steps) / self._max_steps,
                 "time": passed_then_s / self._limit_s,
             }

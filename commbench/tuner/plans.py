@@ -108,7 +108,7 @@ class TrainingPlan:
     @property
     def left_out(self) -> list[str]:
         """Sentences on the settings that are not measured."""
-        sentences: list[str] = []
+        sentences = []
         if unused := self.facts.unused:
             sentences.append(
                 f"{named(unused)} got no gradient in a backward pass: every setting is trained with"
@@ -177,7 +177,7 @@ class TrainingPlan:
             looks.append(times * self.budget.confirm_launches)
         if look and not self._is_open(trainings, looks[look]):
             return None
-        cases: list[TrainingCase] = []
+        cases = []
         for env in self._envs:
             cases += finalists([r for r in trainings if r.case.env == env], self.info)
         if len(cases) < 2:  # the baseline and something to compare it with

@@ -116,7 +116,7 @@ class Screening(Rounds):
         self._effects = [effect_of(case, settings[0]) for case in settings]
         cap = settings[0].bucket_cap_mb
         hooks = {case.hook_name for case in settings if case.bucket_cap_mb == cap}
-        first: list[int] = []
+        first = []
         self._waiting: list[int] = []
         """Alternatives that follow when hooks have been compared."""
         strengths = list(map(EFFECTS.index, self._effects))

@@ -24,7 +24,7 @@ def snippet_of(case: TrainingCase, *, device: str = "cpu") -> str:
     kind = "cuda"
     if device in {"", "cpu"}:
         kind = "cpu"
-    imports: list[str] = []
+    imports = []
     setup, steps = [_ddp(case)], []
     if case.precision in _DTYPES or case.compile:
         imports.append("import torch")

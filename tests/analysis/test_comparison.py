@@ -6,26 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import KIB, STEADY, make_case, make_info, make_launches, make_record
-from training_builders import launches_of, make_training_case, make_training_info
+from builders import KIB, STEADY, make_case, make_launches, make_record
+from training_builders import launches_of, make_training_case, run_of
 
 from commbench.analysis.comparison import ComparisonTable, compare
 from commbench.analysis.comparison.findings import regressions
 from commbench.collectives.cases import Case
-from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.records import Record, Stated
 from commbench.errors import InputError
 from commbench.results import Run
 from commbench.stats import MARGIN
 
 SIZES = (8, KIB, 64 * KIB, 1024 * KIB)
-
-
-def make_run(records: list[Record], name: str = "a", **info: Any) -> Run:
-    """Return a run held in memory."""
-    return Run(
-        path=Path("results") / name, info=make_info(run_id=name, **info), records=tuple(records)
-    )
 
 
 def sweep(seed: int, launches: int = 10, slower: dict[int, float] | None = None) -> list[Record]:
@@ -55,7 +47,7 @@ def regressed(table: ComparisonTable, threshold: float = MARGIN) -> list[str]:
 
 def test_slower_and_faster_cases_are_found() -> None:
     """Judge each case of B relative to A."""
-    table = compare(make_run(sweep(1)), make_run(sweep(2, slower={KIB: 1.3, 8: 0.7}), "b"))
+    table = compare(run_of(sweep(1)), run_of(sweep(2, slower={KIB: 1.3, 8: 0.7}), "b"))
     assert ["faster", "slower", "same", "same"] == verdicts(table)
     assert [str(make_case(message_bytes=KIB))] == regressed(table)
     assert [("slower", 1), ("faster", 1), ("same", 2), ("inconclusive", 0)] == [
@@ -68,7 +60,7 @@ def test_cases_are_matched_by_key() -> None:
     runs = []
     for loop in ("native", "python"):
         records = make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop=loop))
-        runs.append(make_run(records, loop))
+        runs.append(run_of(records, loop))
     table = compare(*runs)
     assert [make_case()] == [compared.case for compared in table.cases]
     assert (make_case(loop="native"),) == table.only_in_a
@@ -79,9 +71,7 @@ def test_case_that_only_one_run_could_measure_is_broken() -> None:
     """List a case that only one run measured, and count it as a regression if B lost it."""
 
     def run(statuses: dict[Case, str], name: str) -> Run:
-        return make_run(
-            [make_record(case, status=status) for case, status in statuses.items()], name
-        )
+        return run_of([make_record(case, status=status) for case, status in statuses.items()], name)
 
     lost, gained, never = (make_case(message_bytes=size) for size in (8, 16, 32))
     table = compare(
@@ -100,8 +90,8 @@ def test_different_conditions_are_refused() -> None:
         {"hosts": [{"cpu_model": "X", "kernel": "6.1.7"}]},
         {"hosts": [{"cpu_model": "Y", "kernel": "6.1.9"}]},
     ]
-    a = make_run(make_launches(STEADY), environment=hosts[0])
-    b = make_run(make_launches(STEADY, transport="tcp"), "b", environment=hosts[1])
+    a = run_of(make_launches(STEADY), environment=hosts[0])
+    b = run_of(make_launches(STEADY, transport="tcp"), "b", environment=hosts[1])
     with pytest.raises(
         InputError,
         match=r"different conditions \(cpu_model: X vs Y, and it sets .*; transport: sm vs tcp",
@@ -116,17 +106,17 @@ def test_different_conditions_are_refused() -> None:
 def test_too_few_launches_for_any_detection_are_reported() -> None:
     """Advise more launches if no difference could be detected."""
     few = compare(
-        make_run(sweep(1, launches=3)), make_run(sweep(2, launches=3, slower={KIB: 2.0}), "b")
+        run_of(sweep(1, launches=3)), run_of(sweep(2, launches=3, slower={KIB: 2.0}), "b")
     )
     assert {"inconclusive", "same"} >= set(verdicts(few))
     assert few.has_too_few_launches
-    enough = compare(make_run(sweep(1)), make_run(sweep(2), "b"))
+    enough = compare(run_of(sweep(1)), run_of(sweep(2), "b"))
     assert not enough.has_too_few_launches
 
 
 def test_margin_is_honoured() -> None:
     """Judge a difference below the margin as the same."""
-    a, b = make_run(sweep(1)), make_run(sweep(2, slower=dict.fromkeys(SIZES, 1.1)), "b")
+    a, b = run_of(sweep(1)), run_of(sweep(2, slower=dict.fromkeys(SIZES, 1.1)), "b")
     assert {"slower"} == set(verdicts(compare(a, b)))
     assert {"same"} == set(verdicts(compare(a, b, margin=0.15)))
     for margin in (-0.1, 1.0):
@@ -140,12 +130,12 @@ def timed_unlike(cases: int, **changes: Any) -> Run:
     for place, record in enumerate(records):
         if record.case.message_bytes in SIZES[:cases]:
             records[place] = replace(record, **changes)
-    return make_run(records, "b")
+    return run_of(records, "b")
 
 
 def test_cases_timed_in_different_batches_get_no_verdict() -> None:
     """Judge cases as inconclusive if a probe chose other batches for them, even for all."""
-    table = compare(make_run(sweep(1)), timed_unlike(4, batch=2))
+    table = compare(run_of(sweep(1)), timed_unlike(4, batch=2))
     assert ["inconclusive"] * 4 == verdicts(table)
     assert ["1 vs 2 (in 4 of 4 cases)"] == [each.text for each in table.differences]
 
@@ -165,7 +155,7 @@ def test_a_case_that_was_timed_differently_gets_no_verdict(
     changes: dict[str, Any], named: str
 ) -> None:
     """Give no verdict to a case timed differently; refuse the comparison if all cases are."""
-    a = make_run(sweep(1))
+    a = run_of(sweep(1))
     table = compare(a, timed_unlike(1, **changes))
     assert ["inconclusive"] + 3 * ["same"] == verdicts(table)
     assert not table.is_forced
@@ -183,7 +173,7 @@ def test_a_case_that_was_timed_differently_gets_no_verdict(
 
 def shifted(name: str, seed: int, factor: float, **info: Any) -> Run:
     """Return a run whose times are all multiplied by ``factor``."""
-    return make_run(sweep(seed, slower=dict.fromkeys(SIZES, factor)), name, **info)
+    return run_of(sweep(seed, slower=dict.fromkeys(SIZES, factor)), name, **info)
 
 
 def test_how_baselines_differ_enters_the_interval() -> None:
@@ -204,12 +194,12 @@ def test_how_baselines_differ_enters_the_interval() -> None:
 
 def test_baselines_of_one_launch_each_are_compared() -> None:
     """Compare baselines of one launch each, as mpirun runs and imported files are."""
-    baselines = [make_run(sweep(seed, launches=1), f"a{seed}") for seed in range(6)]
-    for more in ([], [make_run(sweep(8), "a8")]):
-        table = compare([*baselines, *more], make_run(sweep(9, slower={KIB: 1.3}), "b"))
+    baselines = [run_of(sweep(seed, launches=1), f"a{seed}") for seed in range(6)]
+    for more in ([], [run_of(sweep(8), "a8")]):
+        table = compare([*baselines, *more], run_of(sweep(9, slower={KIB: 1.3}), "b"))
         assert [str(make_case(message_bytes=KIB))] == regressed(table)
         assert len(SIZES) == sum(each.comparison.interval is not None for each in table.cases)
-    assert not compare(baselines[:2], make_run(sweep(9), "b")).has_too_few_launches
+    assert not compare(baselines[:2], run_of(sweep(9), "b")).has_too_few_launches
 
 
 def test_baselines_under_different_conditions_are_refused() -> None:
@@ -228,11 +218,11 @@ def test_baselines_under_different_conditions_are_refused() -> None:
 def test_a_baseline_may_lack_a_case() -> None:
     """Compare a case with the baselines that measured it; if none did, B cannot lose it."""
     case = make_case()
-    failed = make_run([make_record(case, status="failed")], "a2")
-    b = make_run(make_launches([1.001 * time for time in STEADY], case), "b")
-    table = compare([make_run(make_launches(STEADY, case)), failed], b)
+    failed = run_of([make_record(case, status="failed")], "a2")
+    b = run_of(make_launches([1.001 * time for time in STEADY], case), "b")
+    table = compare([run_of(make_launches(STEADY, case)), failed], b)
     assert [1] == [compared.baselines for compared in table.cases]
-    lost = compare([make_run(make_launches(STEADY, case)), failed], replace(failed, path=Path("b")))
+    lost = compare([run_of(make_launches(STEADY, case)), failed], replace(failed, path=Path("b")))
     assert [str(case)] == regressed(lost)
     assert [] == regressed(compare([failed, failed], replace(failed, path=Path("b"))))
 
@@ -240,7 +230,7 @@ def test_a_baseline_may_lack_a_case() -> None:
 def test_a_run_counts_once() -> None:
     """Refuse a copy of a run; recognise an imported run by the hashes of its files."""
     a1, a2, b = (
-        make_run(sweep(seed), name, launches=[{"launch": 0, "seconds": 1.0 + seed}])
+        run_of(sweep(seed), name, launches=[{"launch": 0, "seconds": 1.0 + seed}])
         for seed, name in enumerate(("a1", "a2", "b"))
     )
     copy = replace(a1, path=Path("copy"))
@@ -263,12 +253,12 @@ def test_a_run_counts_once() -> None:
 
 def test_cases_that_an_unfinished_run_did_not_reach_are_lost() -> None:
     """Count unmeasured cases of the same plan as lost and those of another plan as missing."""
-    a = make_run(sweep(1), plan={"cases_sha256": "x"}, status="complete")
+    a = run_of(sweep(1), plan={"cases_sha256": "x"}, status="complete")
     for plan, lost in (({"cases_sha256": "x"}, 2), ({"cases_sha256": "y"}, 0), ({}, 0)):
-        b = make_run(sweep(2)[:20], "b", plan=plan, status="partial")
+        b = run_of(sweep(2)[:20], "b", plan=plan, status="partial")
         table = compare(a, b)
         assert (lost, 2 - lost) == (len(regressed(table)), len(table.only_in_a))
-    whole = compare(a, make_run(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="complete"))
+    whole = compare(a, run_of(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="complete"))
     assert ([], 2) == (regressed(whole), len(whole.only_in_a))
 
 
@@ -280,12 +270,7 @@ def trained(name: str, step_ms: dict[str, float], **changes: Any) -> Run:
     records = []
     for hook, ms in step_ms.items():
         records += launches_of(ms, make_training_case(hook), **changes)
-    return Run(
-        path=Path("results") / name,
-        info=make_training_info(),
-        records=(),
-        training_records=tuple(records),
-    )
+    return run_of(name=name, training=records)
 
 
 def test_training_is_compared_by_configuration() -> None:
@@ -295,7 +280,6 @@ def test_training_is_compared_by_configuration() -> None:
     table = compare(a, b)
     judged = {}
     for compared in table.cases:
-        assert isinstance(compared.case, TrainingCase)
         judged[compared.case.hook] = compared.comparison.verdict, round(compared.time_b_us / 1e3)
     assert {"none": ("same", 20), "fp16": ("slower", 18)} == judged
 
@@ -318,7 +302,7 @@ def test_a_threshold_lets_small_regressions_pass() -> None:
     cases first, the slowest at the top, and faster ones last.
     """
     factors = {8: 0.8, KIB: 1.06, 64 * KIB: 1.3}
-    table = compare(make_run(sweep(1)), make_run(sweep(2, slower=factors), "b"))
+    table = compare(run_of(sweep(1)), run_of(sweep(2, slower=factors), "b"))
     assert [2, 1, 0] == [len(regressed(table, threshold)) for threshold in (0.02, 0.1, 0.5)]
     worst = [compared.case for compared in table.worst_first().cases]
     assert worst == [table.cases[place].case for place in (2, 1, 3, 0)]

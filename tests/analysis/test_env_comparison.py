@@ -40,7 +40,7 @@ def compared(control: float = 1.0, *, other: float) -> EnvComparison:
 
     Each environment's time is a factor of the first's.
     """
-    by_env: dict[str, Any] = {}
+    by_env = {}
     for env, factor in zip(ENVS, (1.0, control, other), strict=True):
         small, large = (
             {n: time * factor * even for n, even in enumerate(EVEN)} for time in (3, 400)
@@ -83,7 +83,7 @@ def test_equal_environments_are_seldom_told_apart() -> None:
     chance, tables = random.Random(1), 200
     withheld = judged = 0
     for _ in range(tables):
-        by_env: dict[str, Any] = {}
+        by_env = {}
         for env in ENVS:
             by_env[env] = {"small": {n: chance.lognormvariate(0, 0.1) for n in range(6)}}
         comparison = of(by_env)
@@ -187,7 +187,7 @@ def test_what_nccl_states_is_reported() -> None:
         "NCCL_X": {"ranks": ["1"], "nccl": []},
     }
     launch = {"env": "NCCL_ALGO=Ring;NCCL_X=1", "variables": values}
-    findings = variable_findings({"launches": [launch]})  # type: ignore[list-item]
+    findings = variable_findings({"launches": [launch]})
     assert [
         ("variables_set", {"right": 1, "starts": 1, "names": ("NCCL_ALGO", "NCCL_X")}),
         ("variables_logged", {"names": ("NCCL_ALGO",)}),
@@ -195,6 +195,6 @@ def test_what_nccl_states_is_reported() -> None:
     ] == [(finding.code, finding.numbers) for finding in findings]
     values["NCCL_ALGO"]["nccl"] = ["Tree"]
     values["NCCL_X"]["ranks"] = [None, "2"]
-    _, read, had, *_ = variable_findings({"launches": [launch]})  # type: ignore[list-item]
+    _, read, had, *_ = variable_findings({"launches": [launch]})
     assert ("NCCL_ALGO=Ring", {"read": ("Tree",)}) == (read.subject, read.numbers)
     assert ("NCCL_X=1", {"had": "no value or 2"}) == (had.subject, had.numbers)

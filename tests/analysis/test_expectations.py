@@ -1,13 +1,11 @@
 """Tests of expectations: their grammar, the four outcomes, and what never passes."""
 
-from pathlib import Path
-
 import pytest
-from builders import make_case, make_info, make_record
+from builders import make_case, make_record
 from kept import RESULTS
+from training_builders import run_of
 
 from commbench.analysis.expectations import METRICS, Outcome, judge, parse_expectation, worst
-from commbench.engine.records import Record
 from commbench.errors import InputError
 from commbench.results import Run, load_run
 
@@ -84,13 +82,13 @@ def make_run(
     One that failed if there is a reason.
     """
     case = make_case(message_bytes=MIB)
-    records: list[Record] = [
+    records = [
         make_record(case, launch=launch, time_us=time, transport=transport, wrong=wrong)
         for launch, time in enumerate(times_us)
     ]
     if reason:
         records = [make_record(case, status="failed", reason=reason)]
-    return Run(path=Path("run"), info=make_info(), records=tuple(records))
+    return run_of(records)
 
 
 STEADY = (99.5, 99.8, 100.0, 100.1, 100.2, 100.4)

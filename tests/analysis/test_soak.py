@@ -3,12 +3,12 @@ noise.
 """
 
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
 from effort import repetitions, slack
 from soaks import BEGUN_S, at_s, even, soak_info, soak_records, waiting_for
+from training_builders import run_of
 
 from commbench.analysis.soak import Soak, soak_results
 from commbench.engine.records import Interruption, Record, Stall
@@ -19,7 +19,7 @@ SIMULATIONS = repetitions(100)
 
 def as_run(records: list[Record], **info: Any) -> Run:
     """Return a run held in memory."""
-    return Run(path=Path("soak"), info={**soak_info(), **info}, records=tuple(records))
+    return run_of(records, **{**soak_info(), **info})
 
 
 def result_of(records: list[Record], **info: Any) -> Soak:
@@ -50,7 +50,7 @@ def test_what_is_said_of_a_soak() -> None:
     """State the extent, each event with who caused it, and the drift."""
     stall = Stall(rank=3, at_s=at_s(7, 3), lasted_s=5.0)
     extent, event, drift = result_of(soak_records(stalls={(7, 3): [stall]})).findings()
-    assert ("soak_spikes", 1, 0) == (
+    assert ("soak_extent", 1, 0) == (
         extent.code,
         extent.numbers["spikes"],
         extent.numbers["failures"],
@@ -58,7 +58,7 @@ def test_what_is_said_of_a_soak() -> None:
     assert ("soak_spike", "rank 3 on host n1") == (event.code, event.subject)
     assert ("soak_drift_unclear", {"cases": 1}) == (drift.code, drift.numbers)
     slower = result_of(soak_records(launches=40, visits=4, change=0.1)).findings()
-    assert ["soak_quiet", "soak_drift_slower"] == [finding.code for finding in slower]
+    assert ["soak_extent", "soak_drift_slower"] == [finding.code for finding in slower]
 
 
 def test_plain_noise_has_neither_events_nor_drift() -> None:
@@ -88,10 +88,18 @@ def test_a_planted_drift_is_named_with_its_interval() -> None:
     assert held >= (0.9 - slack(0.9, 100)) * SIMULATIONS
 
 
-def test_few_launches_show_no_drift() -> None:
-    """State that five launches are too few for a trend."""
-    soak = result_of(soak_records(launches=5, change=0.5))
-    assert ["inconclusive"] == [drift.verdict for drift in soak.drifts]
+@pytest.mark.parametrize(
+    ("launches", "cases", "verdict"),
+    [(5, 1, "inconclusive"), (6, 20, "inconclusive"), (7, 20, "slower")],
+)
+def test_few_launches_show_no_drift(launches: int, cases: int, verdict: str) -> None:
+    """State that five launches are too few for a trend, and six for those of 20 cases: one of 360
+    orders of six launches only rises or only falls.
+    """
+    records = []
+    for size in range(cases):
+        records += soak_records(launches=launches, visits=1, change=0.9, message_bytes=8 + size)
+    assert [verdict] * cases == [drift.verdict for drift in result_of(records).drifts]
 
 
 #: When what is planted begins.

@@ -1,13 +1,12 @@
 """Tests of straggler detection in matrices and ordinary cases."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_case, make_record
+from builders import make_case, make_record, read_info
 from effort import repetitions, slack
 from matrices import (
     Slowness,
@@ -20,17 +19,18 @@ from matrices import (
     sending,
     touching,
 )
+from training_builders import run_of
 
 from commbench.analysis.stragglers import straggler_findings
 from commbench.analysis.stragglers.judging import ALPHA, Search
 from commbench.engine.records import GroupTimes, Record
 from commbench.launch.tables import write_tables
-from commbench.results import Run, Store, load_run
+from commbench.results import Store, load_run
 
 
 def search(records: list[Record], info: Any) -> Search:
     """Return the result of a search in some records."""
-    return straggler_findings(Run(path=Path("run"), info=info, records=tuple(records)))
+    return straggler_findings(run_of(records, **info))
 
 
 def findings_of(hosts: int, ranks_per_host: int = 1, **rule: Any) -> Search:
@@ -64,9 +64,23 @@ def uplink_of_rank(a: int, b: int) -> float:
     return 3.0 if 3 in {a, b} and 2 not in {a, b} else 1.0
 
 
+def far_from_adapter(a: int, b: int) -> float:
+    """Return the rule that the upper two of four ranks on each host are slow to other hosts."""
+    return 1.3 if a // 4 != b // 4 and max(a % 4, b % 4) > 1 else 1.0
+
+
 @pytest.mark.parametrize(
     ("hosts", "ranks_per_host", "rule", "expected"),
     [
+        (2, 8, {"rank_slowness": lambda a, b: 1.5 if a // 4 != b // 4 else 1.0}, ""),  # sockets
+        (2, 4, {"rank_slowness": far_from_adapter}, ""),
+        (4, 4, {"rank_slowness": far_from_adapter}, ""),
+        (
+            4,
+            4,
+            {"rank_slowness": worse(far_from_adapter, touching(5, 2.0))},
+            "rank 5 on host2 slow_both, rank 5 on host2 slow_both",
+        ),
         (
             4,
             1,
@@ -126,6 +140,8 @@ def test_two_hosts_name_no_straggler() -> None:
     assert ("slow_way_back", "host2 to host1") == (remark.code, remark.subject)
     assert pytest.approx(3.0, rel=0.1) == remark.numbers["factor"]
     assert ["slow_two_hosts"] == codes(findings_of(2))
+    few = findings_of(2, launches=5, host_slowness=sending(1, 3.0))
+    assert ["slow_two_hosts"] == codes(few)  # in one of 16 runs by chance
     assert ["slow_two_ranks"] == codes(findings_of(1, 2))
 
 
@@ -321,11 +337,11 @@ def test_run_json_lists_the_stragglers(tmp_path: Path) -> None:
     with Store.open(tmp_path / "mine", make_hosts(4)) as store:
         store.append(make_record())
         write_tables(store)
-        assert "suspects" not in json.loads((tmp_path / "mine" / "run.json").read_text())
+        assert "suspects" not in read_info(tmp_path / "mine")
         for record in make_matrix(4, host_slowness=touching(3, 4.0)):
             store.append(record)
         write_tables(store)
-    info = json.loads((tmp_path / "mine" / "run.json").read_text())
+    info = read_info(tmp_path / "mine")
     (straggler,) = info["suspects"]
     assert ("host", "host4") == (straggler["kind"], straggler["name"])
     assert ["kind", "name", "factor", "ci", "evidence"] == list(straggler)

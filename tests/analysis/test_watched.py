@@ -7,7 +7,6 @@ from training_builders import make_training_case
 
 from commbench.analysis.watched import find_straggler, parts_of, watched_findings
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.results.info import RunInfo
 
 
 def make_computing_ms(
@@ -57,12 +56,12 @@ def make_record(**changes: object) -> TrainingRecord:
         "optimizer_ms": 6.0,
         "computing_ms": make_computing_ms([1, 1.5], noise=0.0),
     }
-    return TrainingRecord(**{**fields, **changes})  # type: ignore[arg-type]
+    return TrainingRecord(**{**fields, **changes})
 
 
-INFO: RunInfo = {
+INFO = {
     "argv": ["commbench", "watch", "--out", "o", "--", "torchrun", "my train.py", "--", "x"],
-    "ranks": [{"rank": 0, "host": "n1"}, {"rank": 1, "host": "n2"}],  # type: ignore[typeddict-item]
+    "ranks": [{"rank": 0, "host": "n1"}, {"rank": 1, "host": "n2"}],
 }
 
 

@@ -16,7 +16,8 @@ def test_every_operation_takes_the_scripted_time(operation: str) -> None:
     """
     (case,) = Sweep(operations=[operation], sizes=[4096], backends=["gloo"]).cases(4)
     (record,) = FakeRun(ranks=4).launch([case])
-    calls_us = {  # alpha 5 us, 10 GB/s: 4 KiB take 0.41 us, an empty acknowledgement or a barrier alpha alone
+    # alpha 5 us, 10 GB/s: 4 KiB take 0.41 us, an empty acknowledgement or a barrier alpha alone
+    calls_us = {
         "barrier": 5.0,
         "bandwidth": (5 + 64 * 0.4096 + 5) / 64,
         "bibandwidth": (5 + 64 * 0.4096) / 64,

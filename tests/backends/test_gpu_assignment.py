@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from threads import run_threads
@@ -11,17 +11,7 @@ from commbench.backends.gpu_assignment import assign_gpu, distribute
 from commbench.engine.control import Control
 
 FOUR = ("0000:17:00.0", "0000:65:00.0", "0000:c1:00.0", "0000:e3:00.0")
-
-
-@pytest.fixture(autouse=True)
-def _own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Remove NCCL's variables before and after each test."""
-    for name in [name for name in os.environ if name.startswith("NCCL_")]:
-        monkeypatch.delenv(name)
-    before = set(os.environ)
-    yield
-    for name in os.environ.keys() - before:
-        del os.environ[name]
+pytestmark = pytest.mark.usefixtures("without_nccl_variables")
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,7 @@ def test_the_barrier_waits(verified: dict[str, Any]) -> None:
 @pytest.fixture(scope="module", params=[1, 2])
 def measured(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
     """Return the records of an all_reduce in every cadence with hot and rotated buffers."""
-    output: dict[str, Any] = run_ranks(
-        request.param, "device_cases.py", timeout=280, python=sys.executable
-    )
+    output = run_ranks(request.param, "device_cases.py", timeout=280, python=sys.executable)
     return {"size": request.param, **output}
 
 

@@ -24,7 +24,7 @@ KNOWN = (
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
     """Return the findings of verification on 2 ranks, and on 1 and 3 with the slow tests."""
     pytest.importorskip("numba")
-    results: dict[str, Any] = run_ranks(request.param, "mpi_on_device.py", timeout=200)
+    results = run_ranks(request.param, "mpi_on_device.py", timeout=200)
     for entries in results["cases"].values():
         read_cases({"cases": entries})
     return {"size": request.param, **results}

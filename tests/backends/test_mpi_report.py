@@ -81,7 +81,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> FakeOpenMpi:
 
 def test_other_words_are_passed_on(library: FakeOpenMpi) -> None:
     """Remove only the requested report from stderr."""
-    inquiry = ComponentQuery(library)  # type: ignore[arg-type]
+    inquiry = ComponentQuery(library)
     with captured(2) as captured_stderr:
         with inquiry.starting():
             library.start()
@@ -93,7 +93,7 @@ def test_stderr_stays_free(library: FakeOpenMpi) -> None:
     """Write heartbeats to stderr at once, also during MPI's start and the creation of a
     communicator.
     """
-    inquiry = ComponentQuery(library)  # type: ignore[arg-type]
+    inquiry = ComponentQuery(library)
     for around in (inquiry.starting, lambda: captured(inquiry._channel)):
         with captured(2) as captured_stderr:
             reader = os.dup(2)
@@ -107,7 +107,7 @@ def test_stderr_stays_free(library: FakeOpenMpi) -> None:
 
 def test_components_are_quiet_but_while_a_communicator_is_made(library: FakeOpenMpi) -> None:
     """Lower the component's verbosity after a communicator is created, also after an error."""
-    inquiry = ComponentQuery(library)  # type: ignore[arg-type]
+    inquiry = ComponentQuery(library)
     with captured(2), inquiry.starting():
         library.start()
     assert {3: 30, 5: 0} == library.levels
@@ -127,7 +127,7 @@ def test_a_person_s_own_question_is_left_alone(
 ) -> None:
     """Change nothing if the person set Open MPI's verbosity."""
     monkeypatch.setenv(VERBOSE, "100")
-    inquiry = ComponentQuery(library)  # type: ignore[arg-type]
+    inquiry = ComponentQuery(library)
     with captured(2) as captured_stderr:
         with inquiry.starting():
             library.start()

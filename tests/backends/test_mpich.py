@@ -94,12 +94,11 @@ def test_a_killed_rank_of_mpich_is_named(mpiexec: Path, tmp_path: Path, mark: st
     command = commbench(mpiexec, out, "--sizes 8:256K --launches 2 --fail-fast")
     samples = out / "samples.jsonl"
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **streams) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(command, text=True, **streams) as process:
         assert wait_until(
             lambda: samples.exists() and len(samples.read_text().splitlines()) > 2, 60
         )
         victim = find_rank(mark, "1")
-        assert victim is not None
         victim.send_signal(signal.SIGKILL)
         _, errors = process.communicate(timeout=60)
     assert 3 == process.returncode, errors

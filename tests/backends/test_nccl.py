@@ -41,15 +41,15 @@ MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data
 REDUCING = [name for name, operation in OPERATIONS.items() if operation.reduces]
 
 
+pytestmark = pytest.mark.usefixtures("without_nccl_variables")
+
+
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """Return the backend's module over a simulated cupy."""
-    for name in [name for name in os.environ if name.startswith("NCCL_")]:
-        monkeypatch.delenv(name)
     # a full collection looks through all tests; what a test has made is young
     collect = gc.collect
     monkeypatch.setattr(gc, "collect", lambda generation=1: collect(generation))
-    before = dict(os.environ)
     for name, module in simulated().items():
         monkeypatch.setitem(sys.modules, name, module)
     for name in MODULES:
@@ -57,13 +57,11 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     yield importlib.import_module(MODULES[0])
     for name in MODULES:
         sys.modules.pop(name, None)
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
 
 
 def cases(size: int) -> list[Case]:
     """Return every operation in every type by sum, and in two types by every reduction."""
-    common: dict[str, Any] = {
+    common = {
         "backends": ["nccl"],
         "in_place": "both",
         "roots": sorted({0, size - 1}),
@@ -231,7 +229,7 @@ def alone(record: Any) -> bool:
 def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
     """Capture, verify and time every operation as a graph, the barrier included."""
     names = sorted(possible(size))
-    common: dict[str, Any] = {
+    common = {
         "backends": ["nccl"],
         "sizes": [size * ELEMENTS * 4],
         "cadences": ["graph"],
@@ -309,7 +307,7 @@ def test_a_failing_capture_is_a_row(
         all_gather(self, *arguments)
 
     monkeypatch.setattr(simulated_cupy.NcclCommunicator, "allGather", refuse)
-    fields: dict[str, Any] = {"graph": True, "algorithm": algorithm}
+    fields = {"graph": True, "algorithm": algorithm}
     gather = plain_case(operation="all_gather", in_place=False, **fields)
     failed, fine, _ = records_of(nccl, 2, [gather, plain_case(**fields)])
     sentence = (
@@ -497,7 +495,7 @@ def test_a_row_has_the_algorithm_of_its_own_operation(
 
     @contextmanager
     def recording() -> Iterator[dict[str, str]]:
-        log: dict[str, str] = {}
+        log = {}
         yield log
         log |= next(logs[threading.get_ident()])
 

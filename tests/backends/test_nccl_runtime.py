@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,8 @@ class Library:
     def __init__(self, *resets: str) -> None:
         for name in resets:
             setattr(self, name, self.begin_again)
-        self._file: Path | None = None
-        self._subsystems: set[str] = set()
+        self._file = None
+        self._subsystems = set()
 
     def begin_again(self) -> None:
         """Read the variables again before the next line."""
@@ -46,18 +46,16 @@ class Library:
                 file.write(line)
 
 
+pytestmark = pytest.mark.usefixtures("without_nccl_variables")
+
+
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Library]:
+def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Library:
     """Return a loaded library, with NCCL's variables removed."""
-    before = dict(os.environ)
-    for name in [name for name in os.environ if name.startswith("NCCL_")]:
-        del os.environ[name]
     simulated = Library("ncclResetDebugInit")
     monkeypatch.setattr(nccl_runtime, "loaded_library", lambda: simulated)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    yield simulated
-    os.environ.clear()
-    os.environ.update(before)
+    return simulated
 
 
 def test_operations_are_logged_only_around_untimed_calls(library: Library, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_collectives_are_begun_and_waited_for(monkeypatch: pytest.MonkeyPatch, n
     from commbench.backends import torch_calls
     from commbench.backends.torch_nccl import TensorBuffer
 
-    calls: list[str] = []
+    calls = []
 
     def begin(*_: object, async_op: bool = False, **__: object) -> Any:
         calls.append("begun" if async_op else "on the current stream")

@@ -68,8 +68,8 @@ class Simulated:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, *ratios: float, spread: float = 0.01
     ) -> None:
         self.seconds = 0.0
-        self.order: list[tuple[str, int]] = []
-        self.lines: list[str] = []
+        self.order = []
+        self.lines = []
         self.sides = [
             Side(name=name, command=[], environment={}, folder=folder / name) for name in "ab"
         ]

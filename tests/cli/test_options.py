@@ -282,7 +282,7 @@ def test_ranks_follow_the_gpus_of_this_machine() -> None:
     def ranks(
         *, slots: int = 64, is_local: bool = True, limit: int | None = None, gpus: int | None = 4
     ) -> int:
-        launcher: Any = SimpleNamespace(slots=lambda: slots, is_local=is_local, limit=lambda: limit)
+        launcher = SimpleNamespace(slots=lambda: slots, is_local=is_local, limit=lambda: limit)
         return default_ranks(launcher, lambda: gpus)
 
     assert [4, 2, 16] == [ranks(), ranks(slots=2), ranks(gpus=16)]

@@ -87,8 +87,7 @@ def predicted(command: Command) -> Predict:
     def predict(words: str) -> dict[str, Any]:
         done = command(f"predict {words} --format json")
         assert (0, "") == (done.code, done.err)
-        document: dict[str, Any] = json.loads(done.out)
-        return document
+        return json.loads(done.out)
 
     return predict
 

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 import typer
@@ -17,7 +17,7 @@ from commbench.ddp.plan.cases import TrainingSweep
 from commbench.errors import InputError
 
 #: What a command was called with.
-SEEN: list[dict[str, Any]] = []
+SEEN = []
 
 
 @takes_options

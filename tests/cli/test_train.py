@@ -196,7 +196,8 @@ class Half(nn.Module):
         self.used, self.left_out = nn.Linear(3, 1), nn.Linear(3, 1)
     def forward(self, batch): return self.used(batch)
 def half(): return Half(), lambda m, b: m(b).sum(), [torch.ones(2, 3)]
-def sparse(): return nn.Embedding(5, 3, sparse=True), lambda m, b: m(b).sum(), [torch.tensor([1, 2])]
+def sparse():
+    return nn.Embedding(5, 3, sparse=True), lambda m, b: m(b).sum(), [torch.tensor([1, 2])]
 """
 
 

@@ -4,7 +4,6 @@ ranks.
 
 import importlib.util
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -96,7 +95,7 @@ def test_every_rank_makes_the_divisions_of_a_hierarchy_of_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Create all groups on idle ranks too, because libraries count groups."""
-    made: dict[int, list[Any]] = {rank: [] for rank in range(6)}
+    made = {rank: [] for rank in range(6)}
     split = FakeCommunicator._split
 
     def _split(self: FakeCommunicator, groups: Any) -> FakeCommunicator | None:
@@ -134,7 +133,7 @@ def test_results_are_right_and_wrong_ones_are_caught(
     possible = []
     for entry in verified:
         is_flat = entry["case"].pattern != "hierarchical"
-        if is_flat or entry["hosts"][:size] in {"ABAB", "AABB"}:
+        if is_flat or entry["hosts"] in {"ABAB", "AABB"}:
             possible.append(entry)
         else:
             assert entry["refused"].startswith("pattern hierarchical needs several hosts")
@@ -152,38 +151,7 @@ def test_every_combination_ran(verified: Any, request: pytest.FixtureRequest) ->
     assert expected == {(case.backend, case.pattern, case.operation) for case in ran}
 
 
-@pytest.mark.slow
-@pytest.mark.mpi
-@pytest.mark.timeout(60)
-def test_a_hierarchy_of_some_ranks_leaves_the_others_in_step(run_ranks: Any) -> None:
-    """Run a hierarchy of four of six ranks, then groups across both sets."""
-    results = run_ranks(6, "verify_patterns.py", BACKENDS, "some", timeout=50)["cases"]
-    assert 2 * len(BACKENDS.split(",")) == len(results)
-    assert all(wrong == 0 < idle for wrong, idle in results), results
-
-
 # -------------------------------------------------------------------------------- emulated clusters
-
-
-def by_pattern(tmp_path: Path, options: str, rate: str) -> dict[str, Any]:
-    """Return the records of an all_reduce on two hosts by pattern."""
-    lab = f"--hosts 2 --ranks-per-host 2 --rate {rate}".split()
-    options = f"--collective all_reduce --pattern flat,hierarchical {options}"
-    records = records_from_lab(tmp_path / "run", *options.split(), lab=lab)
-    assert all(record.status == "ok" for record in records), records
-    return {record.case.pattern: record for record in records}
-
-
-@pytest.mark.lab
-@pytest.mark.mpi
-@pytest.mark.slow
-@pytest.mark.usefixtures("forks")
-@pytest.mark.timeout(180)
-def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
-    """Reduce faster hierarchically than flat over links of 50 Mbit/s."""
-    pytest.importorskip("torch")
-    results = by_pattern(tmp_path, "--sizes 1M --backend gloo", rate="50mbit")
-    assert median(results["hierarchical"].times_us) < 0.95 * median(results["flat"].times_us)
 
 
 @pytest.mark.lab
@@ -192,7 +160,11 @@ def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 def test_the_algorithm_is_stated(tmp_path: Path) -> None:
     """Record our algorithm, and Open MPI's component between hosts, without its log lines."""
-    results = by_pattern(tmp_path, "--sizes 4K --backend mpi", rate="none")
+    lab = ["--hosts", "2", "--ranks-per-host", "2", "--rate", "none"]
+    options = "--collective all_reduce --pattern flat,hierarchical --sizes 4K --backend mpi"
+    records = records_from_lab(tmp_path / "run", *options.split(), lab=lab)
+    assert all(record.status == "ok" for record in records), records
+    results = {record.case.pattern: record for record in records}
     assert "commbench hierarchical" == results["hierarchical"].algorithm
     if results["flat"].library.startswith("Open MPI 5"):
         assert "coll/han" == results["flat"].algorithm

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -26,17 +25,13 @@ from commbench.engine.gpu_clocks import Reading
 from commbench.errors import InputError
 from commbench.hooks.step_clock import host_clock
 
+pytestmark = pytest.mark.usefixtures("without_nccl_variables")
+
 
 @pytest.fixture
-def with_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Simulate a torch with NCCL, and remove NCCL's variables."""
+def with_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a torch with NCCL, without NCCL's variables."""
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    for name in [name for name in os.environ if name.startswith("NCCL_")]:
-        monkeypatch.delenv(name)
-    before = dict(os.environ)
-    yield
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
 
 
 # What is there
@@ -77,7 +72,7 @@ def test_gpus_are_identified_by_pci_address() -> None:
         ({"uuid": "GPU-7", "pci_bus_id": 0x17}, ["GPU-7"] * 2),
         ({}, ["0", "1"]),
     ):
-        cuda.get_device_properties = lambda _, properties=properties: SimpleNamespace(**properties)  # type: ignore[method-assign,misc]
+        cuda.get_device_properties = lambda _, properties=properties: SimpleNamespace(**properties)
         assert expected == find_gpus("torch-nccl", cuda)
 
 
@@ -145,7 +140,7 @@ def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) 
 def test_the_clock_is_that_of_the_gpu_where_it_is() -> None:
     """Find a GPU's clock by PCI address; return none if NVML lacks it or on the host."""
     reading = Reading(sm_MHz=1980.0, reasons=0, held_ns={})
-    clocks: dict[str, Any] = {"0000:c1:00.0": SimpleNamespace(read=lambda: reading)}
+    clocks = {"0000:c1:00.0": SimpleNamespace(read=lambda: reading)}
     cuda = SimulatedCuda(2, buses=[0x17, 0xC1])
     assert [None, reading] == [
         Gpu(number, cuda=cuda, find_clock=clocks.get).read_clock() for number in (0, 1)

@@ -55,8 +55,7 @@ def trained(run_ranks: RunRanks) -> Any:
 @pytest.fixture(scope="module")
 def first(trained: Any) -> Launch:
     """Return the launch of all configurations."""
-    launch: Launch = trained["first"]
-    return launch
+    return trained["first"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import succeeded
 
 from commbench.ddp.plan.workload import Workload, WorkloadFacts, check_all_used
 from commbench.errors import InputError
@@ -222,10 +223,8 @@ def test_command_prints_facts_and_nothing_else(tmp_path: Path) -> None:
         "    return torch.nn.Linear(2, 1), lambda m, x: m(x).mean(), [torch.ones(batch_size, 2)]\n"
     )
     arguments = json.dumps({"spec": f"{tmp_path / 'mine.py'}:workload", "batch": 4})
-    command = [sys.executable, "-m", "commbench.ddp.inspect", arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert 0 == done.returncode, done.stderr
-    (line,) = done.stdout.splitlines()
+    command = (sys.executable, "-m", "commbench.ddp.inspect", arguments)
+    (line,) = succeeded(*command).splitlines()
     facts = WorkloadFacts.from_json(json.loads(line)["ok"])
     assert (["weight", "bias"], 4) == (
         [parameter.name for parameter in facts.parameters],
@@ -238,6 +237,17 @@ def test_command_prints_errors_as_json(capsys: pytest.CaptureFixture[str], spec:
     """Print a sentence as JSON and exit with the code of bad input."""
     assert 2 == main(json.dumps({"spec": spec}))
     assert f"no workload {spec!r}" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_command_names_the_line_of_batches_that_fail(tmp_path: Path) -> None:
+    """End with the line of the person's file where iterating the batches fails."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef workload():\n"
+        "    return torch.nn.Linear(2, 1), lambda m, x: m(x).mean(), Batches()\n"
+        "class Batches:\n    def __iter__(self):\n        raise ValueError('no data')\n"
+    )
+    with pytest.raises(SystemExit, match=r"ValueError: no data, mine.py line 6"):
+        main(json.dumps({"spec": f"{tmp_path / 'mine.py'}:workload"}))
 
 
 def test_workload_needs_no_torch() -> None:

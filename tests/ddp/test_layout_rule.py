@@ -183,7 +183,7 @@ def test_same_buckets_are_measured_once() -> None:
 
 def test_other_settings_stay_apart() -> None:
     """Merge only settings that differ in nothing but the bucket size, and no step without DDP."""
-    changes: list[dict[str, Any]] = [
+    changes = [
         {},
         {"hook": "fp16"},
         {"hook": "topk:0.1"},

@@ -1,7 +1,9 @@
 """Tests of merging samples of blocks made by hand into records with known fields."""
 
 import json
+import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from training_builders import make_training_case
 
 torch = pytest.importorskip("torch")
 
-from commbench.ddp.block import BlockSamples
+from commbench.ddp.block import NOT_FINITE, BlockSamples, Training
 from commbench.ddp.devices import EARLY_STEPS
 from commbench.ddp.merging import merge
 from commbench.ddp.plan.cases import TrainingCase
@@ -53,7 +55,7 @@ def make_samples(timed: Any, buckets: Buckets = (), **changes: Any) -> BlockSamp
     Bucket times of the second timed step are tripled.
     """
     watched = [make_stamps(buckets, 2 * n + 1) for n in range(len(timed))]
-    fields: dict[str, Any] = {
+    fields = {
         "times": np.array([*[JUNK] * EARLY_STEPS, *timed]) / 1e3,
         "metrics": [],
         "watched": watched,
@@ -193,6 +195,18 @@ def test_a_disagreement_in_any_block_is_recorded() -> None:
     assert merged(same).ranks_agree is True
     same[0][1].digest = 3
     assert merged(same).ranks_agree is False
+    assert merged(same).parameters_finite is True
+    same[1][0].digest = same[1][1].digest = NOT_FINITE
+    assert merged(same).parameters_finite is False
+
+
+@pytest.mark.parametrize(("value", "trainable"), [(1.0, True), (math.nan, True), (math.inf, False)])
+def test_parameters_that_are_not_finite_have_no_checksum(value: float, trainable: bool) -> None:
+    """Find a value that is not finite among the trainable parameters only."""
+    model = torch.nn.Linear(3, 1)
+    model.bias = torch.nn.Parameter(torch.tensor([value]), requires_grad=trainable)
+    training = SimpleNamespace(inner=model)
+    assert (Training.digest(training) == NOT_FINITE) == math.isnan(value)
 
 
 def test_without_ddp_there_is_nothing_to_exchange() -> None:

@@ -68,7 +68,7 @@ def observed_order(model: Any, loss: Any) -> list[int]:
     """Return parameter indices in the order in which a backward pass accumulates their
     gradients.
     """
-    order: list[int] = []
+    order = []
     handles = [
         parameter.register_post_accumulate_grad_hook(lambda _, index=index: order.append(index))
         for index, parameter in enumerate(model.parameters())

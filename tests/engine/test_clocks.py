@@ -3,7 +3,6 @@ time namespace.
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from launching import finished, succeeded
 from threads import ThreadControl, run_threads
 
 from commbench.engine.timing.clocks import (
@@ -207,21 +207,12 @@ exec "$@"
 @pytest.fixture
 def ahead(tmp_path: Path) -> str:
     """Return a program that starts another, with rank 1 in a separate time namespace."""
-    if subprocess.run(["unshare", "--time", "true"], capture_output=True, check=False).returncode:
+    if finished("unshare", "--time", "true").returncode:
         pytest.skip("needs time namespaces")
     script = tmp_path / "ahead.sh"
     script.write_text(AHEAD)
     script.chmod(0o755)
     return str(script)
-
-
-def run(command: list[str], environment: dict[str, str]) -> str:
-    """Run a launch; return its output."""
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert 0 == done.returncode, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.mpi
@@ -246,7 +237,7 @@ def test_ranks_estimate_a_simulated_offset(
             ahead,
         ]
         command += [sys.executable, str(HERE / "ranks" / "clocks_apart.py")]
-    estimate = json.loads(run(command, mpi_environment).strip().splitlines()[-1])
+    estimate = json.loads(succeeded(*command, env=mpi_environment).strip().splitlines()[-1])
     assert 1000 == pytest.approx(estimate["true_s"], abs=1e-6)
     assert 0 < estimate["bounds_ns"][0] < 10**7
     assert all(

@@ -155,8 +155,7 @@ def sampled(device: SimulatedDevice) -> Samples:
 
 def lasting(stamps: Repetitions) -> list[int]:
     """Return the times of a run."""
-    times: list[int] = (stamps.end_ns - stamps.start_ns).tolist()
-    return times
+    return (stamps.end_ns - stamps.start_ns).tolist()
 
 
 @pytest.mark.parametrize("host_ns", [1000.0, 70_000.0, 2_000_000.0])

@@ -5,7 +5,6 @@ import itertools
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ def test_a_counter_that_begins_again_goes_on(tmp_path: Path) -> None:
 
 
 #: What a machine has, and why a kind of it is not counted.
-MISSING: dict[str, tuple[Kind, str]] = {
+MISSING = {
     "no counters": ("cpu", "Linux shows no counters of RAPL"),
     "a counter that cannot be read": ("cpu", "RAPL's counter intel-rapl:1 cannot be read"),
     "a GPU without a counter": ("gpu", "NVML counts no energy of GPU 1 of 2"),
@@ -197,7 +196,7 @@ def test_one_rank_of_a_machine_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kind_is_counted_where_no_machine_misses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count a type of energy only if no machine with such hardware lacks its counter."""
-    silent: dict[Kind, str] = {"cpu": "no counters"}
+    silent = {"cpu": "no counters"}
     meters = on_machines(
         monkeypatch, meter_of("cpu", "gpu"), meter_of("cpu"), meter_of("gpu", missing=silent)
     )
@@ -223,7 +222,6 @@ def measured(
     *,
     least_s: float,
     energy_s: float = 0.0,
-    progress: Progress | None = None,
 ) -> Record:
     """Return the record of a case on two ranks with the given meter."""
     monkeypatch.setattr("commbench.engine.energy.LEAST_S", dict.fromkeys(LEAST_S, least_s))
@@ -231,9 +229,8 @@ def measured(
     budget = dataclasses.replace(BUDGETS["quick"], energy_s=energy_s, visits=1)
 
     def work(control: Control) -> Record | None:
-        counts = progress if progress and control.rank == 0 else Progress()
         session = Session(
-            control=control, budget=budget, progress=counts, meter=own_meter(control, find)
+            control=control, budget=budget, progress=Progress(), meter=own_meter(control, find)
         )
         return measure(case, FakeCommunicator(control, launch=0), session, launch=0)
 
@@ -278,32 +275,23 @@ def of_readings(*joules: float | None) -> EnergyMeter:
     return EnergyMeter({"one": Counter("cpu", lambda: next(readings))}, ("cpu",))
 
 
-@pytest.mark.slow
-def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Extend a case until a counter that steps every 100 ms gives its power."""
-    watts, step_s, go_on = 50.0, 0.1, Sampler.repeat_for
-    progress, extensions = Progress(), []
+@pytest.mark.parametrize(("energy_s", "least_s"), [(0.5, 0.0), (0.5, 1.0)])
+def test_a_case_can_go_on_for_its_energy(
+    monkeypatch: pytest.MonkeyPatch, energy_s: float, least_s: float
+) -> None:
+    """Repeat as long as asked and no less than the counters need, without waiting for a common
+    start; the joules are those of these repetitions alone.
+    """
+    asked = []
 
-    def noted(sampler: Sampler, seconds: float) -> None:
-        assert "none" == sampler.timer.sync.method  # waiting for a common start is no part of it
-        made, begun = int(progress.counters[1]), time.monotonic()
-        go_on(sampler, seconds)
-        if sampler.session.control.rank == 0:
-            extensions.append(
-                (time.monotonic() - begun, sampler.batch * (int(progress.counters[1]) - made))
-            )
+    def go_on(sampler: Sampler, seconds: float) -> None:
+        asked.append((sampler.timer.sync.method, seconds))
+        sampler.session.progress.counters += 100
 
-    def find() -> EnergyMeter:
-        steps = Counter("cpu", lambda: watts * step_s * (time.monotonic() // step_s))
-        return EnergyMeter({"steps": steps}, ("cpu",))
-
-    monkeypatch.setattr(Sampler, "repeat_for", noted)
-    assert measured(monkeypatch, find, least_s=1.0).energy_J is None
-    record = measured(monkeypatch, find, least_s=1.0, energy_s=0.5, progress=progress)
-    ((lasted_s, operations),) = extensions
-    assert lasted_s > 1.0  # no less than the counter needs
-    assert record.energy_J is not None
-    assert watts * lasted_s == pytest.approx(record.energy_J * operations, abs=watts * step_s)
+    monkeypatch.setattr(Sampler, "repeat_for", go_on)
+    record = measured(monkeypatch, lambda: meter_of("cpu"), least_s=least_s, energy_s=energy_s)
+    assert [("none", max(energy_s, least_s))] * 2 == asked
+    assert (0.01 if least_s == 0 else None) == record.energy_J
 
 
 # --------------------------------------------------------------------------------------------- rows

@@ -1,7 +1,6 @@
 """Tests of concurrent groups on the fake backend: measured, summarised, compared and resumed."""
 
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from builders import STEADY, make_case, make_grouped, make_info, make_record, summarise_run
 from effort import repetitions, slack
 from faking import EXACT, FakeRun, Script, fake_case
+from training_builders import run_of
 
 from commbench.analysis.comparison import compare
 from commbench.engine.records import Record, Row
@@ -79,7 +79,7 @@ def test_wrong_data_is_named_by_group() -> None:
     """Count wrong elements by group, and time no group of the case."""
     script = replace(EXACT, wrong=lambda rank: 5 if rank == 3 else 0)
     (record,) = FakeRun(script=script, ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
-    assert ("wrong", 5, "5 elements differ from the known answer in group 2-3") == (
+    assert ("wrong", 5, "the data differs from the known answer in 5 elements in group 2-3") == (
         record.status,
         record.wrong,
         record.reason,
@@ -157,8 +157,7 @@ def test_a_launch_that_failed_counts_for_every_group() -> None:
 
 def make_run(groups: dict[str, list[float]], *more: Record) -> Run:
     """Return a run of one case in groups."""
-    records = (*make_grouped(make_case(pattern="node"), groups), *more)
-    return Run(path=Path("run"), info=make_info(), records=records)
+    return run_of([*make_grouped(make_case(pattern="node"), groups), *more])
 
 
 def test_groups_are_compared_each() -> None:
@@ -174,11 +173,7 @@ def test_groups_are_compared_each() -> None:
 
 def test_a_case_that_failed_stands_for_its_groups() -> None:
     """List every group as broken if the other run could not measure the case."""
-    failed = Run(
-        path=Path("failed"),
-        info=make_info(),
-        records=(make_record(make_case(pattern="node"), status="failed", group=""),),
-    )
+    failed = run_of([make_record(make_case(pattern="node"), status="failed", group="")])
     table = compare(make_run({"0-1": STEADY, "2-3": STEADY}), failed)
     assert [("0-1", True), ("2-3", True)] == [(b.group, b.is_regression) for b in table.broken]
     assert ((), ()) == (table.only_in_a, table.only_in_b)

@@ -1,13 +1,11 @@
 """Tests of whole runs of patterns from the command line, on emulated hosts."""
 
-import json
-import subprocess
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
-from builders import read_rows
+from builders import read_info, read_rows
+from launching import succeeded
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("mark", "mpirun")]
 
@@ -25,8 +23,7 @@ def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path
         f" {forked_python} -m commbench run --oversubscribe -c all_reduce --pattern node,cross"
         f" --sizes 1M --launches 1 --launcher mpirun --sync dissemination --out {out}"
     )
-    done = subprocess.run(words.split(), capture_output=True, text=True, timeout=150, check=False)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    succeeded(*words.split(), seconds=150)
     return out
 
 
@@ -38,7 +35,7 @@ def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str)
     name the transport of each.
     """
     rows = [row for row in read_rows(shaped) if row["backend"] == backend]
-    by_pattern: dict[str, dict[str, dict[str, Any]]] = {"node": {}, "cross": {}}
+    by_pattern = {"node": {}, "cross": {}}
     for row in rows:
         by_pattern[row["pattern"]][row["group"]] = row
     assert {"0-1", "2-3"} == by_pattern["node"].keys()
@@ -54,5 +51,6 @@ def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str)
     assert all("emulated" in row["flags"] for row in rows)
     transports = {row["pattern"]: row["transport"] for row in rows}
     assert TRANSPORTS[backend] == (transports["node"], transports["cross"])
-    info = json.loads((shaped / "run.json").read_text())
-    assert {"host0", "host1"} == {rank["host"] for rank in info["ranks"]}
+    info = read_info(shaped)
+    assert ["host0", "host0", "host1", "host1"] == [rank["host"] for rank in info["ranks"]]
+    assert {"hosts": 2, "rate": "200mbit"} == info["environment"]["emulated"]

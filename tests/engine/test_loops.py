@@ -32,7 +32,7 @@ def test_sets_take_turns_from_run_to_run() -> None:
     """Continue with the next set in the next run, and wrap around after the last; start a longer
     batch with the next multiple of its sets.
     """
-    used_sets: list[int] = []
+    used_sets = []
     run(Turns(numbered(4, used_sets)), (3, 1), (1, 1), (3, 1))
     assert [0, 1, 2, 3, 0, 1, 2] == used_sets
     used_sets.clear()
@@ -42,7 +42,7 @@ def test_sets_take_turns_from_run_to_run() -> None:
 
 def test_all_calls_of_a_set_belong_together() -> None:
     """Make both calls of an operation on one set before the next."""
-    used_sets: list[int] = []
+    used_sets = []
     turns = Turns(numbered(2, used_sets, calls=2))
     run(turns, (3, 1))
     assert [0, 0, 1, 1, 0, 0] == used_sets

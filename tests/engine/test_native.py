@@ -27,7 +27,7 @@ class Recorded:
     def __init__(
         self, arity: int, code: int = 0, act: Callable[..., None] = lambda *_: None
     ) -> None:
-        self.calls: list[tuple[int, ...]] = []
+        self.calls = []
         self._code = code
         self._act = act
         self._pointer = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * arity)(self._note)
@@ -50,7 +50,7 @@ def make_timer(
 ) -> tuple[NativeTimer, Progress]:
     """Return a timer with the given control plane, and its progress."""
     progress = Progress()
-    control: Any = None  # the native loop meets by the calls it is given
+    control = None  # the native loop meets by the calls it is given
     sync = Synchroniser(control, method, slack_ns=slack_ns, clock=clock or GlobalClock())
     if instant is None:
         instant = np.zeros(1, dtype=np.int64)
@@ -73,7 +73,7 @@ def test_arguments_arrive_in_order(arity: int) -> None:
 
 def test_rows_run_in_order() -> None:
     """Make the calls of an operation in order, batch after batch."""
-    order: list[str] = []
+    order = []
     first = Recorded(1, act=lambda _: order.append("first"))
     second = Recorded(1, act=lambda _: order.append("second"))
     make_timer()[0].run([call(first, second), call(second)], 1, 2)
@@ -82,7 +82,7 @@ def test_rows_run_in_order() -> None:
 
 def test_stamps_enclose_the_calls() -> None:
     """Read the clock before the first and after the last call of each repetition."""
-    entered: list[int] = []
+    entered = []
     function = Recorded(1, act=lambda _: entered.append(time.monotonic_ns()))
     stamps = make_timer()[0].run([call(function)], 4, 1)
     assert all(s <= e <= n for s, e, n in zip(stamps.start_ns, entered, stamps.end_ns, strict=True))
@@ -102,7 +102,7 @@ def test_errors_are_reported() -> None:
 @pytest.mark.parametrize("method", ["barrier", "dissemination"])
 def test_ranks_meet_before_every_repetition(method: str) -> None:
     """Synchronise before each repetition and never within a batch."""
-    order: list[str] = []
+    order = []
     meet = Recorded(1, act=lambda _: order.append("meet"))
     work = Recorded(1, act=lambda _: order.append("work"))
     timer, _ = make_timer(method, barrier=[(meet.address, 1)])
@@ -114,7 +114,7 @@ def test_ranks_meet_before_every_repetition(method: str) -> None:
 def test_round_time_notes_late_starts(ahead_ns: int, late: bool) -> None:
     """Start at rank 0's instant, and mark a repetition as late if it had passed."""
     instant = np.zeros(1, dtype=np.int64)
-    instants: list[int] = []
+    instants = []
 
     def tell(_: int) -> None:
         instant[0] = time.monotonic_ns() + ahead_ns
@@ -134,7 +134,7 @@ def test_round_time_goes_by_rank_0_s_clock() -> None:
     origin_ns = time.monotonic_ns() - 10**12 - hour_ns
     clock.local_line = Line(origin_ns=origin_ns, offset_ns=hour_ns, drift=100e-6)
     clock.line = clock.local_line.invert()
-    instants: list[int] = []
+    instants = []
 
     def tell(_: int) -> None:
         instant[0] = clock.to_global(np.array([time.monotonic_ns() + 2_000_000]))[0]

@@ -131,3 +131,13 @@ def test_stalls_are_taken_once_and_bounded() -> None:
         progress.add_stall(float(number), 1.0)
     assert MOST_STALLS == len(progress.take_stalls())
     assert [] == progress.take_stalls()
+
+
+def test_stalls_of_all_ranks_are_of_a_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the stalls that each rank has noted during a visit."""
+    monkeypatch.setattr(Progress, "take_stalls", lambda _: [(7.0, 1.0)])
+    (record,) = FakeSoak(slice_s=0.02).launch([fake_case()])
+    for point in record.points:
+        assert [(0, 7.0, 1.0), (1, 7.0, 1.0)] == [
+            tuple(vars(each).values()) for each in point.stalls
+        ]

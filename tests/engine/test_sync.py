@@ -24,14 +24,14 @@ class Recording(ThreadControl):
     ) -> None:
         self.rank = rank
         self.size = size
-        self.asked: list[object] = []
+        self.asked = []
         self._tell = tell
 
-    def gather(self, value: object) -> list[object]:  # type: ignore[override]
+    def gather(self, value: object) -> list[object]:
         """Return the answers of all ranks."""
         return [value] * self.size
 
-    def broadcast(self, value: object) -> object:  # type: ignore[override]
+    def broadcast(self, value: object) -> object:
         """Return the given answer."""
         return value
 
@@ -53,7 +53,7 @@ def rounds(rank: int, size: int) -> list[tuple[int, int]]:
     """Return the partners of a rank in a dissemination barrier."""
     control = Recording(rank, size)
     assert not Synchroniser(control, "dissemination").align()
-    return control.asked  # type: ignore[return-value]
+    return control.asked
 
 
 @pytest.mark.parametrize("size", range(1, 34))
@@ -80,7 +80,7 @@ def test_nobody_starts_before_the_instant(patient: bool, yielding: bool) -> None
     """
     passed = Recording(tell=lambda _: time.perf_counter_ns() - 1)
     assert Synchroniser(passed, "round-time").align()
-    instants: list[int] = []
+    instants = []
 
     def tell(value: int) -> int:
         instants.append(value)

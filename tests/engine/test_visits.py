@@ -118,7 +118,6 @@ def test_the_first_launch_plans_the_visits_of_the_others() -> None:
     )
     assert PILOT_VISITS == len(record.visit_lengths)
     settings = settings_after(record, QUICK)
-    assert settings is not None
     assert FEWEST_VISITS <= settings.visits <= 24
     assert settings.repetitions >= 3
     assert settings_after(dataclasses.replace(record, times_us=[]), QUICK) is None
@@ -130,7 +129,6 @@ def test_later_launches_keep_a_shortened_case_short() -> None:
         visited([1.0, 2.0]), window=3, late_discarded=1, flags=("small_window", "brief")
     )
     settings = settings_after(record, QUICK)
-    assert settings is not None
     assert (3, 1, 3) == (settings.window, settings.visits, settings.repetitions)
     assert settings.is_brief
 
@@ -156,7 +154,6 @@ def test_later_launches_follow_the_plan() -> None:
     """Make the planned visits of the planned length in every later launch."""
     records = FakeRun(script=Script(noise=0.05, tail=0.0), visits=24).launches([fake_case()], 3)
     planned = settings_after(records[0], QUICK)
-    assert planned is not None
     for record in records[1:]:
         assert [planned.repetitions] * planned.visits == list(record.visit_lengths)
 

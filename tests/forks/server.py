@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from client import FORWARDED, end_as
 
@@ -120,7 +120,7 @@ def load_native_loop() -> None:
         return
     import numpy as np
 
-    control: Any = None
+    control = None
     instant = np.zeros(1, dtype=np.int64)
     timer = native.NativeTimer(
         Synchroniser(control, "none"), Progress(), barrier=(), broadcast=(), instant=instant
@@ -153,8 +153,8 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(0, selectors.EVENT_READ)
-        self._clients: dict[int, socket.socket] = {}
-        self._processes: dict[socket.socket, int] = {}
+        self._clients = {}
+        self._processes = {}
 
     def serve(self) -> Program | None:
         """Serve until stdin closes; return None then, and in each fork its program."""
@@ -172,7 +172,7 @@ class Server:
                     elif source.fileno() >= 0 and (program := self._start(source)):
                         return program
                 else:
-                    self._finish(int(source))  # type: ignore[call-overload]
+                    self._finish(int(source))
 
     def _start(self, client: socket.socket) -> Program | None:
         """Fork the program of a client; return it in the fork."""
@@ -220,7 +220,7 @@ class Server:
             os.close(descriptor)
         sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
 
     def _pass_signals(self, client: socket.socket) -> None:
         """Send the program the signals that its client received.

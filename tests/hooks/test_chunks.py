@@ -91,7 +91,7 @@ def test_chunks_on_a_host_are_read_again_only_if_a_square_is_too_large(
     monkeypatch: pytest.MonkeyPatch, planted: float, readings: int
 ) -> None:
     """Compute norms once where float32 holds the squares of all elements."""
-    calls: list[Any] = []
+    calls = []
     compute = torch.linalg.vector_norm
 
     def count(*arguments: Any, **keywords: Any) -> Any:

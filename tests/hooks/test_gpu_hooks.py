@@ -94,7 +94,7 @@ def test_a_gpu_quantises_as_the_host(mib: int, block: int) -> None:
     assert isinstance(made[DEVICE], quantisers.CudaQuantiser)
     residuals = {device: torch.zeros(n, device=device) for device in made}
     for step in range(3):
-        results: dict[Any, Any] = {device: [] for device in made}
+        results = {device: [] for device in made}
         for device, quantiser in made.items():
             payload = torch.zeros((2, layout.row_bytes), dtype=torch.uint8, device=device)
             sums, into = torch.zeros_like(payload), torch.zeros(n, device=device)
@@ -152,7 +152,6 @@ def test_steps_are_as_on_the_host(name: str) -> None:
     for device in (HOST, DEVICE):
         hook = make_hook(name.split(maxsplit=1)[0], options=OPTIONS[name])
         model = make_model(device)
-        assert hook is not None
         hook.register(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(8):
@@ -178,7 +177,7 @@ def test_steps_are_as_on_the_host(name: str) -> None:
 def test_a_scaler_drops_a_step(name: str) -> None:
     """Drop the updates of a step that the GradScaler skips, decided on the GPU."""
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
-    hook: Any = make_hook(name.split(maxsplit=1)[0], options=OPTIONS[name])
+    hook = make_hook(name.split(maxsplit=1)[0], options=OPTIONS[name])
     hook.register(model := make_model(DEVICE), scaler=scaler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 

@@ -3,17 +3,21 @@ bytes.
 """
 
 import math
-import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launching import finished
 
 torch = pytest.importorskip("torch")
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError, LaunchError
 from commbench.hooks import (
@@ -56,8 +60,6 @@ def test_options_reach_the_hook() -> None:
     typed = make_hook(
         "topk", options={"warmup": "0.25+0.06", "warmup_steps": "8"}
     )  # commas separate hooks there
-    assert isinstance(hook, TopK)
-    assert isinstance(typed, TopK)
     assert hook.warmup == typed.warmup
     assert (0.5, False, (0.25, 0.06), 8, 2.5) == (
         hook.density,
@@ -148,7 +150,7 @@ def test_seeds_leave_the_global_generator() -> None:
 def open_bucket(memory: Memory, index: int, **sizes: int) -> Slot:
     """Return the slot of a bucket of vectors."""
     names = {torch.nn.Parameter(torch.zeros(size)): name for name, size in sizes.items()}
-    bucket: Any = SimpleNamespace(
+    bucket = SimpleNamespace(
         index=lambda: index,
         parameters=lambda: list(names),
         buffer=lambda: torch.zeros(sum(sizes.values())),
@@ -254,9 +256,7 @@ def test_the_thread_lets_the_process_end(job: str, status: int) -> None:
         CommThread().submit({job})
         print("flushed")
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    ended = finished(sys.executable, "-c", program)
     assert (status, "flushed\n", "") == (ended.returncode, ended.stdout, ended.stderr)
 
 
@@ -337,3 +337,44 @@ def test_fresh_state_is_of_the_hook() -> None:
     ):
         with pytest.raises(InputError, match="powersgd, version 1, can only load its own"):
             hook.load_state_dict(other)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Let this process be a group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e20, 1e30])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("powersgd", {}),
+        ("powersgd", {"values": "bfloat16"}),
+        ("topk", {"clip": "0.5", "dense_below": "999"}),
+    ],
+)
+def test_squares_that_float32_cannot_hold_change_nothing(
+    name: str, options: dict[str, str], scale: float
+) -> None:
+    """Send matrices of rank 1 by PowerSGD whatever their scale, and clip large gradients to the
+    limit.
+    """
+    model = DistributedDataParallel(torch.nn.Linear(24, 32, bias=False))
+    hook = make_hook(name, options=options)
+    hook.register(model)
+    gradient = torch.outer(torch.linspace(1, 2, 32), torch.linspace(-1, 1, 24))
+    for _ in range(5):  # two are sent whole
+        model.zero_grad()
+        (model(torch.eye(24)) * gradient.T).sum().mul(scale).backward()
+    hook.close()
+    norm = float(model.module.weight.grad.double().norm())
+    expected = scale * float(gradient.norm())
+    if "clip" in options:
+        expected = min(0.5, expected)
+    assert expected == pytest.approx(norm, rel=0.02)

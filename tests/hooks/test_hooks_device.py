@@ -127,14 +127,14 @@ def test_only_what_is_used_is_compiled(
     """Compile what the hooks use before their cases, for the training's device, and name the
     selection.
     """
-    begun: list[Any] = []
+    begun = []
     for module in (chunks, selectors):
         monkeypatch.setattr(
             module, "prepare", lambda *on, module=module: begun.append((module, *on))
         )
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     cases = [make_training_case(hook, backend="nccl") for hook in hooks]
-    gpu: Any = SimpleNamespace(torch_device=torch.device("cuda", 1))
+    gpu = SimpleNamespace(torch_device=torch.device("cuda", 1))
     session.compile_hooks(cases, gpu.torch_device)
     assert [(module, gpu.torch_device) for module in compiled] == begun
     assert selection == session.fast_selection(cases, gpu)
@@ -142,7 +142,7 @@ def test_only_what_is_used_is_compiled(
 
 def test_powersgd_needs_a_device_whose_collectives_it_can_order() -> None:
     """Refuse PowerSGD on a device that is neither host nor GPU."""
-    model: Any = SimpleNamespace(module=torch.nn.Linear(2, 2, device="meta"))
+    model = SimpleNamespace(module=torch.nn.Linear(2, 2, device="meta"))
     with pytest.raises(InputError, match="on the host or on one GPU, this one is on meta"):
         PowerSGD().attach(model, None)
 

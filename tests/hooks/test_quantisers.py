@@ -45,7 +45,7 @@ def make_cuda(layout: QuantisedLayout) -> CudaQuantiser:
 
 
 Make = Callable[[QuantisedLayout], TorchQuantiser]
-QUANTISERS: list[Make] = [NativeQuantiser, TorchQuantiser]
+QUANTISERS = [NativeQuantiser, TorchQuantiser]
 if cuda_on_host.find_compiler():
     QUANTISERS.append(make_cuda)
 
@@ -66,9 +66,9 @@ class Ranks:
     def __init__(self, make: Make, elements: int, ranks: int, block: int = 16) -> None:
         self.layout = QuantisedLayout.of(elements, shards=ranks, block=block)
         self.quantiser = make(self.layout)
-        self.residuals: list[Any] = [guarded(np.zeros(elements, np.float32)) for _ in range(ranks)]
+        self.residuals = [guarded(np.zeros(elements, np.float32)) for _ in range(ranks)]
         """Of each rank; None without feedback."""
-        self.sent: list[bytes] = []
+        self.sent = []
         """All payloads."""
 
     def average(self, gradients: Sequence[Any]) -> Any:
@@ -118,7 +118,7 @@ def check_alike(gradient: Any, residual: Any, *, block: int, ranks: int) -> None
         sharing = Ranks(quantiser, len(gradient), ranks, block)
         sharing.residuals = [None if residual is None else guarded(residual) for _ in gradients]
         average = sharing.average(gradients)
-        kept: list[Any] = []
+        kept = []
         if residual is not None and quantiser is not TorchQuantiser:
             kept = [rest.tobytes() for rest in sharing.residuals]
         elif residual is not None:  # zeros have another sign

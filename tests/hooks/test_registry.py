@@ -1,7 +1,8 @@
 """Tests of the table of hooks, which is read without torch."""
 
-import subprocess
 import sys
+
+from launching import succeeded
 
 
 def test_the_table_needs_no_torch() -> None:
@@ -19,10 +20,7 @@ def test_the_table_needs_no_torch() -> None:
         except InputError as error:
             print(error)
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert ended.stdout.splitlines() == [
+    assert succeeded(sys.executable, "-c", program).splitlines() == [
         "160",
         "Communication hooks need PyTorch, which is not installed: pip install torch.",
     ]

@@ -35,7 +35,7 @@ from commbench.hooks.selectors import (
 
 HOST = torch.device("cpu")
 DENSITIES = (0.001, 0.01, 0.03, 0.3, 1.0)
-VALUE_TYPES: tuple[Any, ...] = ("float32", "float16")
+VALUE_TYPES = ("float32", "float16")
 needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
 
 
@@ -81,9 +81,9 @@ def send(
 
 def make_selectors(n: int, k: int, values: Any = "float32") -> list[Any]:
     """Return the compiled selector, and that of kernels if they can be compiled."""
-    made: list[Any] = [NativeSelector(k, values)]
+    made = [NativeSelector(k, values)]
     if cuda_on_host.find_compiler():
-        cuda: Any = CudaSelector(n, k, values, HOST)
+        cuda = CudaSelector(n, k, values, HOST)
         cuda.scratch = []
         for name in ("_before", "_counts", "_histogram", "_state"):
             cuda.scratch.append(guarded(getattr(cuda, name).numpy()))
@@ -110,10 +110,9 @@ def send_alike(
 def decoded(sent: Sent, n: int) -> Floats:
     """Return the values that receivers add."""
     total = torch.zeros(n)
-    value_dtype: Any = sent.values.dtype.name
+    value_dtype = sent.values.dtype.name
     NativeSelector(len(sent.indices), value_dtype).add(torch.from_numpy(sent.payload), total)
-    result: Floats = total.numpy()
-    return result
+    return total.numpy()
 
 
 def check(gradient: Floats, residual: Floats | None, k: int, *options: Any, **how: Any) -> None:
@@ -233,7 +232,7 @@ def test_values_that_are_not_finite_reach_all_ranks(bad: float, position: int, v
     broken[position] = before[position] = bad
     sent = send_alike(broken, before, 55, values)
     assert 55 == np.isnan(decoded(sent, N)).sum()
-    assert np.array_equal(before, sent.rest, equal_nan=True)  # type: ignore[arg-type] # it is there
+    assert np.array_equal(before, sent.rest, equal_nan=True)
     for selector in make_selectors(N, 55, values):
         send(selector, broken, before, 55, values)
         after = send(selector, gradient, residual, 55, values)
@@ -257,7 +256,7 @@ def test_torch_sends_the_same_elements(values: Any, bad: float) -> None:
     made = (TorchSelector(99, values), NativeSelector(99, values))
     sent = [send(each, gradient, residual, 99, values) for each in made]
     (one, one_rest), (other, other_rest) = [(decoded(each, N), each.rest) for each in sent]
-    assert np.array_equal(one_rest, other_rest)  # type: ignore[arg-type] # both are there
+    assert np.array_equal(one_rest, other_rest)
     assert np.isfinite(bad) == np.array_equal(one, other)
     assert np.isfinite(bad) == bool(np.isfinite(one).all())
 
@@ -267,8 +266,8 @@ def test_float16_values_are_rounded_as_numpy_rounds() -> None:
     rng = np.random.default_rng(0)
     numbers = np.ldexp(rng.uniform(-2, 2, N), rng.integers(-28, 15, N)).astype(np.float32)
     halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
-    between: Floats = (halves[:-1] + halves[1:]) / np.float32(2)
-    above: Floats = np.nextafter(between, np.float32(1e9))
+    between = (halves[:-1] + halves[1:]) / np.float32(2)
+    above = np.nextafter(between, np.float32(1e9))
     for gradient in (numbers, halves, -halves, between, above):
         sent = send_alike(gradient, None, len(gradient), "float16")
         assert np.array_equal(gradient.astype(np.float16), decoded(sent, len(gradient)))
@@ -281,7 +280,6 @@ def test_float16_values_are_cut_not_infinite() -> None:
     sent = send_alike(gradient, np.zeros(8, dtype=np.float32), 8, "float16")
     arrived = decoded(sent, 8)
     assert [65504, -65504, 65504, 65504, 65472, -32768, 0, 0] == arrived.tolist()
-    assert sent.rest is not None
     assert np.array_equal(gradient.astype(np.float64), arrived.astype(np.float64) + sent.rest)
 
 

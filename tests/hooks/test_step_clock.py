@@ -96,7 +96,7 @@ def test_a_bucket_is_marked_on_its_way() -> None:
     now = Ticking()
     cuda = SimulatedCuda(now=now)
     hook = Sending(now)
-    marked: list[Stopwatch] = []
+    marked = []
     hook.observer, hook.clock = marked.append, event_clock(0, cuda)
     since = hook.clock()
     hook.run(FakeBucket())

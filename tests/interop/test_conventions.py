@@ -1,13 +1,13 @@
 """Tests of the conventions of other tools, against the figures of their sources."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import read_records
+from launching import succeeded
 
 from commbench.collectives.cases import all_cases
 from commbench.interop.conventions import CONVENTIONS
@@ -105,20 +105,12 @@ def test_real_ranks_measure_as_the_tool(
 ) -> None:
     """Repeat exactly as often as the tool, and print its text if our own import reads it back."""
     arguments = ["run", "--as", tool, *words.split(), "-n", "2", "--launches", "1", "--out", "run"]
-    done = subprocess.run(
-        [sys.executable, "-m", "commbench", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert 0 == done.returncode, done.stderr
+    printed = succeeded(sys.executable, "-m", "commbench", *arguments, cwd=tmp_path)
     records = read_records(tmp_path / "run")
     assert not any(record.probes_us for record in records)
     for size, counts in repetitions.items():
         made = [len(record.times_us) for record in records if record.case.message_bytes == size]
         assert counts == sorted(made)
     if tool != "imb":  # a line for each case
-        lines = re.findall(r"^\s*\d+\s", done.stdout, re.MULTILINE)
+        lines = re.findall(r"^\s*\d+\s", printed, re.MULTILINE)
         assert len(records) == len(lines)

@@ -13,6 +13,7 @@ from kept import load_kept
 
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import COLUMNS, columns_of
+from commbench.interop.exports import EXPORTS
 from commbench.interop.exports.parquet import tables_of, write_parquet
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -39,6 +40,21 @@ def test_a_missing_package_is_named_with_the_command(
     monkeypatch.setitem(sys.modules, package, None)  # as if it could not be found
     line = f"export {MATRIX} --format {style} --out x"
     commbench.refuses(line, f"pip install {package}")
+
+
+@pytest.mark.parametrize("style", EXPORTS)
+def test_a_run_without_rows_is_refused(style: str, commbench: Command, tmp_path: Path) -> None:
+    """Write nothing of a run that has measured nothing, but for metrics, which say so."""
+    info = {"schema": 2, "run_id": "empty", "status": "partial"}
+    (tmp_path / "run.json").write_text(json.dumps(info))
+    (tmp_path / "samples.jsonl").touch()
+    line = f"export {tmp_path} --format {style} --out x.prom"
+    if style == "openmetrics":
+        assert 0 == commbench(line).code
+        assert "commbench_run_complete{" in Path("x.prom").read_text()
+    else:
+        commbench.refuses(line, "no rows")
+        assert not Path("x.prom").exists()
 
 
 def test_reading_for_an_export_imports_neither_torch_nor_mpi(

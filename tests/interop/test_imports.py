@@ -29,13 +29,13 @@ ALL_REDUCE, JSON, IMB, OLD = (
 def load(*names: str, tool: str | None = None, **options: object) -> Imported:
     """Import kept outputs."""
     sources = [Source(name=name, data=(DATA / name).read_bytes()) for name in names]
-    return import_outputs(sources, tool=tool, options=ImportOptions(**options))  # type: ignore[arg-type]  # as given
+    return import_outputs(sources, tool=tool, options=ImportOptions(**options))
 
 
 def load_text(text: str, **options: object) -> Imported:
     """Import a text."""
     source = Source(name="out.txt", data=text.encode())
-    return import_outputs([source], options=ImportOptions(**options))  # type: ignore[arg-type]  # as given
+    return import_outputs([source], options=ImportOptions(**options))
 
 
 def rows_of(imported: Imported) -> list[Row]:
@@ -202,7 +202,6 @@ def test_osu_of_old_versions_with_several_tests() -> None:
 def test_osu_states_the_overlap() -> None:
     """Read the overlap of non-blocking collectives."""
     overlap = load("osu_non_blocking.txt", ranks=2).records[1].overlap
-    assert overlap
     assert 20.0 == pytest.approx(overlap.percent)
 
 
@@ -329,8 +328,6 @@ def test_several_outputs_are_launches() -> None:
     rows = rows_of(import_outputs(sources, options=ImportOptions()))
     row = {(row.in_place, row.message_bytes): row for row in rows}[False, 8388608]
     check(row, launches=6, time_us=90.75, flags="")
-    assert row.time_us_ci_low
-    assert row.time_us_ci_high
     assert row.time_us_ci_low < 90.75 < row.time_us_ci_high
 
 

@@ -4,22 +4,22 @@ import configparser
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from launching import finished
 
 from commbench.interop.exports.measures import MEASURES
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "monitoring"
-DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana.json").read_text())
-ALERTS: dict[str, Any] = yaml.safe_load((FOLDER / "alerts.yml").read_text())
+DASHBOARD = json.loads((FOLDER / "grafana.json").read_text())
+ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text())
 #: Labels that Prometheus adds to what it collects.
 ADDED = {"instance", "job"}
-VARIABLES: dict[str, dict[str, Any]] = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
+VARIABLES = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
 
 
 def queries() -> list[str]:
@@ -107,9 +107,7 @@ def write_yaml(file: Path, content: dict[str, Any]) -> None:
 
 def run_promtool(promtool: str, *arguments: str | Path) -> tuple[int, str]:
     """Return promtool's exit code and output."""
-    done = subprocess.run(
-        [promtool, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = finished(promtool, *arguments)
     return done.returncode, done.stdout + done.stderr
 
 

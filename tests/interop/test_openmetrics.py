@@ -2,7 +2,6 @@
 
 import shutil
 import stat
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from builders import STEADY, make_case, make_launches, make_record
 from commands import Command
 from kept import load_kept
+from launching import finished
 from pages import make_run
 from training_builders import make_training_case, make_training_launches
 
@@ -157,8 +157,7 @@ def test_lines_are_well_formed_and_no_series_comes_twice(name: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool: Debian's package prometheus")
-    command = [promtool, "check", "metrics"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    done = finished(promtool, "check", "metrics", input=text)
     assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
 
 

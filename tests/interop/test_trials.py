@@ -42,7 +42,7 @@ def make_both() -> Run:
 
 def curves_of(run: Run) -> Curves:
     """Return the points of each trial by metric and step."""
-    curves: Curves = {}
+    curves = {}
     for trial in trials_of(run):
         metrics = curves.setdefault(trial.name, {})
         for metric, value, step in trial.points:
@@ -97,7 +97,7 @@ def test_tensorboard_reads_curves_and_hyperparameters(tmp_path: Path) -> None:
     from tensorboard.plugins.hparams import plugin_data_pb2
 
     run = make_both()
-    found: Curves = {}
+    found = {}
     for folder in write_tensorboard(run, tmp_path / "logs").iterdir():
         events = loading.EventAccumulator(str(folder)).Reload()
         metrics = found.setdefault(folder.name, {})
@@ -159,7 +159,7 @@ def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, store: Pat
         parent.data.tags["commbench.command"],
     )
     children = {each.info.run_name: each for each in logged if each is not parent}
-    found: Curves = {}
+    found = {}
     for name, child in children.items():
         assert parent.info.run_id == child.data.tags["mlflow.parentRunId"]
         assert child.data.params in [trial.settings for trial in trials_of(run)]
@@ -225,7 +225,7 @@ def test_wandb_gets_an_offline_run_for_every_trial(
     write_wandb(run, tmp_path)
     folder = write_wandb(run, tmp_path)
     assert tmp_path / "wandb" == folder
-    found: Curves = {}
+    found = {}
     configs = {}
     for file in folder.glob("offline-run-*/*.wandb"):
         for record in read_wandb(file):

@@ -84,6 +84,24 @@ def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
     assert ["hung"] + 6 * ["ok"] == sorted(status for _, _, status in measured(tmp_path))
 
 
+#: Rank 1 refuses the first two cases; rank 0 waits for it in the second.
+REFUSALS = """
+def refuse(case):
+    say(RankError(rank=1, host="n0", case=case, message=f"no {case}.", is_of_case=True))
+session()
+refuse(0); measured(0)
+begin(1); refuse(1); beat(0, 1); time.sleep(600)
+"""
+
+
+def test_a_rank_that_refuses_a_case_alone_says_why(tmp_path: Path) -> None:
+    """Name the refusal of the case that hangs, and none of a case before."""
+    request = make_request(CASES, case_timeout_s=0.5)
+    info = run(tmp_path, REFUSALS, request, fail_fast=True)[1]
+    assert "no progress for 0.5 s: rank 1 on host n0 raised no 1, in" in info["reason"]
+    assert 1 == info["launches"][0]["culprit"]["rank"]
+
+
 def test_a_conductor_inside_a_rank_hands_its_place_to_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +187,7 @@ VISITED = (
 @pytest.mark.parametrize(
     ("end", "code", "failed"),
     [
-        ("begin(1)\nfail(1, 'ValueError', 'boom')\nsys.exit(1)", 3, 1),
+        ("begin(1)\nfail(1, 'ValueError: boom')\nsys.exit(1)", 3, 1),
         ("sys.exit(1)", 0, 0),
         ("end(is_complete=True)\n", 0, 0),
     ],
@@ -193,7 +211,7 @@ def test_a_launch_that_ends_in_later_visits(
 
 def test_what_ranks_refuse_is_bad_input(tmp_path: Path) -> None:
     """Raise the sentence with which ranks refuse a plan."""
-    refuse = "fail(0, '', 'Install numba.', is_bad_input=True); sys.exit(1)"
+    refuse = "fail(0, 'Install numba.', is_bad_input=True); sys.exit(1)"
     with pytest.raises(InputError, match=r"^Install numba\.$"):
         run(tmp_path, refuse)
     assert "partial" == read_info(tmp_path)["status"]
@@ -243,10 +261,21 @@ def test_the_selection_in_use_is_recorded_and_a_slow_one_reported(
 
 def test_a_time_limit_that_leaves_launches_out_cuts_the_run(tmp_path: Path) -> None:
     """Exit with 0 and status cut if each case has a launch; resume measures the rest."""
-    code, info, display = run(tmp_path, ALL, make_request(CASES, time_limit_s=0.5))
+    slow = ALL.replace("session()", "session(); time.sleep(2)")
+    code, info, display = run(tmp_path, slow, make_request(CASES, time_limit_s=5))
     assert (0, "cut", 4) == (code, info["status"], len(measured(tmp_path)))
     assert "after 1 of 2 launches" in info["reason"]
     assert 1 == len(display.warnings)
     code, info, _ = run(tmp_path, ALL)
     assert (0, "complete", "") == (code, info["status"], info["reason"])
     assert EVERYTHING == sorted(measured(tmp_path))
+
+
+def test_a_start_that_outlasts_the_time_limit_is_ended(tmp_path: Path) -> None:
+    """End ranks that have not come together at the time limit, and the run with 3."""
+    code, info, _ = run(tmp_path, "time.sleep(60)", make_request(CASES, time_limit_s=0.5))
+    assert (3, "partial", ["cut"]) == (
+        code,
+        info["status"],
+        [e["status"] for e in info["launches"]],
+    )

@@ -49,7 +49,7 @@ def test_a_start_of_ranks_has_one_environment_in_shuffled_order(tmp_path: Path) 
     ("refusal", "launches", "reason"),
     [
         ("sys.exit(1)", 2, "the launcher ended with exit status 1"),
-        ("fail(0, '', 'There is no A 2.', is_bad_input=True); sys.exit(1)", 1, "There is no A 2"),
+        ("fail(0, 'There is no A 2.', is_bad_input=True); sys.exit(1)", 1, "There is no A 2"),
     ],
 )
 def test_an_environment_without_ranks_is_left_out(

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from training_builders import make_bucket
 
 from commbench.collectives.cases import Sweep
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.records import Bucket, TrainingRecord
+from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
 from commbench.launch.events import (
     CaseFinished,
@@ -35,20 +36,10 @@ ERROR = RankError(
     rank=0,
     host="n0",
     case=2,
-    error="ValueError",
     message="two\nlines @commbench",
     is_bad_input=True,
 )
 STACK = Stack(rank=1, host="n1", thread="t", stack=["a.py:1 in b"], inside=True)
-BUCKET = Bucket(
-    size_bytes=8,
-    parameters=1,
-    ready_ms=1.0,
-    start_ms=1.5,
-    done_ms=2.0,
-    comm_ms=0.5,
-    skew_wait_ms=0.0,
-)
 CASE = Sweep(backends=["gloo"], sizes=[8]).cases(2)[0]
 
 
@@ -117,12 +108,12 @@ def test_written_events_come_back_as_they_went() -> None:
     """Read back all events of a launch, with numpy numbers, of collectives and training."""
     stream = io.StringIO("loading libfoo...")  # half a line of a library comes before
     stream.seek(0, io.SEEK_END)
-    measured = Record(case=CASE, launch=1, times_us=np.array([1.5, 2.5]), wrong=np.int64(0))  # type: ignore[arg-type]
+    measured = Record(case=CASE, launch=1, times_us=np.array([1.5, 2.5]), wrong=np.int64(0))
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01)
     trained = TrainingRecord(
-        case=case, launch=1, step_ms=[1.5], metrics=[(3, 0.5)], buckets=[BUCKET]
+        case=case, launch=1, step_ms=[1.5], metrics=[(3, 0.5)], buckets=[make_bucket()]
     )
-    sent: list[RankEvent] = [
+    sent = [
         SessionStarted(facts={"ranks": []}),
         CaseStarted(index=4),
         CaseFinished(record=measured),

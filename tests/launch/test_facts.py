@@ -156,7 +156,7 @@ def test_a_session_has_the_values_of_varied_variables(monkeypatch: pytest.Monkey
 )
 def test_the_worst_launch_is_stated(name: str, better: object, worse: object) -> None:
     """Record the largest clock error and the fewest energy counters of all launches."""
-    header: dict[str, object] = {}
+    header = {}
     for facts in (better, worse, better):
         header |= header_fields({**session(), name: facts}, header)
     assert worse == header[name]

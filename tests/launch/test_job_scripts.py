@@ -12,8 +12,6 @@ import yaml
 from builders import read_info
 from launching import NO_OFI, finished
 
-from commbench.results import load_run
-
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "benchmarks" / "launch"
 #: What `run` is to measure: as little as there is.
@@ -64,22 +62,6 @@ def test_a_pbs_job_measures_on_the_hosts_of_its_node_file(tmp_path: Path) -> Non
     assert 0 == done.returncode, done.stdout + done.stderr
     info = read_info(tmp_path / "results" / "pbs-17")
     assert ("complete", 2, 1) == (info["status"], info["world_size"], info["nodes"])
-
-
-@pytest.mark.slow
-def test_torchrun_makes_six_launches(tmp_path: Path) -> None:
-    """Make six launches, which intervals need."""
-    pytest.importorskip("torch")
-    done = run_script(
-        "torchrun.sh", "run", "--backend", "gloo", *LITTLE, cwd=tmp_path, OUT="mine", INTERFACE="lo"
-    )
-    assert 0 == done.returncode, done.stdout + done.stderr
-    run = load_run(tmp_path / "mine")
-    assert ([0, 1, 2, 3, 4, 5], "complete") == (
-        [record.launch for record in run.records],
-        run.info["status"],
-    )
-    assert "lo" == run.info["environment"]["variables"]["GLOO_SOCKET_IFNAME"]
 
 
 def test_a_script_without_its_environment_says_so(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from labs import (
     start_in_terminal,
     wait_for_line,
 )
-from launching import find_marked, wait_until
+from launching import find_marked, finished, wait_until
 
 from commbench.launch.lab import Lab, LabPlan, find_all, run_in_lab
 from commbench.launch.signals import PASSED_ON
@@ -246,7 +246,7 @@ def test_a_lab_that_ends_ends_its_commands(mark: str, end: str) -> None:
     if end == "down":
         lab("down", mark)
     else:
-        psutil.Process(Lab.find(mark).pid).parent().kill()  # type: ignore[union-attr]
+        psutil.Process(Lab.find(mark).pid).parent().kill()
     process.communicate(timeout=SECONDS)
     assert 137 == process.returncode
     assert wait_until(lambda: not is_up(mark))
@@ -295,7 +295,7 @@ def test_all_labs_that_stay_are_taken_down_at_once() -> None:
         {me} down --all && {me} status | cut -c-22 | head -1; {me} down mine; {me} status; wait
     """
     apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", line]
-    done = subprocess.run(apart, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = finished(*apart, seconds=SECONDS)
     none = "There is no emulated cluster; `commbench lab up` starts one."
     ended = [f"The emulated cluster {name} has ended." for name in ("lab", "other", "mine")]
     expected = [none, *ended[:2], "mine: 2 emulated hosts", ended[2], none]

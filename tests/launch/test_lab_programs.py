@@ -26,19 +26,6 @@ def measure(
     return read_info(out), rows
 
 
-def test_two_ranks_on_each_of_two_hosts(tmp_path: Path) -> None:
-    """Fill the first host, then the second, over MPI and Gloo; record the lab's shape."""
-    flags = ("--ranks-per-host", "2", "--slow", "host1=500mbit")
-    words = "run -c all_reduce --sizes 64K --backend mpi,gloo --launches 1"
-    run, rows = measure(tmp_path / "run", words, flags)
-    assert ["host0", "host0", "host1", "host1"] == [rank["host"] for rank in run["ranks"]]
-    emulated = {"hosts": 2, "rate": "1gbit", "slow": {"host1": "500mbit"}}
-    assert emulated == run["environment"]["emulated"]
-    assert {("mpi", "2", "2"), ("gloo", "2", "2")} == {
-        (row["backend"], row["nodes"], row["ranks_per_node"]) for row in rows
-    }
-
-
 @pytest.mark.parametrize(
     ("words", "column", "least"),
     [

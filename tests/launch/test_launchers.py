@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -151,7 +152,7 @@ def test_srun_commands(ranks: int, options: dict[str, Any], words: str) -> None:
 def test_torchrun_commands() -> None:
     """Start ranks on this host, with ranks per node as a limit."""
     options = {"ranks_per_node": 2, "bind_to": "none", "extra": ["--max-restarts=0"]}
-    launcher = TorchrunLauncher(**options, environ=JOB)  # type: ignore[arg-type]
+    launcher = TorchrunLauncher(**options, environ=JOB)
     words = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts=0"
     check(launcher, 2, words, "mpi4py")
     assert (2, 2, True) == (launcher.slots(), launcher.limit(), launcher.is_local)
@@ -250,6 +251,8 @@ def test_hosts_and_slots_are_read(text: str, expected: str) -> None:
         ("a:b\n", "Line 1"),
         ("[::1]:2\n", "Line 1"),
         ("a,b slots=2\n", "Line 1"),
+        ("a:2222\n", "Line 1"),
+        ("a 4 b 2\n", "Line 1"),
         ("a slots=4 max-slots=2\n", "Line 1"),
     ],
 )
@@ -270,6 +273,8 @@ def test_slots_follow_the_allocation() -> None:
         check_slots(2, MpirunLauncher(environ=step))
     with pytest.raises(InputError, match="do not match"):
         MpirunLauncher(environ={**job, "SLURM_TASKS_PER_NODE": "1"}).hosts()
+    with pytest.raises(InputError, match="srun --het-group"):
+        MpirunLauncher(environ={"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2"}).hosts()
     check_slots(4, MpirunLauncher(environ={}))
     check_slots(5, MpirunLauncher(environ={}, oversubscribe=True))
     with pytest.raises(InputError, match=r"--oversubscribe .* -n 4"):
@@ -320,6 +325,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, mpirun: str | None, installed: str
         ("open", "mpi4py", {"requested": "srun", "environ": JOB}, "srun"),
         ("open", "mpi4py", {"requested": "srun", "environ": JOB, **HOSTS}, None),
         (None, "torch", {"environ": {"PBS_NODEFILE": "hosts"}}, None),
+        (None, "torch", {"environ": {"PBS_NODEFILE": "here"}}, "torchrun"),
     ],
 )
 def test_mpi_is_chosen_where_there_is_one(
@@ -331,6 +337,7 @@ def test_mpi_is_chosen_where_there_is_one(
 ) -> None:
     """Prefer mpirun to srun in a job, and srun to torchrun; refuse what cannot start."""
     choose = simulate(monkeypatch, mpirun, installed)
+    Path("here").write_text(f"{socket.gethostname()}.org\n" * 2)
     if expected is None:
         with pytest.raises(InputError):
             choose(**options)
@@ -343,8 +350,8 @@ def test_mpi_is_chosen_where_there_is_one(
 
 
 def test_hostfiles_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefer an option to COMMBENCH_HOSTFILE, and that to PBS's node file, in which each line is a
-    slot.
+    """Prefer an option to COMMBENCH_HOSTFILE, and that to the file of PBS or LSF, in which each
+    line is a slot; name the variable of a file that is missing.
     """
     choose = simulate(monkeypatch, "open", "mpi4py")
     Path("ours").write_text("a slots=3\n")
@@ -355,10 +362,14 @@ def test_hostfiles_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for expected, options in (
         ("a:6", {"environ": {"PE_HOSTFILE": "sge"}}),
         ("a:1,b:2", {"environ": pbs}),
+        ("a:1,b:2", {"environ": {"LSB_DJOB_HOSTFILE": "pbs"}}),
         ("a:3", {"environ": ours}),
         ("a:2,b:2", {"environ": ours, **HOSTS}),
     ):
         check(choose(**options), 1, f"--host {expected}", "--hostfile")
+    Path("pbs").unlink()
+    with pytest.raises(InputError, match="PBS_NODEFILE"):
+        choose(environ=pbs).hosts()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 run.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import read_launches, read_rows
-from launching import assert_same_form, marked_environment, mpirun
+from builders import read_info, read_launches, read_rows
+from launching import assert_same_form, finished, marked_environment, mpirun
 
 from commbench.results import load_run
 from commbench.stats.budgets import BUDGETS
@@ -48,16 +47,14 @@ def run(line: str, *, is_local: bool = False) -> "subprocess.CompletedProcess[st
     if not is_local:
         command = [*f"{commbench} lab run --hosts 2 --rate 1gbit --".split(), *command]
     environment = {**os.environ, **mpirun().environment()}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = finished(*command, env=environment, seconds=200)
     assert 0 == done.returncode, done.stdout + done.stderr
     return done
 
 
 def read(out: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
     """Return run.json and collectives.csv."""
-    return json.loads((out / "run.json").read_text()), read_rows(out)
+    return read_info(out), read_rows(out)
 
 
 def test_two_hosts_give_the_files_of_a_local_run(tmp_path: Path) -> None:

@@ -41,22 +41,22 @@ class World:
 
     def __init__(self, *stages: Stage | RunRequest, **options: Any) -> None:
         self.records = Records()
-        self.info: dict[str, Any] = {"launches": []}
+        self.info = {"launches": []}
         self.now = 100.0
-        self.warned: list[str] = []
-        self.started: list[LaunchStarted] = []
-        self.paused: list[float] = []
+        self.warned = []
+        self.started = []
+        self.paused = []
         self.signals = types.SimpleNamespace(number=0, pause=self.paused.append)
-        self.made: list[tuple[int, int]] = []
+        self.made = []
         """Number of each launch, and of the cases that it should measure."""
         functions = []
         for stage in stages:
             functions.append((lambda _, it=stage: it) if isinstance(stage, RunRequest) else stage)
         self.schedule = Schedule(
             functions,
-            self,  # type: ignore[arg-type]
             self,
-            self.signals,  # type: ignore[arg-type]
+            self,
+            self.signals,
             self.make,
             clock=lambda: self.now,
             **options,

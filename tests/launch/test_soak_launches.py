@@ -21,7 +21,7 @@ from commbench.engine.records import Interruption, Point
 assert plan.budget.is_soak and plan.deadline_s
 session()
 if plan.launch == 1:
-    begin(0); fail(1, "ValueError", "boom"); sys.exit(1)
+    begin(0); fail(1, "ValueError: boom"); sys.exit(1)
 time.sleep(0.5)
 for i in range(len(plan.cases)):
     longest = [Interruption(at_s=time.time(), lasted_s=0.001)]

@@ -3,12 +3,11 @@ differ.
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launching import mpirun
+from launching import finished, mpirun
 
 import commbench
 from commbench.launch.facts import Software, describe_differences
@@ -93,9 +92,7 @@ def test_other_software_is_refused_before_anything_is_written(
         ranks = ["-n", "2", "--oversubscribe", "--launcher", mpi]
         command = [sys.executable, str(conductor), *options, *ranks]
     environment = {**os.environ, **mpirun().environment(), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = finished(*command, env=environment)
     assert 2 == done.returncode, done.stderr
     assert 1 == done.stderr.count("commbench: Hosts run different software")
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("  commbench ")]

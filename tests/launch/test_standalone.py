@@ -49,7 +49,7 @@ class Invocation:
     """Runs one invocation on two ranks that are threads, on the fake backend."""
 
     def __init__(self, path: Path, stages: Sequence[Stage], seed: int = 1) -> None:
-        self.finished: list[str] = []
+        self.finished = []
         self.display = Recorder()
         identities = [
             Identity(role="rank", rank=rank, world_size=2, launcher="openmpi") for rank in range(2)
@@ -85,7 +85,7 @@ class Invocation:
             if case >= 0:
                 at_case(next(begun))
 
-        rank_0.enter = noting  # type: ignore[method-assign]
+        rank_0.enter = noting
         try:
             run_threads(2, self.work)
         finally:
@@ -183,7 +183,7 @@ def test_an_error_on_rank_0_is_entered_once(tmp_path: Path) -> None:
     def break_down(begun: int) -> None:
         if begun < 3:
             return
-        error = RankError(rank=0, host="n0", case=2, message="boom", error="ValueError")
+        error = RankError(rank=0, host="n0", case=2, message="ValueError: boom")
         for _ in range(2):
             invocation.ranks[0].failed(error)
         raise LaunchError("boom")

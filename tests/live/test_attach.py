@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from commands import RANK_PREFIXES
+from launching import finished
 
 from commbench.live.command import SITE
 from commbench.live.options import VARIABLE, LiveOptions, say
@@ -64,15 +65,7 @@ def run_python(
     for name, value in os.environ.items():
         if not name.startswith((*RANK_PREFIXES, "RANK")):
             environment.setdefault(name, value)
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return finished(sys.executable, "-c", script, env=environment, cwd=home)
 
 
 # ------------------------------------------------------------------------------------ what is taken

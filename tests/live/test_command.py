@@ -76,56 +76,6 @@ def make_run(path: Path, **plan: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("tune --", "No command stands behind --"),
-        (
-            "tune torchrun --nproc-per-node 2 train.py",
-            "commbench tune -- torchrun --nproc-per-node 2 train.py.",
-        ),
-        ("tune --steps 9 train.py -- true", "train.py is not an option; put -- before"),
-        ("tune -- absent-program train.py", "The command absent-program was not found"),
-        ("tune --steps -- true", "requires an argument"),
-        ("tune --bogus -- true", "No such option"),
-        ("tune --steps 0 -- true", "--steps 0 was asked for"),
-        ("tune --time-limit -1 -- true", "--time-limit -1 was asked for"),
-        ("tune --then sleep -- true", "Unknown value of --then 'sleep'; choose from go-on, stop"),
-        ("tune --bucket-cap-mb big -- true", "Bucket size 'big' is not understood"),
-        ("tune --allow shrink -- true", "Unknown hook 'shrink'"),
-        ("tune --allow passthrough -- true", "--allow passthrough is never recommended"),
-        (
-            "tune --allow int8:block=0 -- true",
-            "Hook int8 was given block=0: it takes a whole number of at least 1",
-        ),
-        ("tune --allow absent.py:hook -- true", "There is no file absent.py"),
-        ("tune --allow bad.py -- true", "bad.py names no function"),
-        ("tune --workload mlp -- true", "--workload was given with COMMAND"),
-        ("tune -n 2 -- true", "--ranks was given with COMMAND"),
-        ("tune --dry-run -- true", "--dry-run was given with COMMAND"),
-        ("tune --out bad.py -- true", "/bad.py is not a directory"),
-        ("tune --out foreign -- true", "is no run of commbench and not empty"),
-        ("tune --then stop", "--then works only with COMMAND"),
-        ("watch", "watch takes a command behind --"),
-        ("watch --", "No command stands behind --; write e.g. commbench watch -- torchrun"),
-        ("watch --steps 0 -- true", "--steps 0 was asked for"),
-        ("watch --allow fp16 -- true", "No such option"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_nothing_is_started(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str, words: str
-) -> None:
-    """Exit with 2 and a sentence that says what to do, and write nothing."""
-    monkeypatch.setattr(live_command, "_run", lambda *_: pytest.fail("the command was started"))
-    before = commbench.files()
-    outcome = commbench(line)
-    assert 2 == outcome.code
-    assert words in " ".join(outcome.err.split())
-    assert 1 == len(outcome.err.strip().splitlines()) or "Error:" in outcome.err
-    assert not outcome.out
-    assert before == commbench.files()
-
-
-@pytest.mark.parametrize(
     ("command", "plan", "words"),
     [
         ("tune", {"cases": 3}, "holds a run that commbench tune -- COMMAND did not write"),

@@ -195,7 +195,7 @@ def test_a_full_disk_stops_writing_and_nothing_else(
     def fail_later(store: Store, record: object) -> None:
         if len(store.records) == 1:
             raise LaunchError("no space is left; make room.")
-        append(store, record)  # type: ignore[arg-type]
+        append(store, record)
 
     monkeypatch.setattr(Store, "append", fail_later)
     assert "change" == write(out, *CONFIRMED).verdict
@@ -305,7 +305,7 @@ def test_writing_takes_no_time_of_the_training(
 
     def append_slowly(store: Store, record: object) -> None:
         time.sleep(seconds)
-        append(store, record)  # type: ignore[arg-type]
+        append(store, record)
 
     run = open_run(tmp_path / "mine")
     monkeypatch.setattr(Store, "append", append_slowly)

@@ -167,13 +167,12 @@ def test_a_watched_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> No
     assert kind not in {"plain", "halves"} or watched.bucket_rows
 
 
-def test_a_training_stops_after_the_decision_and_another_launch_is_added(tmp_path: Path) -> None:
-    """Tune a script by its own call, twice into one directory; both end early with exit code 0."""
-    for _ in "ab":
-        code, digests, errors = start("spawned.py", str(free_port()), str(tmp_path / "run"))
-        assert (code, digests) == (0, []), errors
-    launches = load_run(tmp_path / "run").info["launches"]
-    assert [launch["ending"] for launch in launches] == ["steps", "steps"]
+def test_a_training_stops_after_the_decision(tmp_path: Path) -> None:
+    """Tune a script by its own call, which ends early with exit code 0."""
+    code, digests, errors = start("spawned.py", str(free_port()), str(tmp_path / "run"))
+    assert (code, digests) == (0, []), errors
+    (launch,) = load_run(tmp_path / "run").info["launches"]
+    assert launch["ending"] == "steps"
 
 
 @pytest.mark.slow
@@ -203,3 +202,5 @@ def test_a_fault_of_commbench_harms_no_training(
     code, digests, errors = run("faulty.py", method, call, rank, before=before)
     assert (code, digests) == plain_end("plain"), errors
     assert "Traceback" not in errors
+    if "AbsentError" in errors:  # no rank can go back without the one that has stopped
+        assert "goes on with its own setting" not in errors

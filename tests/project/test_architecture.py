@@ -68,7 +68,7 @@ def test_no_circle_among_modules() -> None:
 @pytest.mark.parametrize(("module", "name"), HOPS, ids=":".join)
 def test_the_page_names_code_that_exists(module: str, name: str) -> None:
     """Find each function, class or method that docs/architecture.md names."""
-    node: ast.AST | None = modules()[module]
+    node = modules()[module]
     for part in name.split("."):
         node = next(
             (child for child in getattr(node, "body", ()) if getattr(child, "name", "") == part),

@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from builders import read_rows
@@ -99,7 +98,7 @@ def with_element(source: str, name: str, code: str) -> str:
     """Return a module's source with one more element in the collection ``name``, which an
     assignment or a loop names, or one more field in the class of that name.
     """
-    value: Any = None
+    value = None
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef) and node.name == name:
             lines = source.splitlines(keepends=True)
@@ -202,8 +201,10 @@ import torch
 from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
 
-first, second = (load_workload("linear", seed=1, rank=rank, world_size=2, batch_size=4) for rank in (0, 1))
-print(torch.equal(first.model.weight, second.model.weight), torch.equal(first.batches[0], second.batches[0]))
+options = {"seed": 1, "world_size": 2, "batch_size": 4}
+first, second = (load_workload("linear", rank=rank, **options) for rank in (0, 1))
+same = torch.equal(first.model.weight, second.model.weight)
+print(same, torch.equal(first.batches[0], second.batches[0]))
 print(first.loss(first.model, first.batches[0]).shape)
 try:
     load_workload("none_such", seed=1, rank=0, world_size=1)
@@ -245,7 +246,9 @@ table = run.collectives
 print(table.columns[-1], (table.time_us_max >= table.time_us_p95).all())
 (drawing,) = [drawing for drawing in all_figures([run]) if drawing.name == "skew"]
 print(len(drawing.png) > 1000)
-print(*(text for entry in find_conclusion([run]) if entry.label == "Longest" for text in entry.texts))
+for entry in find_conclusion([run]):
+    if entry.label == "Longest":
+        print(*entry.texts)
 """
     column, figure, sentence = copy.run("-c", program).splitlines()
     assert ("time_us_max True", "True") == (column, figure)

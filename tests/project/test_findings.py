@@ -2,13 +2,15 @@
 code.
 """
 
+import re
 from pathlib import Path
 
 import pytest
 
 import commbench
 from commbench.findings import Finding, UnsupportedError, shared_cause
-from commbench.words import SENTENCES
+from commbench.units import counted
+from commbench.words import NOUNS, SENTENCES, phrase
 
 SOURCES = [
     path.read_text()
@@ -28,6 +30,14 @@ def test_every_code_is_used() -> None:
         if f'"{used}"' not in text and not any(f'"{stem}_{{' in text for stem in stems):
             unused.append(code)
     assert [] == unused
+
+
+def test_nouns_agree_with_their_numbers() -> None:
+    """Count by a noun wherever a sentence has a number before a plural."""
+    plurals = "|".join(counted(2, noun).removeprefix("2 ") for noun in NOUNS)
+    bare = [code for code, text in SENTENCES.items() if re.search(rf"{{\w+}} ({plurals})\b", text)]
+    assert [] == bare
+    assert "on 1 rank" == phrase("on {:rank}", "1")
 
 
 def test_an_unregistered_code_raises() -> None:

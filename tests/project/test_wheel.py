@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launching import finished, succeeded
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "benchmarks" / "launch"
@@ -25,9 +26,7 @@ def done(*words: str | Path, cwd: Path, **variables: str) -> "subprocess.Complet
         if name.lower().endswith("_proxy") or "PIP" in name
     }
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), **kept, **variables}
-    return subprocess.run(
-        [*map(str, words)], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
+    return finished(*words, cwd=cwd, env=environment, seconds=None)
 
 
 @pytest.mark.slow
@@ -72,10 +71,7 @@ def test_a_shell_completes_commands_and_options(words: str, expected: str) -> No
         "-c",
         "import sys; sys.argv = ['commbench']; from commbench.cli import main; main()",
     ]
-    completed = subprocess.run(
-        program, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert [expected] == completed.stdout.split(), completed.stderr
+    assert [expected] == succeeded(*program, env=environment).split()
 
 
 def test_the_recipe_of_spack_has_the_dependencies() -> None:

@@ -87,7 +87,7 @@ def convolutions() -> tuple[Any, Any]:
     return nn.Sequential(*blocks, nn.Flatten(), nn.LazyLinear(1000)), torch.randn(2, 3, 12, 12)
 
 
-MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
+MODELS = {
     "tiny": layers(3, 1),
     "wide": layers(100, 1500, 1500, 10),
     "deep": layers(*[64] * 30),
@@ -115,7 +115,7 @@ def observe(model: Any, loss: Loss) -> dict[str, Any]:
     """Return the parameters of a model and the order in which their gradients become ready, without
     DDP.
     """
-    order: list[int] = []
+    order = []
     handles = [
         parameter.register_post_accumulate_grad_hook(lambda _, index=index: order.append(index))
         for index, parameter in enumerate(trainable(model).values())

@@ -2,15 +2,13 @@
 whole engine.
 """
 
-import os
 import statistics
 from dataclasses import asdict, replace
-from typing import Any
 
 from measuring import measure
-from reporting import report_and_exit
+from reporting import connect, report_and_exit
 
-from commbench.backends import connect_control, open_backend
+from commbench.backends import open_backend
 from commbench.collectives.cases import Sweep
 from commbench.engine.session import Session
 from commbench.engine.timing.loops import Progress
@@ -23,7 +21,7 @@ SIZES = {"hot": (1024, 1 << 20), "rotated": (1 << 20,)}
 
 def main() -> None:
     """Print rank 0's record of each case as one line of JSON."""
-    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    control = connect()
     communicator = open_backend("nccl", control)
     session = Session(
         control=control, budget=replace(BUDGETS["quick"], slice_s=0.5), progress=Progress()
@@ -39,7 +37,7 @@ def main() -> None:
             buffers=(buffers,),
         )
         cases += sweep.cases(control.size)
-    results: dict[str, Any] = {
+    results = {
         "records": [],
         "l2_bytes": communicator.cache_bytes(),
         "gpu": communicator.gpu,

@@ -31,7 +31,7 @@ def join() -> tuple[int, int]:
 def make_model(seed: int = 0) -> nn.Module:
     """Return a model of six equal layers without bias, then unequal ones with bias."""
     torch.manual_seed(seed)
-    layers: list[nn.Module] = []
+    layers = []
     for _ in range(6):
         layers += [nn.Linear(EQUAL, EQUAL, bias=False), nn.Tanh()]
     for inputs, outputs in LAYERS:
@@ -88,7 +88,7 @@ def mean(tensor: torch.Tensor) -> torch.Tensor:
 
 def everywhere(value: object) -> list[Any]:
     """Return the values of all ranks."""
-    values: list[Any] = [None] * dist.get_world_size()
+    values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 

@@ -49,7 +49,7 @@ def be_harmful() -> None:
             exec(harm)  # noqa: S102 - a test's own
         return visit(measurement)
 
-    CaseRun.visit = harmed  # type: ignore[method-assign]
+    CaseRun.visit = harmed
 
 
 class HarmfulMpirun(MpirunLauncher):

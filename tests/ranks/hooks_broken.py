@@ -45,7 +45,7 @@ def oddly_named(first: object, second: dist.GradBucket) -> torch.futures.Future:
     return dist.all_reduce(second.buffer().mul_(first), async_op=True).get_future()
 
 
-BROKEN: dict[str, Any] = {
+BROKEN = {
     "none": lambda *_: None,
     "not a future": lambda _, bucket: bucket.buffer(),
     "future of none": returning(lambda _: None),

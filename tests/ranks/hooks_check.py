@@ -23,32 +23,30 @@ from gloo import (
     run_checks,
     train_step,
 )
-from hooks_train import residual_of, train_all
+from hooks_train import HOOKS, make, residual_of, train_all
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
-from commbench.hooks import Hook, Int8, PowerSGD, TopK
+from commbench.hooks import Hook, PowerSGD, TopK
 from commbench.hooks.feedback import FeedbackHook
 from commbench.hooks.message import kept_elements
 
-COMPRESSING: dict[str, Any] = {
-    "topk": lambda: TopK(density=0.05),
-    "topk parameter fp16": lambda: TopK(
-        density=0.05, scope="parameter", values="float16", dense_vectors=True
-    ),
-    "topk momentum": lambda: TopK(density=0.05, momentum=0.9),
-    "powersgd": lambda: PowerSGD(rank=2, start=1),
-    "powersgd fp16": lambda: PowerSGD(rank=2, start=1, values="float16"),
-    "int8": lambda: Int8(block=64),
-    "topk aligned": lambda: TopK(density=0.05, exchange="aligned", chunk=16),
+COMPRESSING = {**HOOKS, "topk momentum": "topk:0.05:momentum=0.9"}
+#: Hooks whose first two steps send everything.
+DENSE_FIRST = {
+    "topk": "topk:0.05:start=2",
+    "topk aligned": "topk:0.05:exchange=aligned:chunk=16:start=2",
+    "powersgd": "powersgd:2:start=2",
+    "int8": "int8:block=64:start=2",
 }
-#: The same with two first steps that send everything.
-DENSE_FIRST: dict[str, Any] = {
-    "topk": lambda: TopK(density=0.05, start=2),
-    "topk aligned": lambda: TopK(density=0.05, exchange="aligned", chunk=16, start=2),
-    "powersgd": lambda: PowerSGD(rank=2, start=2),
-    "int8": lambda: Int8(block=64, start=2),
+#: Hooks that send everything by a density.
+DENSE = {
+    "topk": "topk:1",
+    "topk exact": "topk:1:selection=exact",
+    "topk parameter": "topk:1:scope=parameter",
+    "topk whole": "topk:0.01:dense_below=1000000",
+    "topk aligned": "topk:1:exchange=aligned:chunk=50",
 }
 #: Elements of the first tensor that hooks treat as a whole; all of them unless given.
 TOGETHER = {"int8": 48}
@@ -71,12 +69,12 @@ def close(*hooks: Hook) -> None:
         hook.close()
 
 
-def density_one(hook: Hook) -> dict[str, Any]:
+def density_one(text: str) -> dict[str, Any]:
     """Send every element by a sparse hook.
 
     Compare with the mean and bit by bit with the sum in rank order.
     """
-    hook.register(model := make_ddp())
+    hook = make(text).register(model := make_ddp())
     errors, same = [], True
     for step in range(5):
         data = batch(dist.get_rank(), step)
@@ -92,7 +90,7 @@ def density_one(hook: Hook) -> dict[str, Any]:
 
 def dense_start(name: str) -> list[float]:
     """Return the relative distance of each of four steps from the mean gradient."""
-    hook = DENSE_FIRST[name]().register(model := make_ddp())
+    hook = make(DENSE_FIRST[name]).register(model := make_ddp())
     errors = []
     for step in range(4):
         data = batch(dist.get_rank(), step)
@@ -108,7 +106,7 @@ def resume(name: str) -> dict[str, bool]:
     """Train 8 steps, and again from a checkpoint after 4 with another model and hook."""
     # Unused parameters are looked for so that the buckets are the same from the first step on.
     options = {"find_unused_parameters": True}
-    hook = COMPRESSING[name]().register(model := make_ddp(**options))
+    hook = make(COMPRESSING[name]).register(model := make_ddp(**options))
     whole, rank = sgd(model), dist.get_rank()
     for step in range(8):
         if step == 4:
@@ -117,7 +115,7 @@ def resume(name: str) -> dict[str, bool]:
         train_step(model, whole, batch(rank, step))
     again = make_ddp(**options)
     again.module.load_state_dict(weights)
-    fresh = COMPRESSING[name]()
+    fresh = make(COMPRESSING[name])
     fresh.load_state_dict(state)
     fresh.register(again)
     for step in range(4, 8):
@@ -135,9 +133,9 @@ def scaled(name: str) -> dict[str, Any]:
 
     Then put an infinity into one bucket of the last rank.
     """
-    plain = COMPRESSING[name]().register(reference := make_ddp())
+    plain = make(COMPRESSING[name]).register(reference := make_ddp())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    hook = COMPRESSING[name]().register(model := make_ddp(), scaler=scaler)
+    hook = make(COMPRESSING[name]).register(model := make_ddp(), scaler=scaler)
     optimizers = sgd(reference), sgd(model)
     rank, size = dist.get_rank(), dist.get_world_size()
 
@@ -150,7 +148,7 @@ def scaled(name: str) -> dict[str, Any]:
     for number in range(4):
         train_step(reference, optimizers[0], batch(rank, number))
         step(number)
-    results: dict[str, Any] = {
+    results = {
         "same memory": torch.equal(memory_of(plain), memory_of(hook)),
         "same parameters": torch.equal(
             flat(reference.module.parameters()), flat(model.module.parameters())
@@ -216,7 +214,7 @@ def infinite(name: str) -> dict[str, bool]:
 
     Memory must also stay as it was, for `TOGETHER` elements that include the infinity.
     """
-    hook = COMPRESSING[name]().register(model := make_ddp())
+    hook = make(COMPRESSING[name]).register(model := make_ddp())
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     for step in range(3):
         loss_of(model, batch(rank, step)).backward()
@@ -251,7 +249,7 @@ def convolutions() -> nn.Module:
     """Return a model whose weights are in channels-last memory format."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 12, 3), nn.Tanh(), nn.Conv2d(12, 12, 3), nn.Tanh(), nn.Conv2d(12, 4, 3)]
-    model: nn.Module = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+    model = nn.Sequential(*layers).to(memory_format=torch.channels_last)
     assert not model[0].weight.is_contiguous()
     return model
 
@@ -282,15 +280,15 @@ def shapes_and_options() -> dict[str, float]:
     """Run `follow` with other memory layouts and DDP options."""
     errors = {}
     for name in ("topk", "powersgd", "int8", "topk aligned"):
-        make = COMPRESSING[name]
+        text = HOOKS[name]
         image = (2, 3, 12, 12)
         errors[f"{name} channels_last"] = follow(
-            make(), DistributedDataParallel(convolutions()), image
+            make(text), DistributedDataParallel(convolutions()), image
         )
         small = DistributedDataParallel(convolutions(), bucket_cap_mb=0.001)
-        errors[f"{name} channels_last in small buckets"] = follow(make(), small, image)
+        errors[f"{name} channels_last in small buckets"] = follow(make(text), small, image)
         for option in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters"):
-            errors[f"{name} {option}"] = follow(make(), make_ddp(**{option: True}), (8, EQUAL))
+            errors[f"{name} {option}"] = follow(make(text), make_ddp(**{option: True}), (8, EQUAL))
     return errors
 
 
@@ -411,7 +409,7 @@ def two_models() -> dict[str, Any]:
             train_step(model, sgd(model), batch(dist.get_rank(), step))
         for work in pending:
             work.wait()
-    results: dict[str, Any] = {"shared": hooks[0]._lane is hooks[1]._lane, "alive": []}
+    results = {"shared": hooks[0]._lane is hooks[1]._lane, "alive": []}
     try:
         for hook, model in zip(hooks, models, strict=True):
             hook.close()
@@ -433,13 +431,7 @@ def two_models() -> dict[str, Any]:
 
 
 CHECKS = {
-    "density_one": lambda: {
-        "topk": density_one(TopK(density=1.0)),
-        "topk exact": density_one(TopK(density=1.0, selection="exact")),
-        "topk parameter": density_one(TopK(density=1.0, scope="parameter")),
-        "topk whole": density_one(TopK(dense_below=10**6)),
-        "topk aligned": density_one(TopK(density=1.0, exchange="aligned", chunk=50)),
-    },
+    "density_one": lambda: {name: density_one(text) for name, text in DENSE.items()},
     "dense_start": lambda: {name: dense_start(name) for name in DENSE_FIRST},
     "resume": lambda *names: {name: resume(name) for name in names},
     "scaled": lambda *names: {name: scaled(name) for name in names},

@@ -18,17 +18,9 @@ from gloo import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.hooks import (
-    BF16,
-    FP16,
-    Guard,
-    Hook,
-    Int8,
-    PassThrough,
-    PowerSGD,
-    TopK,
-)
+from commbench.hooks import Guard, Hook, Int8, make_hook
 from commbench.hooks.base import Stopwatch
+from commbench.hooks.registry import parse_hook, split_options
 
 #: In this step the hooks that are to be caught take the wrong gradients.
 PLANTED = 7
@@ -54,28 +46,32 @@ class ForgetfulInt8(Int8):
         return super()._reduce(channel, None, *arguments)
 
 
-HOOKS: dict[str, Any] = {
-    "corrupt": lambda: Guard(corrupt),
-    "forgetful int8": lambda: ForgetfulInt8(block=64),
-    "passthrough": PassThrough,
-    "fp16": FP16,
-    "bf16": BF16,
-    "topk": lambda: TopK(density=0.05),
-    "topk exact": lambda: TopK(density=0.05, selection="exact"),
-    "topk parameter fp16": lambda: TopK(
-        density=0.05, scope="parameter", values="float16", dense_vectors=True
-    ),
-    "topk dense_below": lambda: TopK(density=0.05, dense_below=600),
-    "powersgd": lambda: PowerSGD(rank=2, start=1),
-    "powersgd fp16": lambda: PowerSGD(rank=2, start=1, values="float16"),
-    "powersgd bf16": lambda: PowerSGD(rank=2, start=1, values="bfloat16"),
-    "int8": lambda: Int8(block=64),
-    "int8 one block": lambda: Int8(block=10**6),
-    "topk aligned": lambda: TopK(density=0.05, exchange="aligned", chunk=16),
-    "topk aligned exact": lambda: TopK(
-        density=0.05, exchange="aligned", chunk=16, selection="exact"
-    ),
+#: Hooks as on the command line.
+HOOKS = {
+    "passthrough": "passthrough",
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "topk": "topk:0.05",
+    "topk exact": "topk:0.05:selection=exact",
+    "topk parameter fp16": "topk:0.05:scope=parameter:values=float16:dense_vectors=true",
+    "topk dense_below": "topk:0.05:dense_below=600",
+    "powersgd": "powersgd:2:start=1",
+    "powersgd fp16": "powersgd:2:start=1:values=float16",
+    "powersgd bf16": "powersgd:2:start=1:values=bfloat16",
+    "int8": "int8:block=64",
+    "int8 one block": "int8:block=1000000",
+    "topk aligned": "topk:0.05:exchange=aligned:chunk=16",
+    "topk aligned exact": "topk:0.05:exchange=aligned:chunk=16:selection=exact",
 }
+
+
+def make(text: str) -> Any:
+    """Return the hook that a text names as on the command line."""
+    fields = parse_hook(text)
+    options = split_options(fields["hook_options"])
+    return make_hook(fields["hook"], density=fields["density"], options=options)
+
+
 #: Enough for these: one is to be caught early, the others differ from another in little.
 AT_MOST = dict.fromkeys(
     (
@@ -97,15 +93,15 @@ def residual_of(hook: Hook, model: DistributedDataParallel) -> torch.Tensor:
     )
 
 
-def train(name: str, steps: int) -> dict[str, Any]:
+def train(hook: Any, name: str, steps: int) -> dict[str, Any]:
     """Train.
 
     List the steps whose gradients differ from the mean of what the ranks sent of gradient plus
     residual.
     """
-    marked: list[Stopwatch] = []
-    per_step: list[list[Stopwatch]] = []
-    hook = HOOKS[name]().register(model := make_ddp())
+    marked = []
+    per_step = []
+    hook.register(model := make_ddp())
     hook.observer = marked.append
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     wrong, after = [], residual_of(hook, model)
@@ -150,4 +146,10 @@ def flaws(per_step: list[list[Stopwatch]]) -> list[str]:
 
 def train_all(steps: str) -> dict[str, Any]:
     """Train with every hook for the given number of steps; return the results by hook."""
-    return {name: train(name, min(int(steps), AT_MOST.get(name, int(steps)))) for name in HOOKS}
+    hooks = {"corrupt": Guard(corrupt), "forgetful int8": ForgetfulInt8(block=64)}
+    for name, text in HOOKS.items():
+        hooks[name] = make(text)
+    results = {}
+    for name, hook in hooks.items():
+        results[name] = train(hook, name, min(int(steps), AT_MOST.get(name, int(steps))))
+    return results

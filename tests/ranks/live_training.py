@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -295,7 +294,7 @@ def twice() -> dict[str, Any]:
 
 def refused() -> dict[str, Any]:
     """Return the message for each training that is not tuned."""
-    makers: dict[str, Callable[[], Any]] = {
+    makers = {
         "subclass": lambda: type("Mine", (DistributedDataParallel,), {})(Net()),
         "own_state": lambda: hooked(object()),
         "compiled": lambda: torch.compile(
@@ -322,7 +321,7 @@ def hooked(state: object) -> DistributedDataParallel:
     return model
 
 
-CHECKS: dict[str, Callable[..., Any]] = {
+CHECKS = {
     "compare": lambda *names: {name: compare(name) for name in names},
     "watch": lambda *names: {name: watch(name) for name in names},
     "killed": killed,

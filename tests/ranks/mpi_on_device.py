@@ -2,16 +2,14 @@
 directly.
 """
 
-import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import verify_all
 from measuring import measure
-from reporting import report_and_exit
+from reporting import connect, report_and_exit
 
-from commbench.backends import connect_control
 from commbench.collectives.cases import Sweep
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
@@ -58,9 +56,9 @@ def main() -> None:
 
         takes_gpu_memory = True
 
-    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    control = connect()
     plain = MpiCommunicator(control)
-    results: dict[str, Any] = {
+    results = {
         "cases": {},
         "barrier": {},
         "records": {},
@@ -76,10 +74,8 @@ def main() -> None:
         CudaMpiCommunicator(control, Willing(control)),
     ):
         name = communicator.backend
-        results["cases"][name] = [
-            {"case": asdict(case)} | dict(verify_all.findings(case, number, communicator, control))
-            for number, case in enumerate(verify_all.cases(name, control.size))
-        ]
+        planned = [(case, "") for case in verify_all.cases(name, control.size)]
+        results["cases"][name] = verify_all.entries_of(planned, communicator, control)
         results["barrier"][name] = verify_all.barrier_findings(communicator, control)
         results["records"][name] = records_of(communicator, control)
         communicator.close()

@@ -1,11 +1,17 @@
-"""Shared by scripts on real ranks: report results to the test and exit."""
+"""Shared by scripts on real ranks: connect, report results to the test and exit."""
 
 import json
 import os
 import sys
 from typing import NoReturn
 
+from commbench.backends import connect_control
 from commbench.engine.control import Control
+
+
+def connect() -> Control:
+    """Return the control plane of all ranks that mpirun has started."""
+    return connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
 
 
 def report(results: object) -> None:

@@ -3,23 +3,21 @@
 import os
 import time
 from contextlib import nullcontext
-from dataclasses import asdict
 from typing import Any
 from unittest import mock
 
 import torch
 import verify_all
 from measuring import measure
-from reporting import report_and_exit
+from reporting import connect, report_and_exit
 
-from commbench.backends import connect_control
 from commbench.backends.torch_nccl import TorchNcclCommunicator
 from commbench.collectives.cases import Case
 from commbench.engine.session import Session
 from commbench.engine.timing.loops import Progress
 from commbench.stats.budgets import BUDGETS, Budget
 
-BARRIER: dict[str, Any] = {
+BARRIER = {
     "operation": "barrier",
     "message_bytes": 0,
     "dtype": None,
@@ -138,12 +136,10 @@ def too_large(communicator: OnHost, control: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Print the findings of all cases as one line of JSON on rank 0."""
-    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    control = connect()
     communicator = OnHost(control)
-    results: dict[str, Any] = {"cases": []}
-    for number, case in enumerate(verify_all.cases("torch-nccl", control.size)):
-        findings = dict(verify_all.findings(case, number, communicator, control))
-        results["cases"].append({"case": asdict(case)} | findings)
+    planned = [(case, "") for case in verify_all.cases("torch-nccl", control.size)]
+    results = {"cases": verify_all.entries_of(planned, communicator, control)}
     results["barrier"] = verify_all.barrier_findings(communicator, control)
     results["measured"] = {
         "in place": measured(

@@ -56,9 +56,9 @@ def make_case(fields: dict[str, Any]) -> TrainingCase:
 def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
     """Train one launch."""
     cases = [make_case(fields) for fields in task["cases"]]
-    records: list[Any] = []
-    begun: list[int] = []
-    seen: dict[str, list[list[int]]] = {}
+    records = []
+    begun = []
+    seen = {}
     made = vars(block)["make_hook"]
 
     def run_block(training: block.Training, steps: int, **how: bool) -> block.BlockSamples:
@@ -72,7 +72,7 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
     )
     device = StandIn() if task["backend"] == "stand-in" else open_device(task["backend"], control)
     if task["free_bytes"] is not None:
-        device.free_bytes = lambda: task["free_bytes"]  # type: ignore[method-assign]
+        device.free_bytes = lambda: task["free_bytes"]
     with marking_steps(device):
         launch = session.TrainingLaunch(
             cases=cases,
@@ -83,6 +83,7 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
             progress=(progress := Progress()),
             on_begin=begun.append,
             on_record=records.append,
+            on_refusal=lambda _: None,
             is_out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
         )
         finished = launch.train()

@@ -99,7 +99,7 @@ class PartlyUsed(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs."""
-        outputs: Tensor = self.used(inputs)
+        outputs = self.used(inputs)
         return outputs + 0.1 * self.more(outputs) if self.uses_more else outputs
 
 
@@ -122,7 +122,7 @@ class TakesTurns(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs."""
         self.passes += 1
-        outputs: Tensor = self.used(inputs)
+        outputs = self.used(inputs)
         if self.passes % 2 == 0:
             outputs = outputs + 0.1 * self.more(outputs)
         return outputs

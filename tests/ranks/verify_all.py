@@ -2,16 +2,15 @@
 without calls.
 """
 
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NoReturn
 
-from reporting import report_and_exit
+from reporting import connect, report_and_exit
 
-from commbench.backends import connect_control, open_backend
+from commbench.backends import open_backend
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
@@ -33,7 +32,7 @@ def cases(backend: str, size: int) -> list[Case]:
 
     In float32 and int8 also minimal sizes and other reductions.
     """
-    common: dict[str, Any] = {
+    common = {
         "backends": [backend],
         "in_place": "both",
         "roots": sorted({0, size - 1}),
@@ -113,7 +112,7 @@ def natively_wrong(prepared: Prepared, control: Control) -> int:
 
 
 def findings(
-    case: Case, number: int, communicator: Communicator, control: Control, hosts: Sequence[str] = ()
+    case: Case, number: int, communicator: Communicator, control: Control, hosts: Sequence[str]
 ) -> Iterator[tuple[str, object]]:
     """Yield the findings of verification for one case, as (kind, finding)."""
     prepared = prepared_everywhere(case, communicator, control, hosts)
@@ -135,6 +134,17 @@ def findings(
     yield "idle", sum(idle.verify(control))
     if "native" in communicator.loops:
         yield "native", natively_wrong(prepared, control)
+
+
+def entries_of(
+    planned: Iterable[tuple[Case, Sequence[str]]], communicator: Communicator, control: Control
+) -> list[dict[str, Any]]:
+    """Return the findings of cases, each with the host names of its ranks, as JSON."""
+    entries = []
+    for number, (case, hosts) in enumerate(planned):
+        found = findings(case, number, communicator, control, hosts)
+        entries.append({"case": asdict(case), "hosts": hosts, **dict(found)})
+    return entries
 
 
 def barrier_findings(communicator: Communicator, control: Control) -> dict[str, object]:
@@ -176,14 +186,12 @@ def old_library_finding(control: Control) -> str:
 
 def main() -> None:
     """Print the findings of all cases as one line of JSON on rank 0."""
-    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
-    results: dict[str, Any] = {"cases": [], "barrier": {}}
+    control = connect()
+    results = {"cases": [], "barrier": {}}
     for backend in sys.argv[1].split(","):
         communicator = open_backend(backend, control)
-        for number, case in enumerate(cases(backend, control.size)):
-            results["cases"].append(
-                {"case": asdict(case)} | dict(findings(case, number, communicator, control))
-            )
+        planned = [(case, "") for case in cases(backend, control.size)]
+        results["cases"] += entries_of(planned, communicator, control)
         results["barrier"][backend] = barrier_findings(communicator, control)
         communicator.close()
     results["old"] = old_library_finding(control)

@@ -2,17 +2,16 @@
 names.
 """
 
-import os
 import sys
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from measuring import measure
-from reporting import report_and_exit
+from reporting import connect, report_and_exit
 from verify_all import prepared_everywhere
 
-from commbench.backends import connect_control, open_backend
+from commbench.backends import open_backend
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.communicator import Communicator, HostBuffer
@@ -45,7 +44,7 @@ def cases(backend: str, size: int) -> list[Case]:
     """Return every operation that moves data, by sum, with the second rank of each group as
     root.
     """
-    common: dict[str, Any] = {
+    common = {
         "backends": [backend],
         "sizes": [size * ELEMENTS * 4],
         "patterns": PATTERNS,
@@ -116,7 +115,6 @@ def barriers(communicator: Communicator, hosts: str, control: Control) -> dict[s
             pattern=pattern,
         )
         prepared = prepared_everywhere(case, communicator, control, hosts)
-        assert isinstance(prepared, Prepared)
         results[pattern] = {
             "real": by_group(prepared, control),
             "idle": by_group(replace(prepared, calls=[]), control),
@@ -134,7 +132,7 @@ def measured(communicator: Communicator, hosts: str, control: Control) -> list[d
         oversubscribed=True,
         hosts=hosts,
     )
-    common: dict[str, Any] = {
+    common = {
         "sizes": [4096],
         "backends": [communicator.backend],
         "patterns": MEASURED,
@@ -149,7 +147,7 @@ def measured(communicator: Communicator, hosts: str, control: Control) -> list[d
 
 def main() -> None:
     """Print the findings of a backend on ranks of one placement as one line of JSON on rank 0."""
-    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    control = connect()
     backend, placement = sys.argv[1:]
     communicator, hosts = open_backend(backend, control), PLACEMENTS[placement]
     results = {

@@ -1,19 +1,17 @@
-"""Run under mpirun: verify patterns of one group on every backend or on some ranks, or measure
-matrices.
-"""
+"""Run under mpirun: verify patterns of one group on every backend, or measure matrices."""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from measuring import measure
-from reporting import report_and_exit
-from verify_all import findings
+from reporting import connect, report_and_exit
+from verify_all import entries_of
 
-from commbench.backends import connect_control, open_backend
+from commbench.backends import open_backend
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.composed import COMPOSED, MATRIX
 from commbench.collectives.operations import REDOPS
@@ -23,7 +21,6 @@ from commbench.engine.control import Control
 from commbench.engine.records import Record
 from commbench.engine.sampling import settings_after
 from commbench.engine.session import Session
-from commbench.engine.setup import prepare
 from commbench.engine.timing.loops import Call, Progress
 from commbench.stats.budgets import Budget
 
@@ -38,7 +35,7 @@ LIAR, VICTIM = 2, 1
 
 def cases(backend: str, size: int) -> list[Case]:
     """Return every operation of each such pattern, with the first and the last rank as root."""
-    common: dict[str, Any] = {"backends": [backend], "roots": sorted({0, size - 1})}
+    common = {"backends": [backend], "roots": sorted({0, size - 1})}
     return all_cases(
         [
             Sweep(
@@ -56,7 +53,7 @@ def cases(backend: str, size: int) -> list[Case]:
 
 def hierarchies(backend: str, size: int) -> list[Case]:
     """Return hierarchical reductions of all kinds, in place and out of place."""
-    common: dict[str, Any] = {
+    common = {
         "backends": [backend],
         "patterns": ["hierarchical"],
         "in_place": "both",
@@ -73,27 +70,6 @@ def hierarchies(backend: str, size: int) -> list[Case]:
         ],
         size,
     )
-
-
-def partial_cases(backend: str) -> list[Case]:
-    """Return a hierarchy of the first four ranks, then groups that share some of them."""
-    common: dict[str, Any] = {
-        "backend": backend,
-        "operation": "all_reduce",
-        "redop": "sum",
-        "message_bytes": 96,
-    }
-    fields = {"dtype": "float32", "in_place": True, **common}
-    return [Case(pattern="hierarchical", world_size=4, **fields), Case(pattern="split:3", **fields)]
-
-
-def wrong_of_some(case: Case, communicator: Communicator, control: Control) -> list[int]:
-    """Return the wrong elements of a case on six ranks of three hosts, with and without
-    communication.
-    """
-    prepared = prepare(case, communicator, "AABBCC")
-    idle = replace(prepared, calls=[])
-    return [sum(each.verify(control)) for each in (prepared, idle)]
 
 
 def matrix_case(backend: str, operation: str, **changes: Any) -> Case:
@@ -123,11 +99,11 @@ def lying(communicator: Communicator) -> Iterator[None]:
         sends = [(lie(buffer, peer), peer) for buffer, peer in request.sends]
         return honest(replace(request, sends=sends))
 
-    communicator.call = call  # type: ignore[method-assign]
+    communicator.call = call
     try:
         yield
     finally:
-        del communicator.call  # type: ignore[misc]
+        del communicator.call
 
 
 def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
@@ -138,7 +114,7 @@ def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
         progress=Progress(),
         oversubscribed=control.size > (os.cpu_count() or 1),
     )
-    records_by_variant: dict[str, Any] = {}
+    records_by_variant = {}
 
     def add(name: str, record: Record | None) -> None:
         records_by_variant[name] = record and record.to_json()
@@ -164,25 +140,21 @@ def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
 
 def main() -> None:
     """Print the findings as one line of JSON on rank 0."""
-    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
-    results: dict[str, Any] = {"cases": [], "matrices": {}}
+    control = connect()
+    results = {"cases": [], "matrices": {}}
     backends, topic = sys.argv[1:]
     for backend in backends.split(","):
         communicator = open_backend(backend, control)
-        if topic == "some":
-            results["cases"] += [
-                wrong_of_some(case, communicator, control) for case in partial_cases(backend)
-            ]
-        elif topic == "matrices":
+        if topic == "matrices":
             results["matrices"][backend] = matrices(communicator, control)
         else:
             planned = [(case, "") for case in cases(backend, control.size)]
             planned += [
-                (case, hosts) for case in hierarchies(backend, control.size) for hosts in PLACEMENTS
+                (case, hosts[: control.size])
+                for case in hierarchies(backend, control.size)
+                for hosts in PLACEMENTS
             ]
-            for number, (case, hosts) in enumerate(planned):
-                entry = dict(findings(case, number, communicator, control, hosts[: control.size]))
-                results["cases"].append({"case": asdict(case), "hosts": hosts} | entry)
+            results["cases"] += entries_of(planned, communicator, control)
         communicator.close()
     report_and_exit(results, control)
 

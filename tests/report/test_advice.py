@@ -113,14 +113,14 @@ def test_each_host_is_judged_by_its_own_ranks() -> None:
     """Count the ranks of a host, not those of the fullest one."""
     hosts = [_good(hostname="n0"), _good(hostname="n1", cpus_allowed=1, load_average=None)]
     placed = [{"rank": rank, "host": host} for rank, host in enumerate(["n0", "n0", "n1"])]
-    info: Any = {"environment": {"hosts": hosts}, "ranks": placed, "ranks_per_node": 2}
+    info = {"environment": {"hosts": hosts}, "ranks": placed, "ranks_per_node": 2}
     assert [] == advise_run(info)
     assert ["host_oversubscribed"] == [each.code for each in advise_run({**info, "ranks": []})]
 
 
 def test_a_live_tuning_has_no_advice_on_mpi() -> None:
     """Give no advice on MPI for a live tuning, which torchrun may have started."""
-    info: Any = {
+    info = {
         "environment": {
             "hosts": [_good(superuser=True)],
             "versions": {"openmpi": "5"},

@@ -157,7 +157,6 @@ def test_groups_have_lines_of_their_own() -> None:
     assert 2 == sum(" 18.0 " in line and " 2-3 " in line for line in text.splitlines())
     together = MIB / 10 / 1e3 + MIB / 18 / 1e3
     found = re.search(r"the 2 groups together reach a bus bandwidth of (\S+) GB/s at 1 MiB", text)
-    assert found is not None
     assert together == pytest.approx(float(found[1]), rel=0.01)
     barrier = make_case("barrier", pattern="node")
     assert "together" not in table(make_grouped(barrier, {"0-1": STEADY, "2-3": STEADY}))

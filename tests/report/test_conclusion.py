@@ -38,7 +38,6 @@ def compressed(loss: float = 2.1, step_ms: float = 10.0) -> Recommendation:
 def test_compression_states_its_cost() -> None:
     """Return the difference in loss after equal steps and equal time, and in the metric."""
     cost = compressed().cost
-    assert cost is not None
     assert (40, "accuracy") == (cost.steps, cost.metric_name)
     assert (2.038, 2.135) == (
         pytest.approx(cost.loss_equal_steps.baseline, abs=1e-3),
@@ -46,7 +45,6 @@ def test_compression_states_its_cost() -> None:
     )
     assert 0.096 == pytest.approx(cost.loss_equal_steps.difference, abs=1e-3)
     assert 0 > cost.loss_equal_time.difference
-    assert cost.metric is not None
     assert -0.05 == pytest.approx(cost.metric.difference)
 
 

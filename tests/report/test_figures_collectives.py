@@ -15,12 +15,13 @@ from builders import (
     make_launches,
     make_record,
 )
-from drawings import run_of, texts_of, values_of
+from drawings import texts_of, values_of
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matrices import INTER_US, make_hosts, make_matrix, receiving, touching, without
 from pages import make_run
+from training_builders import run_of
 
 from commbench.engine.records import Record
 from commbench.report.figures.charts import Chart

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from builders import STEADY, make_launches
-from drawings import run_of, texts_of
+from drawings import texts_of
 from matplotlib.figure import Figure
-from training_builders import launches_of, make_bucket, make_training_case
+from training_builders import launches_of, make_bucket, make_training_case, run_of
 
 from commbench.report.figures import all_figures
 from commbench.report.figures.drawing import (

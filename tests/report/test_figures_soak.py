@@ -1,8 +1,8 @@
 """Tests of a soak on the page: its time line, tables and sentences."""
 
 import pytest
-from drawings import run_of
 from soaks import at_s, even, soak_info, soak_records, waiting_for
+from training_builders import run_of
 
 from commbench.report.figures import all_figures
 from commbench.report.figures.soak import soak_charts
@@ -39,4 +39,6 @@ def test_the_page_names_events_and_drift() -> None:
     assert "system-wide" in [cell.text for cell in section.tables[0].lines[0]]
     assert "rank 2 on host n1" in [cell.text for cell in section.tables[0].lines[1]]
     (finding,) = [finding for finding in page.findings if finding.label == "Soak"]
-    assert finding.texts[0].endswith("20 launches and 240 samples: 2 spikes.")
+    assert finding.texts[0].endswith(
+        "20 launches and 240 samples: 2 spikes and 0 launches that failed or hung."
+    )

@@ -3,8 +3,14 @@
 from typing import Any
 
 import pytest
-from drawings import recommendation_of, run_of, values_of
-from training_builders import launches_of, make_bucket, make_training_case, make_training_record
+from drawings import recommendation_of, values_of
+from training_builders import (
+    launches_of,
+    make_bucket,
+    make_training_case,
+    make_training_record,
+    run_of,
+)
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.report.figures.buckets import bucket_charts
@@ -48,7 +54,7 @@ def test_lines_join_numbers_only() -> None:
     """Join numeric sizes by a line; the default and lists stand by themselves, before and after."""
     (chart,) = bucket_charts([run_of(training=sweep())])
     (panel,) = chart.panels
-    steps: dict[bool, dict[str, float]] = {True: {}, False: {}}
+    steps = {True: {}, False: {}}
     for series in panel.series:
         if series.name == "none":
             for x, step in series.points.items():
@@ -149,7 +155,7 @@ def test_metrics_have_a_figure_with_their_target() -> None:
     assert ("accuracy", [0.7]) == (panel.label, [limit.value for limit in panel.limits])
 
 
-# -------------------------------------------------------------------------------- timeline of a step
+# ------------------------------------------------------------------------------- timeline of a step
 
 #: Ready, started and done at 4, 5, 9 ms without compressing, and at 6, 8, 14 ms with 1.5 ms of it.
 BUCKETS = [
@@ -168,7 +174,7 @@ def timeline(run: Run) -> Chart:
 
 def bars(chart: Chart, part: str) -> list[float]:
     """Return begin and end of each bar of a colour in the first panel, in milliseconds."""
-    ends: list[float] = []
+    ends = []
     for series in chart.panels[0].series:
         for begin, end, colour in series.spans:
             if colour == chart.key[part] and begin < end:

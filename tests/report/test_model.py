@@ -7,11 +7,12 @@ from builders import KIB, MIB, make_case, make_info
 from commands import Command
 from laws import SIZES, sweep
 from terminals import line_with, printed
+from training_builders import run_of
 
 from commbench.analysis.prediction.network import network_model
 from commbench.launch.tables import write_tables
 from commbench.report.model import model_tables
-from commbench.results import MODEL, Run, Store, load_run
+from commbench.results import MODEL, Store, load_run
 
 
 def make_run(path: Path, sizes: tuple[int, ...] = SIZES) -> Path:
@@ -36,8 +37,7 @@ def test_the_model_is_written_where_sizes_suffice(tmp_path: Path) -> None:
 
 def test_table_shows_lines_and_errors() -> None:
     """Print each line's start-up and rate with their intervals, and a curve's variants."""
-    run = Run(path=Path("mine"), info=make_info(), records=tuple(sweep()))
-    text = printed(*model_tables([run]), width=120)
+    text = printed(*model_tables([run_of(sweep())]), width=120)
     words = line_with(text, "all_reduce").split()
     assert ["all_reduce", "mpi", "2", "1", "KiB", "1", "MiB", "20.0"] == words[:8]
     assert ["1.00"] == words[9:10]
@@ -45,8 +45,7 @@ def test_table_shows_lines_and_errors() -> None:
     assert 19 < start_up[0] <= 20 <= start_up[1] < 21
     assert 0.95 < rate[0] <= 1 <= rate[1] < 1.05
     odd = sweep(make_case(in_place=False, pattern="ring"))
-    run = Run(path=Path("mine"), info=make_info(), records=tuple(odd))
-    text = printed(*model_tables([run]), width=120)
+    text = printed(*model_tables([run_of(odd)]), width=120)
     assert "mpi all_reduce of float32 on 2 ranks, pattern ring: measured out of place." in text
 
 

@@ -100,7 +100,6 @@ class Screen:
         framed = FRAME.format(width=width, html=escape(probed)) if width < DESK else probed
         dom, _ = self.show(framed)
         opening = re.search(r"<html[^>]*>", dom)
-        assert opening is not None
         return dict(re.findall(r'data-([a-z-]+)="([^"]*)"', opening[0]))
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from builders import STEADY, make_info, make_launches
-from drawings import recommendation_of, run_of
+from drawings import recommendation_of
+from training_builders import run_of
 
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Row
@@ -122,6 +123,7 @@ def test_a_recommendation_is_withheld_before_its_first_look() -> None:
     ],
 )
 def test_an_unfinished_run_says_so(status: str, code: str) -> None:
-    """Tell a run that was cut short from one that may go on."""
-    found = unfinished(run_of(make_launches(STEADY), status=status))
+    """Tell a run that was cut short from one that may go on; quote its path for a shell."""
+    found = list(unfinished(run_of(make_launches(STEADY), "my run", status=status)))
     assert [code] * bool(code) == [finding.code for finding in found]
+    assert all("'/runs/my run'" in str(finding) for finding in found)

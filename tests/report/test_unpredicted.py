@@ -17,7 +17,7 @@ from commbench.results.tables import csv_text
 def collective(operation: str, ranks: int) -> CollectiveForecast:
     """Return a row without a prediction."""
     subject = f"mpi {operation}"
-    numbers: dict[str, str | int] = {"ranks": ranks, "ranks_per_node": 2}
+    numbers = {"ranks": ranks, "ranks_per_node": 2}
     reason = Finding(code="links_unmeasured", subject=subject, numbers=numbers)
     return CollectiveForecast(
         operation=operation, backend="mpi", world_size=ranks, status="unsupported", reason=reason

@@ -34,7 +34,7 @@ from commbench.results.tables import csv_text, table_csv
 
 KEPT = ("links_1gbit", "matrix_slow_host", "patterns_1gbit", "train_switches_tiny")
 #: What is put in the place of a value.
-VALUES: tuple[Any, ...] = (
+VALUES = (
     *(None, True, "", "x", "\x1b[31m=1", [], {}, [[]], [None], {"a": 1}, ["x"], [-1.0], [0.0]),
     *(0, -1, 1.5, 10**6, 10**30, 10**400, 1e-300, 1e300, float("nan"), float("inf"), -float("inf")),
 )

@@ -1,11 +1,10 @@
 """Tests of ranks that share a GPU: their rows are shown, and nothing is concluded from them."""
 
-from pathlib import Path
-
 import pytest
 from builders import MIB, make_case
 from laws import sweep
 from matrices import make_hosts, make_matrix, touching
+from training_builders import run_of
 
 from commbench.analysis.prediction.network import network_model
 from commbench.analysis.stragglers import straggler_findings
@@ -34,8 +33,7 @@ def records_of(backend: str) -> list[Record]:
 
 def run_on(backend: str, ranks_per_gpu: int | None) -> Run:
     """Return a run of these records."""
-    info = make_hosts(4, ranks_per_gpu=ranks_per_gpu)
-    return Run(path=Path("results/mine"), info=info, records=tuple(records_of(backend)))
+    return run_of(records_of(backend), **make_hosts(4, ranks_per_gpu=ranks_per_gpu))
 
 
 @pytest.mark.parametrize(

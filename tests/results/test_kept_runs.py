@@ -44,8 +44,7 @@ def statement_of(name: str) -> dict[str, Any]:
     """Return the command's record: run.json, or a check's own file."""
     path = RESULTS / name
     files = [file for file in (path / "run.json", *sorted(path.glob("*.json"))) if file.exists()]
-    stated: dict[str, Any] = json.loads(files[0].read_text())
-    return stated
+    return json.loads(files[0].read_text())
 
 
 def newest(theme: str) -> str:
@@ -188,15 +187,12 @@ def facts_of_recommendations() -> Iterator[Fact]:
         ("live_trainer_300mbit", ".3f", ["docs/tune-your-training.md", "README.md"]),
     ):
         found = kept(theme).recommendation
-        assert found is not None
         for name in pages:
             low, high = (format(bound, digits) for bound in found.speedup_ci)
             yield name, f"{found.speedup:{digits}}"
             yield name, f"[{low}, {high}]"
     int8 = kept("train_resnet18_int8_1gbit").recommendation
-    assert int8 is not None
     [lossy] = [choice for choice in int8.altering if choice.effect == "lossy"]
-    assert lossy.speedup_half_ci is not None
     yield "docs/evidence.md", f"{lossy.speedup_half:.3f} times as fast as one with FP16"
     yield "docs/evidence.md", "[{:.3f}, {:.3f}]".format(*lossy.speedup_half_ci)
 
@@ -208,7 +204,7 @@ def facts_of_learning() -> Iterator[Fact]:
         ("learning_text_100mbit", 1, "+.3f"),
     ):
         run = kept(theme)
-        metrics: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+        metrics = defaultdict(dict)
         for record in run.training_records:
             if record.metrics and record.case.phase == SWEEP:
                 hook = (record.case.hook, record.case.hook_options)
@@ -219,7 +215,6 @@ def facts_of_learning() -> Iterator[Fact]:
             if lossy:
                 changes = [lossy[launch] - dense[launch] for launch in sorted(dense)]
                 interval = median_interval(changes)
-                assert interval is not None
                 speedup = text_of(row.speedup, row.speedup_ci_low, row.speedup_ci_high)
                 change = text_of(median(changes), interval.low, interval.high, digits=digits)
                 yield "docs/evidence.md", f"| {speedup} | {change} |"
@@ -238,7 +233,7 @@ def facts_of_networks() -> Iterator[Fact]:
     shares = [100 * rates[key] / 0.125 for key in (("gloo", "all_reduce"), ("mpi", "bandwidth"))]
     said = f"a busbw of {shares[0]:.0f} % of it, MPI `bandwidth` {shares[1]:.0f} %"
     yield "docs/evidence.md", said
-    times_ms: dict[str, list[str]] = defaultdict(list)
+    times_ms = defaultdict(list)
     for row in kept("patterns_1gbit").rows:
         if row.pattern in {"flat", "hierarchical"}:
             times_us = (row.time_us, row.time_us_ci_low, row.time_us_ci_high)

@@ -21,7 +21,8 @@ from commbench.results.reading import read_info
 from pathlib import Path
 path = Path(sys.argv[1])
 with Store.open(path, read_info(path)) as store:
-    print(len(write_tables(store)))
+    write_tables(store)
+    print(len(store.run.collectives))
 """
 
 
@@ -42,7 +43,6 @@ def lines() -> Iterator[str]:
 def measured(*command: str) -> tuple[str, float, int]:
     """Return a command's output, CPU time in seconds, and memory in bytes."""
     with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

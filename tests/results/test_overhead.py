@@ -1,13 +1,11 @@
 """Tests of the overhead that a framework adds to a library."""
 
-from pathlib import Path
-
 import pytest
 from builders import make_case, make_info, make_launches, summarise_run
+from training_builders import run_of
 
 from commbench.engine.records import Row
 from commbench.report.collectives import TIME_SLICES, overhead_tables
-from commbench.results import Run
 from commbench.results.overhead import overheads
 
 
@@ -45,7 +43,6 @@ def test_time_slices_are_called_so() -> None:
     records = []
     for backend, times in (("nccl", DIRECT), ("torch-nccl", THROUGH)):
         records += make_launches(times, make_case(backend=backend))
-    info = make_info(ranks_per_gpu=2)
-    (table,) = overhead_tables([Run(path=Path("mine"), info=info, records=tuple(records))])
+    (table,) = overhead_tables([run_of(records, ranks_per_gpu=2)])
     assert [TIME_SLICES] == list(table.notes)
     assert "4.00" in [cell.text for cell in table.lines[0]]

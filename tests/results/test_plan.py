@@ -122,21 +122,6 @@ def test_blocks_that_were_made_tell_how_long_others_take() -> None:
     assert slice_seconds(make_request(CASES), records) is None
 
 
-def test_missing_cases_keep_the_order_of_their_launch() -> None:
-    """Omit measured cases, and shuffle by seed and launch."""
-    request = make_request(CASES)
-    order = shuffled(CASES, 1, 1)
-    done = [
-        make_record(order[0], launch=1),
-        make_record(order[3], launch=1),
-        make_record(order[1], launch=0),
-    ]
-    assert [case for case in order if case not in {order[0], order[3]}] == missing_cases(
-        request, done, 1
-    )
-    assert order != shuffled(CASES, 1, 0)
-
-
 def test_cases_that_fail_come_last_in_their_launch() -> None:
     """Measure cases that only failed so far last, in later launches too."""
     request = make_request(CASES)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from builders import make_case, make_record
+from training_builders import make_training_record
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
@@ -41,7 +42,6 @@ def test_a_blank_record_names_no_gpu(backend: str, device: str) -> None:
     """Leave the device empty if no rank reported it."""
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, backend=backend)
     record = blank_record(case, launch=0, status="hung", reason=STOPPED)
-    assert isinstance(record, TrainingRecord)
     assert device == record.device
 
 
@@ -50,3 +50,16 @@ def test_an_unknown_kind_is_refused(kind: object) -> None:
     """Refuse an unknown record type, and list the known ones."""
     with pytest.raises(InputError, match="kind must be collective or training, and is"):
         read_record({**make_record().to_json(), "kind": kind})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"step_ms": []}, {"block_lengths": [20, 0]}, {"block_at": [5, 30]}, {"rounds": [0, 1]}],
+    ids=str,
+)
+def test_blocks_fit_their_steps(changes: dict[str, list[int]]) -> None:
+    """Refuse a record whose lists do not fit together, so that no table or figure fails."""
+    data = make_training_record().to_json()
+    assert read_record({**data, "block_at": [5], "rounds": [0]})
+    with pytest.raises(InputError, match="length"):
+        read_record({**data, **changes})

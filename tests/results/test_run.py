@@ -13,7 +13,6 @@ from launching import finished, succeeded
 
 from commbench.engine.records import COLUMNS
 from commbench.launch.launchers import MpirunLauncher
-from commbench.system.topology import last_level_cache_bytes
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
@@ -122,52 +121,3 @@ def test_ranks_that_a_person_starts_do_the_same(
     assert [("collectives", 0), ("collectives", 1)] == [
         (entry["stage"], entry["launch"]) for entry in launches
     ]
-
-
-@pytest.mark.slow
-def test_scaling_study_measures_growing_parts_of_the_ranks(tmp_path: Path) -> None:
-    """Measure on two of three ranks, then on all, verified on both backends."""
-    arguments = "-c all_reduce,latency --sizes 1K --world-sizes 2,3 -n 3 --oversubscribe"
-    done = run(f"{arguments} --launches 1 --out r", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = rows_of(tmp_path / "r")
-    assert {("ok", "3", "0")} == {(row["status"], row["world_size"], row["wrong"]) for row in rows}
-    groups = sorted(
-        (row["operation"], row["group"], row["group_size"])
-        for row in rows
-        if row["backend"] == "mpi"
-    )
-    assert [
-        ("all_reduce", "0-1", "2"),
-        ("all_reduce", "0-2", "3"),
-        ("latency", "0,2", "2"),
-        ("latency", "0-1", "2"),
-    ] == groups
-    assert 8 == len(rows)
-    assert "Scaling: time on the first n ranks" in done.stdout
-
-
-@pytest.mark.slow
-def test_buffers_take_turns_on_real_ranks(tmp_path: Path) -> None:
-    """Verify and time rotated buffers on both backends, flag those in the cache, and refuse
-    graphs.
-    """
-    if not last_level_cache_bytes():
-        pytest.skip("the system does not tell how large this machine's caches are")
-    arguments = "-c all_reduce,all_gather --sizes 8,1M -n 2 --oversubscribe --launches 1"
-    axes = "--buffers hot,rotated --cadence isolated,graph"
-    assert run(f"{arguments} {axes} --out turns", cwd=tmp_path).returncode == 0
-    rows = rows_of(tmp_path / "turns")
-    found = {
-        (row["backend"], row["buffers"], row["cadence"], row["status"], row["wrong"])
-        for row in rows
-    }
-    each = [(backend, buffers) for backend in ("mpi", "gloo") for buffers in ("hot", "rotated")]
-    endings = [("isolated", "ok", "0"), ("graph", "unsupported", "")]
-    assert {(*one, *ending) for one in each for ending in endings} == found
-    assert all(
-        ("in_cache" in row["flags"].split(";"))
-        == ((row["buffers"], row["message_bytes"]) == ("rotated", "8"))
-        for row in rows
-        if row["status"] == "ok"
-    )

@@ -1,17 +1,16 @@
 """Tests of showing foreign text: no markup, no terminal commands, no spreadsheet formulas."""
 
 import io
-from pathlib import Path
 
 import pytest
-from builders import make_case, make_info, make_launches, make_record
+from builders import make_case, make_launches, make_record
 from rich.table import Table
 from rich.text import Text
+from training_builders import run_of
 
 from commbench.cli.terminal import make_console
 from commbench.report.collectives import collective_tables
 from commbench.report.findings import kinds_of, row_warnings
-from commbench.results import Run
 
 HOSTILE = "[red]x[/red] :smile: \x1b[31mred\x1b[0m \x9b2J \u202eabc"
 
@@ -20,7 +19,7 @@ def shown(*parts: object, terminal: bool = False) -> str:
     """Return what a console writes."""
     stream = io.StringIO()
     if terminal:
-        stream.isatty = lambda: True  # type: ignore[method-assign]  # what rich and we ask
+        stream.isatty = lambda: True  # what rich and we ask
     console = make_console(stream)
     for part in parts:
         console.print(part)
@@ -51,8 +50,7 @@ def test_rows_with_hostile_texts_are_shown_as_they_are() -> None:
         status="failed",
         reason="\x1b]0;title\x07 [b]no[/b]",
     )
-    records = (*make_launches([10.0] * 6, case), failed)
-    run = Run(path=Path("mine"), info=make_info(), records=records)
+    run = run_of([*make_launches([10.0] * 6, case), failed])
     warnings = [each.in_full for each in row_warnings(kinds_of(run), run.info)]
     text = shown(*collective_tables([run]), *warnings)
     assert "[red]x[/red]" in text

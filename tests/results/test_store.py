@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from builders import KIB, make_info, make_launches, make_record, read_info
+from training_builders import make_bucket
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, TrainingRow
+from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.engine.records import GroupTimes, Overlap, Pairs, Record, columns_of
 from commbench.errors import InputError, LaunchError
 from commbench.launch.tables import write_tables
@@ -164,7 +165,7 @@ def test_each_record_is_on_disk_when_append_returns(
 ) -> None:
     """Sync the file once per record."""
     samples = mine / "samples.jsonl"
-    synced: list[int] = []
+    synced = []
     with opened(mine) as store:
         monkeypatch.setattr(os, "fsync", lambda _: synced.append(samples.stat().st_size))
         for launch in range(3):
@@ -197,8 +198,9 @@ def test_full_disk_leaves_no_half_line(mine: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_failed_rewrite_keeps_the_old_file(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the old run.json and recommendation.json if rewriting fails."""
+    """Replace the recommendation; keep it and the old run.json if rewriting fails."""
     with opened(mine) as store:
+        store.write_recommendation(conclusion("change"))
         store.write_recommendation(conclusion("keep"))
         monkeypatch.setattr(os, "fsync", fill)
         with pytest.raises(LaunchError, match=r"run\.json"):
@@ -215,15 +217,6 @@ def test_failed_rewrite_keeps_the_old_file(mine: Path, monkeypatch: pytest.Monke
 def make_trained(hook: str = "none", losses: Any = ()) -> TrainingRecord:
     """Return the record of a configuration in one launch."""
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook=hook)
-    bucket = Bucket(
-        size_bytes=8,
-        parameters=1,
-        ready_ms=1.0,
-        start_ms=1.5,
-        done_ms=2.0,
-        comm_ms=0.5,
-        skew_wait_ms=0.0,
-    )
     return TrainingRecord(
         case=case,
         launch=0,
@@ -231,7 +224,7 @@ def make_trained(hook: str = "none", losses: Any = ()) -> TrainingRecord:
         block_lengths=[2],
         losses=losses,
         metrics=[(2, 0.5)],
-        buckets=[bucket],
+        buckets=[make_bucket()],
     )
 
 
@@ -294,7 +287,7 @@ def conclusion(verdict: Literal["change", "keep"]) -> Recommendation:
         baseline=choice,
         best=choice,
         best_uncompressed=choice,
-        speedup=1.5,
+        speedup=np.float64(1.5),
         speedup_ci=(1.4, 1.6),
         verdict=verdict,
         reason="so",
@@ -302,16 +295,6 @@ def conclusion(verdict: Literal["change", "keep"]) -> Recommendation:
         safe=SafeChoice(**vars(choice), verdict="keep", snippet=""),
         measured_steps=1,
     )
-
-
-def test_a_recommendation_comes_back(mine: Path) -> None:
-    """Write, replace and read back the recommendation; return None without one."""
-    with opened(mine) as store:
-        assert load_run(mine).recommendation is None
-        kept = dataclasses.replace(conclusion("keep"), speedup=np.float64(1.5))
-        store.write_recommendation(kept)
-        store.write_recommendation(conclusion("change"))
-    assert conclusion("change") == load_run(mine).recommendation
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])

@@ -79,15 +79,6 @@ def test_table_holds_what_its_rows_hold() -> None:
     assert "Float64" == str(table.groupby("operation")["time_us"].median().dtype)
 
 
-def test_concatenated_tables_keep_their_types() -> None:
-    """Keep column types when runs with different operations are concatenated."""
-    tables = [
-        make_run(make_launches(STEADY, make_case(name))).collectives
-        for name in ("barrier", "all_reduce")
-    ]
-    assert tables[0].dtypes.to_dict() == pd.concat(tables).dtypes.to_dict()
-
-
 KEPT_TABLES = {
     "bench_xeon2core_20261125": ("collectives", "ddp", "buckets"),
     "matrix_slow_host_xeon2core_20261125": ("pairs",),

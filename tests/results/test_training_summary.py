@@ -38,7 +38,7 @@ UNSHARDED = [make_training_record(LOCAL, launch=launch, backward_ms=10.0) for la
 FIRST, LATER = (make_training_record(FP16, launch=launch) for launch in range(2))
 NO_MEMORY = make_training_record(FP16, launch=1, status="failed", reason="no memory")
 #: What the row of a hook says: records, and columns.
-ROWS: dict[str, tuple[str, list[TrainingRecord], dict[str, Any]]] = {
+ROWS = {
     "the step is the median over launches": (
         "none",
         make_training_launches([19, 20, 21, 22, 23, 30]),

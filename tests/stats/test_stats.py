@@ -3,7 +3,6 @@ fixed seeds.
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -172,7 +171,7 @@ def test_is_steady_sees_drift() -> None:
     assert (True, False) == (is_steady([1.0, 2.0]), is_steady([1.0, 1.0, 2.0]))
 
 
-UNIMODAL: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = {
+UNIMODAL = {
     "normal": lambda rng, shape: rng.normal(1.0, 0.1, shape),
     "lognormal": lambda rng, shape: rng.lognormal(0.0, 0.5, shape),
     "heavy": lambda rng, shape: np.exp(0.1 * rng.standard_t(3, shape)),
@@ -322,7 +321,7 @@ def test_equal_runs_get_few_verdicts(launches: int, *, paired: bool) -> None:
     shape = (3 if paired else 6, repetitions(40), 2, launches)
     smooth = rng.lognormal(0.0, 0.04, shape)
     bimodal = rng.lognormal(0.0, 0.005, shape) * np.where(rng.random(shape) < 0.4, 1.4, 1.0)
-    verdicts: list[str] = []
+    verdicts = []
     for run in (*smooth, *bimodal):
         verdicts += [each.verdict for each in compare_family(family(run), paired=paired)]
     different = verdicts.count("faster") + verdicts.count("slower")
@@ -396,6 +395,17 @@ def test_detectable_is_found_four_times_in_five(launches: int, cases: int) -> No
     planted[:, 0, 1] *= 1 + np.median(sizes)
     detections = [compare_family(family(run))[0].verdict == "slower" for run in planted]
     assert 0.65 - slack(0.65, 200) <= np.mean(detections) <= 0.95 + slack(0.95, 200)
+
+
+def test_detectable_of_few_pairs_fits_their_interval() -> None:
+    """Detect, of four pairs, what lies 2.80 / 1.96 half widths of their interval beyond the margin,
+    where the estimated spread is 1.22 standard deviations.
+    """
+    ratios = np.exp(0.01 * np.array([-3.0, -1.0, 1.0, 3.0]))
+    (comparison,) = compare_family([(np.ones(4), ratios)], paired=True)
+    half_width = math.log(comparison.interval.high)
+    beyond = math.log((1 + comparison.detectable) / 1.02)
+    assert 2.80 / 1.96 * 1.22 == pytest.approx(beyond / half_width, rel=0.01)
 
 
 def test_family_hint_knows_the_smallest_p() -> None:

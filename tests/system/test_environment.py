@@ -21,7 +21,7 @@ def _host(**changes: Any) -> dict[str, Any]:
         "rate": "400 Gb/sec",
         "link_layer": "InfiniBand",
     }
-    host: dict[str, Any] = {
+    host = {
         "hostname": "a",
         "boot_id": "1",
         "cpu_model": "X",

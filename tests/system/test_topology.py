@@ -92,7 +92,7 @@ def node(tmp_path: Path) -> Path:
         names = ("level", "type", "size", "shared_cpu_list")
         for index, cache in enumerate(caches):
             plant(folder / f"cache/index{index}", dict(zip(names, cache.split(), strict=True)))
-    links: dict[str, object] = {}
+    links = {}
     for address, (path, numa) in PCI.items():
         device = tmp_path / "sys/devices" / path / address
         links[f"bus/pci/devices/{address}"] = device
@@ -250,20 +250,6 @@ def test_this_machine_has_a_topology() -> None:
     assert output["topology"]["threads"] >= 1
     assert output["host"]
     assert isinstance(output["remarks"], list)
-
-
-@pytest.mark.lab
-def test_an_emulated_host_shows_its_link(
-    monkeypatch: pytest.MonkeyPatch, forked_python: str
-) -> None:
-    """Print a lab host's own interface at its shaped rate."""
-    monkeypatch.undo()
-    options = "lab run --hosts 2 --rate 200mbit -- {0} -m commbench env --topology --json"
-    command = [forked_python, "-m", "commbench", *options.format(forked_python).split()]
-    (port,) = json.loads(succeeded(*command))["topology"]["network"]
-    assert ("eth0", "up", 200.0, True) == tuple(
-        port[key] for key in ("name", "state", "speed_Mbps", "emulated")
-    )
 
 
 def test_nvml_reports_the_links_of_each_gpu(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:

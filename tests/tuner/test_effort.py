@@ -51,7 +51,7 @@ def test_another_level_takes_more_launches() -> None:
     found = [advice_of(ratios, n).numbers["high"] for ratios in (near, sure) for n in (0.95, 0.975)]
     assert found[0] < found[1]
     assert [3, 4] == found[2:]
-    advice: Any = launch_advice(near, [])
+    advice = launch_advice(near, [])
     assert not advice.details  # no launch says how long they take
 
 

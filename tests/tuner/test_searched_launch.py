@@ -26,7 +26,7 @@ class OneRank(TrainingLaunch):
     def __post_init__(self) -> None:
         """Begin without records."""
         self._rounds = defaultdict(list)
-        self.kept: list[TrainingCase] = []
+        self.kept = []
 
     def prepare_search(self) -> int:
         """Have room for all cases."""
@@ -52,11 +52,11 @@ def train(blocks: int | None) -> tuple[bool, list[TrainingCase]]:
     Return whether it came to the end, and the cases with a record.
     """
     numbers = itertools.count()
-    unused = dict.fromkeys(("terms", "launch", "device", "progress", "on_record"))
+    unused = dict.fromkeys(("terms", "launch", "device", "progress", "on_record", "on_refusal"))
     launch = OneRank(
         **unused,
         cases=CASES,
-        control=types.SimpleNamespace(broadcast=lambda value: value),  # type: ignore[arg-type]
+        control=types.SimpleNamespace(broadcast=lambda value: value),
         on_begin=lambda _: None,
         is_out_of_time=lambda: next(numbers) == blocks,
         search=Search(CASES, seconds=100.0 * BLOCK_STEPS, seed="1"),

@@ -6,10 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from launching import HERE
+from builders import read_info
+from launching import HERE, finished
 
 from commbench.results import load_run
 
@@ -27,10 +27,7 @@ FEW = (
 
 def start(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a Python module and wait until it exits."""
-    command = [sys.executable, "-m", *words]
-    return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=200, check=False
-    )
+    return finished(sys.executable, "-m", *words, cwd=cwd, seconds=200)
 
 
 def tune(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -38,14 +35,9 @@ def tune(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return start("commbench", "tune", *FEW, *words, "-n", "2", "--oversubscribe", cwd=cwd)
 
 
-def info_of(folder: Path) -> dict[str, Any]:
-    """Return run.json."""
-    return json.loads((folder / "run.json").read_text())
-
-
 def stages_of(folder: Path) -> list[tuple[str, int]]:
     """Return stage and number of each launch."""
-    return [(entry["stage"], entry["launch"]) for entry in info_of(folder)["launches"]]
+    return [(entry["stage"], entry["launch"]) for entry in read_info(folder)["launches"]]
 
 
 def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_path: Path) -> None:
@@ -104,4 +96,4 @@ def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
     assert [("search", 0)] == made[0]
     assert [("search", 0), ("confirm", 0)] == made[1]
     assert ["Not finished" in text for text in messages] == [True, False]
-    assert "complete" == info_of(tmp_path / "r")["status"]
+    assert "complete" == read_info(tmp_path / "r")["status"]

@@ -18,6 +18,7 @@ from commbench.system.environment import (
     conditions_from,
     differing,
 )
+from commbench.units import counted
 
 #: Interfaces count only if ranks are on several hosts.
 _INTERFACE = "interface "
@@ -105,7 +106,7 @@ def differences(
 def _texts(infos: Sequence[RunInfo]) -> Mapping[str, Sequence[str | None]]:
     """Return each condition's text in every run; None if a run does not state it."""
     facts_of_runs = [_facts(info) for info in infos]
-    texts: dict[str, list[str | None]] = {}
+    texts = {}
     for facts in facts_of_runs:
         for name in facts:
             texts[name] = [each.get(name) for each in facts_of_runs]
@@ -194,7 +195,7 @@ def differing_cases(cases: Sequence[Sequence[Measured]], *, force: bool) -> list
         for text, count in counts.items():
             difference = Difference(
                 name=name,
-                text=f"{text} (in {count} of {len(cases)} cases)",
+                text=f"{text} (in {count} of {counted(len(cases), 'case')})",
                 reason=CONDITIONS[name].why,
                 is_of_cases=is_timing or name in _CHOSEN,
             )

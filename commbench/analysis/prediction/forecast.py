@@ -22,7 +22,7 @@ from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.schema import JsonObject
 from commbench.stats import DEFAULT_LEVEL
-from commbench.units import algbw_GBps, format_link_rate
+from commbench.units import algbw_GBps, counted, format_link_rate
 
 PREDICTED = "predicted"
 
@@ -205,7 +205,7 @@ def _step(
     case = trained.records[0].case
     names = ("workload", "backend", "batch_per_rank", "precision")
     columns = _named(place) | {name: getattr(case, name) for name in names}
-    columns |= {"hook": hook, "trained_on": f"{case.world_size} ranks"}
+    columns |= {"hook": hook, "trained_on": counted(case.world_size, "rank")}
     if trained.run:
         columns["trained_on"] += f" in {trained.run}"
     try:

@@ -20,6 +20,7 @@ from commbench.results import Run, once_per_run
 from commbench.results.info import network_records
 from commbench.results.summary import latest, launch_values
 from commbench.schema import JsonObject
+from commbench.units import counted
 
 MODEL_SCHEMA = 2
 #: A line through two sizes would have no error to report.
@@ -40,9 +41,8 @@ class CurveKey:
 
     def __str__(self) -> str:
         pattern = "" if self.pattern == "flat" else f", pattern {self.pattern}"
-        return (
-            f"{self.backend} {self.operation} of {self.dtype} on {self.world_size} ranks{pattern}"
-        )
+        ranks = counted(self.world_size, "rank")
+        return f"{self.backend} {self.operation} of {self.dtype} on {ranks}{pattern}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class NetworkModel:
                 )
                 table = tables.setdefault((key, _variant(case)), {})
                 table.setdefault(case.message_bytes, {})[record.launch] = time_us
-        curves: dict[CurveKey, Curve] = {}
+        curves = {}
         notes = {}
         for key, variant in sorted(tables):  # the nearest variant first
             table = tables[key, variant]

@@ -4,6 +4,7 @@ failures, and drift.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,13 +46,8 @@ class Soak:
         """Return its extent, events and drifts."""
         spikes = sum(event.kind == "spike" for event in self.events)
         failures = len(self.events) - spikes
-        code = "soak_quiet"
-        if failures:
-            code = "soak_events"
-        elif spikes:
-            code = "soak_spikes"
         extent = Finding(
-            code,
+            "soak_extent",
             numbers={
                 "seconds": self.seconds,
                 "launches": len({row.launch for row in self.timeline}),
@@ -107,10 +103,12 @@ def soak_results(run: Run) -> Soak | None:
 def _drifts(records: Sequence[Record], info: RunInfo) -> list[DriftRow]:
     """Return the trend of each case's launches.
 
-    Intervals hold for all cases together (Bonferroni).
+    Intervals hold for all cases together (Bonferroni). Launches are too few if they rise from each
+    to the next more often by chance.
     """
     ordered = sorted(records, key=lambda record: record.points[0].at_s)
     by_case = rows_by(ordered, lambda record: record.case)
+    alpha = 0.05 / len(by_case)
     rows = []
     for case, of_case in by_case.items():
         row = DriftRow(
@@ -119,10 +117,11 @@ def _drifts(records: Sequence[Record], info: RunInfo) -> list[DriftRow]:
             launches=len(of_case),
             verdict="inconclusive",
         )
-        if len(of_case) >= LEAST_LAUNCHES:
+        one_way = 2 / math.factorial(len(of_case))
+        if len(of_case) >= LEAST_LAUNCHES and one_way <= alpha:
             times_s = [float(np.mean([point.at_s for point in each.points])) for each in of_case]
             values = [launch_value(record) for record in of_case]
-            factor, interval = trend(times_s, values, alpha=0.05 / len(by_case))
+            factor, interval = trend(times_s, values, alpha=alpha)
             row = replace(
                 row,
                 change_percent=100 * (factor - 1),

@@ -10,13 +10,6 @@ from commbench.findings import Finding
 #: Codes of events by kind, and of drifts by verdict.
 KINDS = {"spike": "soak_spike", "failed": "soak_failed", "hung": "soak_hung"}
 DRIFTS = {"slower": "soak_drift_slower", "faster": "soak_drift_faster"}
-#: Code of the ranks that caused an event, by whether it is one rank and whether on one host.
-_WHO = {
-    (False, False): "who_ranks",
-    (False, True): "who_ranks_on",
-    (True, False): "who_rank",
-    (True, True): "who_rank_on",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +55,9 @@ class EventRow(TableRow):
         """The ranks that caused it."""
         code = "who_all"
         if self.ranks:
-            code = _WHO[self.scope == "rank", bool(self.host)]
+            code = "who_ranks"
+            if self.host:
+                code = "who_ranks_on"
         elif self.host:
             code = "who_host"
         return Finding(code, numbers={"ranks": self.ranks, "host": self.host})

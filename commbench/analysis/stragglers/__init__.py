@@ -7,7 +7,6 @@ from __future__ import annotations
 from commbench.analysis.stragglers.cases import tables_of_peers
 from commbench.analysis.stragglers.judging import ALPHA, Family, Search, judged_family
 from commbench.analysis.stragglers.matrix import judge_matrix
-from commbench.findings import Finding
 from commbench.results import Run, once_per_run
 from commbench.results.info import network_records, shares_gpu
 
@@ -25,7 +24,7 @@ def straggler_findings(run: Run) -> Search:
     tables = tables_of_peers(network_records(run.records, info), info)
     level = ALPHA / max(1, len(matrices) + len(tables))
     families: list[Family] = []
-    remarks: list[Finding] = []
+    remarks = []
     for matrix in matrices:
         search = judge_matrix(matrix, level)
         families += search.families

@@ -305,13 +305,19 @@ class Family:
 
 
 def judged_family(
-    kind: str, names: Sequence[str], values: Floats, measured: str, level: float
+    kind: str,
+    names: Sequence[str],
+    values: Floats,
+    measured: str,
+    level: float,
+    *,
+    is_minority: bool = True,
 ) -> Family:
-    """Return units with their judgement, without stragglers; most links may be slow.
+    """Return units with their judgement, without stragglers.
 
-    ``level`` is the probability of a false alarm.
+    ``level`` is the probability of a false alarm; ``is_minority``: as of `judge`.
     """
-    judgement = judge(values, alpha=level, is_minority=kind != "link")
+    judgement = judge(values, alpha=level, is_minority=is_minority)
     count = int(np.isfinite(judgement.effects).sum())
     needed = 0
     if count > 1:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from commbench import stats
 from commbench.analysis.stragglers.judging import (
     ANY,
     FEWEST,
@@ -32,6 +33,7 @@ from commbench.analysis.stragglers.judging import (
 )
 from commbench.findings import Finding
 from commbench.results.pairs import Matrix
+from commbench.stats import Floats
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -117,6 +119,9 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
     between_hosts = _gathered(between, host)
     ranks_of_host = np.bincount(host)
     hosts_with_pairs = int((ranks_of_host > 1).sum())
+    place = np.zeros_like(host)
+    for number in range(len(names)):
+        place[host == number] = np.arange(ranks_of_host[number])
 
     has_hosts = len(names) >= FEWEST
     has_ranks_apart = len(names) > 1 and hosts_with_pairs > 0 and len(host) >= FEWEST
@@ -131,14 +136,15 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
         families.append(family)
     if has_ranks_apart:
         others = _without(between, np.flatnonzero(np.isin(host, list(ways))).tolist())
-        families.append(_scored("rank", rank_names, others, matrix.name, 2 * share)[0])
+        family, _ = _scored("rank", rank_names, others, matrix.name, 2 * share, place=place)
+        families.append(family)
     if has_hosts:
         senders = [unit for unit, way in ways.items() if way != "slow_receives"]
         receivers = [unit for unit, way in ways.items() if way != "slow_sends"]
         others = _without(between_hosts, senders, receivers)
-        family, others = _single(names, others, matrix.name, 7 * share)
+        family, others = _single(names, others, matrix.name, 7 * share, is_minority=False)
         families.append(_merge_uplink(family, others, names, leave_out=list(ways)))
-    slow_hosts: list[int] = []
+    slow_hosts = []
     if has_pairs:
         own = _gathered(within, host).droplevel(1).reindex(range(len(names)))
         family = judged_family("host", names, own.to_numpy().T, matrix.name, 8 * share)
@@ -148,29 +154,41 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
     if has_ranks_within:
         left_out = [*slow_hosts, *np.flatnonzero(ranks_of_host < FEWEST)]
         within = _without(within, np.flatnonzero(np.isin(host, left_out)).tolist())
-        family, ways = _scored("rank", rank_names, within, matrix.name, 2 * share)
+        family, ways = _scored("rank", rank_names, within, matrix.name, 2 * share, place=place)
         families.append(family)
         others = _without(within, list(ways))
-        families.append(_single(rank_names, others, matrix.name, 2 * share)[0])
+        # more than half of the links join two sockets, which is no fault
+        families.append(_single(rank_names, others, matrix.name, 2 * share, is_minority=True)[0])
     return Search(families=families, remarks=_remarks(names, len(host), between_hosts))
 
 
 def _scored(
-    kind: str, names: Sequence[str], links: DataFrame, measured: str, alpha: float
+    kind: str,
+    names: Sequence[str],
+    links: DataFrame,
+    measured: str,
+    alpha: float,
+    *,
+    place: Integers | None = None,
 ) -> tuple[Family, dict[int, str]]:
     """Judge units by their links; return the family and the code of each slow unit's direction.
 
     A unit's scores as sender and as receiver are the lower quartile over its partners. A slow unit
     is slow in both directions if it is at least half as slow in the better one.
+
+    ``place``: of each rank within its host; see `_beside_places`.
     """
     scores = []
     for end in (0, 1):
         by_unit = links.groupby(level=end).quantile(GOOD_SHARE, interpolation="lower")
         scores.append(by_unit.reindex(range(len(names))).to_numpy().T)
-    family = judged_family(kind, names, np.fmax(*scores), measured, alpha)
+    values = np.fmax(*scores)
+    if place is not None:
+        values = _beside_places(values, place)
+    family = judged_family(kind, names, values, measured, alpha)
     is_typical = np.isfinite(family.judgement.effects)
     is_typical[family.judgement.slow] = False
-    ways: dict[int, str] = {}
+    ways = {}
     ends = []
     for unit in family.judgement.slow:
         send, receive = (
@@ -185,12 +203,30 @@ def _scored(
     return family.with_slow(list(ways.values()), ends), ways
 
 
+def _beside_places(values: Floats, place: Integers) -> Floats:
+    """Return the scores of ranks, (launches, ranks), less what a place within hosts adds to them.
+
+    The ranks far from a host's network adapter take longer on each host, which is no fault. A place
+    on one host only has no other to compare with.
+    """
+    levels: dict[int, Floats] = {}
+    for number in set(place.tolist()):
+        own = (place == number) & np.isfinite(values).all(axis=0)
+        if own.sum() >= _TWO:
+            levels[number] = np.quantile(values[:, own], 0.5, axis=1, method="lower")
+    relative = values.copy()
+    for number, level in levels.items():
+        fastest = np.min(list(levels.values()), axis=0)
+        relative[:, place == number] -= (level - fastest)[:, None]
+    return relative
+
+
 def _single(
-    names: Sequence[str], links: DataFrame, measured: str, alpha: float
+    names: Sequence[str], links: DataFrame, measured: str, alpha: float, *, is_minority: bool
 ) -> tuple[Family, DataFrame]:
     """Judge links one by one; return the family and the judged links.
 
-    Symmetric links count once.
+    Symmetric links count once. ``is_minority``: as of `judge`.
     """
     arrow, is_symmetric = "->", _is_symmetric(links)
     if is_symmetric:
@@ -199,7 +235,8 @@ def _single(
         links = links[source < target]
     ends = [(names[source], names[target]) for source, target in links.index]
     link_names = [f"{source} {arrow} {target}" for source, target in ends]
-    family = judged_family("link", link_names, links.to_numpy().T, measured, alpha)
+    times = links.to_numpy().T
+    family = judged_family("link", link_names, times, measured, alpha, is_minority=is_minority)
     slow_ends = [[ends[link]] for link in family.judgement.slow]
     if is_symmetric:
         slow_ends = [[forth, forth[::-1]] for (forth,) in slow_ends]
@@ -267,9 +304,10 @@ def _remarks(names: Sequence[str], ranks: int, links: DataFrame) -> list[Finding
     if len(names) != _TWO:
         return [Finding("slow_two_ranks")] if ranks == _TWO else []
     if len(links) == _TWO and not _is_symmetric(links):  # else one could not be timed
-        difference = (links.iloc[0] - links.iloc[1]).dropna()
-        median = difference.median()
-        is_one_way = (difference > 0).all() or (difference < 0).all()
+        difference = (links.iloc[0] - links.iloc[1]).dropna().to_numpy()
+        median = float(np.median(difference))
+        interval = stats.median_interval(difference)  # None with too few launches
+        is_one_way = interval is not None and not interval.low <= 0 <= interval.high
         if is_one_way and abs(median) >= math.log(RELEVANT):
             first, second = names if median > 0 else reversed(names)
             numbers = {"factor": math.exp(abs(median))}

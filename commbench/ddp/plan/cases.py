@@ -25,6 +25,7 @@ from commbench.hooks.registry import (
 )
 from commbench.schema import Ranks, read_as
 from commbench.system.env import parse_env
+from commbench.units import counted
 
 PRECISIONS = ("fp32", "amp-bf16", "amp-fp16")
 #: The hook of a step that runs without DDP.
@@ -350,7 +351,7 @@ class TrainingCase:
 
     def __str__(self) -> str:
         """Return a name of the settings that differ from the defaults."""
-        ranks = f"{self.world_size} ranks"
+        ranks = counted(self.world_size, "rank")
         if self.trains_on_gpu:
             ranks = f"{ranks} over {self.backend.upper()}"
         words = [self.workload, setting_name(self), ranks, f"batch {self.batch_per_rank}"]
@@ -517,7 +518,8 @@ class TrainingSweep:
         for size in self.world_sizes:
             if size > ranks:
                 raise InputError(
-                    f"A world size of {size} was asked for but {ranks} ranks are started; raise -n."
+                    f"A world size of {size} was asked for in a launch of {counted(ranks, 'rank')};"
+                    " raise -n."
                 )
         cases = []
         for env in parse_env(self.env) or ("",):

@@ -66,7 +66,7 @@ def rebuilt_layout(
         caps: as from `caps_bytes`.
     """
     # One bucket is open for each dtype, and each dtype counts through the caps separately.
-    closed: list[list[int]] = []
+    closed = []
     filling: dict[str, list[int]] = {}
     filled: Counter[str] = Counter()
     reached: Counter[str] = Counter()

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.flags import check_flags
 from commbench.engine.records import Clocks, Status, TableRow, column, no_column
+from commbench.errors import InputError
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 
 
@@ -146,6 +147,8 @@ class TrainingRecord:
     step. None also if no gradients are exchanged."""
     ranks_agree: bool | None = None
     """Whether all ranks hold bit-identical parameters after the last exchange of every training."""
+    parameters_finite: bool | None = None
+    """Whether all trainable parameters are finite after the last exchange of every training."""
     skipped_steps: int = 0
     """Steps that the gradient scaler skipped, in all blocks."""
     peak_memory_bytes: int | None = None
@@ -195,10 +198,17 @@ class TrainingRecord:
         """Return a record from its JSON; ignore fields that this version does not know.
 
         Raises:
-            InputError: a required field is missing or has another type.
+            InputError: a required field is missing or has another type, or the steps do not make
+                the blocks.
         """
         record = read_as(cls, data)
         record.case.checked()
+        lengths = record.block_lengths
+        if lengths and (0 in lengths or sum(lengths) != len(record.step_ms)):
+            raise InputError("block_lengths: the blocks differ from step_ms in length")
+        for name in ("block_at", "rounds"):
+            if len(getattr(record, name)) not in {0, len(lengths)}:
+                raise InputError(f"{name}: it differs from block_lengths in length")
         check_flags(record.flags)
         return record
 

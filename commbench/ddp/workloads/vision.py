@@ -133,7 +133,7 @@ def residual_stages(
     Stage i has ``depths[i]`` blocks of width 64 * 2**i, each with ``expansion`` times as many
     channels; ``block`` takes the channels of its input, its width and its stride.
     """
-    blocks: list[nn.Module] = []
+    blocks = []
     channels = 64
     for stage, depth in enumerate(depths):
         width = 64 * 2**stage

@@ -175,7 +175,8 @@ class GlobalClock:
         self.local_line = Line()
         """This rank's clock over rank 0's."""
         self.error_ns = 0.0
-        """Error bound of every rank's reading of rank 0's clock; the same on every rank."""
+        """Error bound of every rank's reading of rank 0's clock, between the first and the last
+        comparison; the same on every rank."""
         self.facts: ClockFacts = {
             "method": "shared",
             "domains": 1,
@@ -268,7 +269,7 @@ class SynchronisedClock(GlobalClock):
     def _measure_offset(self, parent: int) -> Offset:
         """Exchange messages with the parent until one is as fast as the fastest so far."""
         control, now = self._control, self._now
-        pings: list[tuple[int, int, int]] = []
+        pings = []
         going_on = True
         while going_on:
             sent = now()

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.engine.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser
-from commbench.errors import CommbenchError
 from commbench.system.clock import timer_cost_s
 from commbench.system.process import without_collector
 
@@ -71,10 +70,7 @@ class Call:
 
 def address_of(function: Any) -> int:
     """Return the address of a C function in this process."""
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    if address is None:
-        raise CommbenchError(f"{function} has no address in this process")
-    return address
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def empty_call() -> Call:
@@ -120,7 +116,7 @@ class Turns(list[Call]):
         last run ended.
         """
         count = len(self.sets)
-        turns: list[list[Call]] = []
+        turns = []
         for begin in range(0, count, batch):
             turn: list[Call] = []
             for position in range(begin, begin + batch):

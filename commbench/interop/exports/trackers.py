@@ -31,6 +31,7 @@ from commbench.interop.exports.common import (
 from commbench.interop.exports.measures import ROW_COLUMNS
 from commbench.results import Run
 from commbench.results.files import refusing
+from commbench.words import phrase
 
 #: Columns of both tables that become metrics: the measures, and what no monitoring system needs.
 COLUMNS = (
@@ -45,7 +46,7 @@ COLUMNS = (
 )
 #: How a trial's name states settings that are no words by themselves.
 _WORDS = {
-    "ranks": "{} ranks",
+    "ranks": "{:rank}",
     "batch_per_rank": "batch {}",
     "bucket_cap_mb": "buckets {}",
     "accumulation": "x{}",
@@ -74,7 +75,7 @@ class Trial:
     @property
     def name(self) -> str:
         """The settings in one line, unique among trials."""
-        words = [_WORDS.get(name, "{}").format(text) for name, text in self.settings.items()]
+        words = [phrase(_WORDS.get(name, "{}"), text) for name, text in self.settings.items()]
         return " ".join(words)
 
     @property

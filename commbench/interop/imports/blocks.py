@@ -81,7 +81,7 @@ class Block:
     @property
     def columns(self) -> list[str]:
         """The words of the heading; a second column of a name has an apostrophe."""
-        columns: list[str] = []
+        columns = []
         for name in re.findall(self.layout.column, self.fact(HEADING)):
             while name in columns:
                 name += "'"  # noqa: PLW2901 - until it is unique

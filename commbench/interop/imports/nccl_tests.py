@@ -25,6 +25,7 @@ from commbench.interop.imports.reading import (
     number,
     whole_number,
 )
+from commbench.units import counted
 
 OPERATIONS_BY_PROGRAM = {
     operation.nccl_program: operation.name for operation in OPERATIONS.values()
@@ -233,8 +234,8 @@ def _check_footer(
     is_shown = any(record.status == "wrong" for record in records)
     if block.fact("wrong") not in {"", "0"} and not is_shown:
         reading.wrong = (
-            f"{reading.name} counts {block.fact('wrong')} wrong values below its table of"
-            f" {operation}, and no row shows which"
+            f"{reading.name} counts {counted(block.fact('wrong'), 'wrong value')} below its table"
+            f" of {operation}, and no row shows which"
         )
 
 
@@ -359,6 +360,7 @@ def _check_rates(
     expected = operation.busbw_factor(ranks) * algbw
     if algbw > 1 and abs(busbw - expected) > _ROUNDING * expected:  # smaller ones have two digits
         reading.assume(
-            f"{operation.name} ran on {ranks} ranks, although the busbw that {reading.name} prints"
-            " is that of another number of them, or of another operation; ours is computed again"
+            f"{operation.name} ran on {counted(ranks, 'rank')}, although the busbw that"
+            f" {reading.name} prints is that of another number of them, or of another"
+            " operation; ours is computed again"
         )

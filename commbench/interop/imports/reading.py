@@ -20,6 +20,7 @@ from commbench.errors import InputError
 from commbench.fields import join_names, option
 from commbench.findings import Finding
 from commbench.results.tables import PRINTED_BY_COMMBENCH
+from commbench.units import counted
 
 DTYPES_BY_MPI_NAME = {dtype.mpi_name: dtype.name for dtype in DTYPES.values() if dtype.mpi_name}
 #: Meanings of the time that a tool states.
@@ -139,7 +140,8 @@ class Reading:
             )
         if given is not None and given != ranks:
             raise InputError(
-                f"{self.name} says that {subject} ran on {ranks} ranks, and -n {given} was given."
+                f"{self.name} says that {subject} ran on {counted(ranks, 'rank')}, and -n"
+                f" {given} was given."
             )
         return ranks
 

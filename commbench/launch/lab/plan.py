@@ -227,7 +227,7 @@ def _parse_slow(slow: Sequence[str], hosts: int) -> dict[str, int | None]:
     Raises:
         InputError: an entry is malformed, names an unknown host, or names a host twice.
     """
-    rates: dict[str, int | None] = {}
+    rates = {}
     for text in slow:
         name, equals, rate = text.partition("=")
         if not equals:
@@ -246,8 +246,6 @@ def _parse_slow(slow: Sequence[str], hosts: int) -> dict[str, int | None]:
 
 def host_range(hosts: int) -> str:
     """Return the hosts' names for messages: ``host0 to host3``."""
-    if hosts == 1:
-        return "host0"
     return f"host0 to host{hosts - 1}"
 
 

@@ -40,7 +40,7 @@ def choose_launcher(requested: str | None = None, placement: Placement | None = 
     Args:
         requested: one of `LAUNCHERS` or the path of an mpirun or mpiexec.
         placement: where ranks go; without a hostfile in it, the file that COMMBENCH_HOSTFILE names
-            applies, else the node file of a PBS job.
+            applies, else the file of a PBS, LSF or Grid Engine job.
 
     Raises:
         InputError: there is no usable launcher, it is no program, or it cannot do what was

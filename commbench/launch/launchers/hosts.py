@@ -1,16 +1,18 @@
-"""The hosts of a hostfile, PBS or Slurm with their slots, and the network interface that a person
+"""The hosts of a hostfile or a scheduler with their slots, and the network interface that a person
 names.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import socket
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -20,13 +22,21 @@ from commbench.system.host import usable_cpus
 
 #: The variable that names the hostfile if none is given, as PBS_NODEFILE does in a PBS job.
 HOSTFILE = "COMMBENCH_HOSTFILE"
+#: Further variables that name a hostfile: of Grid Engine, and of PBS and LSF, whose files have a
+#: line for each slot.
+_BY_SLOT = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
+_NAMING = (HOSTFILE, "PE_HOSTFILE", *_BY_SLOT)
+#: From here on a number behind a colon is rather a port than a number of slots.
+_FIRST_PORT = 1024
 #: The variable with the conditions of an emulated cluster as JSON (see `commbench.launch.lab`).
 EMULATED = "COMMBENCH_EMULATED"
 
 
 def named_hostfile(environ: Mapping[str, str]) -> Path | None:
-    """Return the hostfile that COMMBENCH_HOSTFILE names, else that of a PBS or Grid Engine job."""
-    for variable in (HOSTFILE, "PBS_NODEFILE", "PE_HOSTFILE"):
+    """Return the hostfile that COMMBENCH_HOSTFILE names, else that of a job of Grid Engine, PBS or
+    LSF.
+    """
+    for variable in _NAMING:
         if environ.get(variable):
             return Path(environ[variable])
     return None
@@ -36,11 +46,17 @@ def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> dict[str, i
     """Return the slots by host of the hostfile, else of Slurm's job or step, else of this host.
 
     Raises:
-        InputError: the hostfile or Slurm's variables are not understood.
+        InputError: the hostfile or Slurm's variables are not understood, or the hosts are those of
+            a heterogeneous job.
     """
     if hostfile is not None:
         return read_hostfile(hostfile, environ).slots
     tasks = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
+    if not tasks and "SLURM_HET_SIZE" in environ:
+        raise InputError(
+            "This Slurm job is heterogeneous, so that only srun reaches its hosts; start the ranks"
+            " by srun --het-group, or name the hosts by --hostfile."
+        )
     if not tasks:
         return {socket.gethostname(): local_cpus()}
     lists = [environ.get(f"SLURM_{part}_NODELIST", "") for part in ("JOB", "STEP")]
@@ -85,17 +101,18 @@ def _read_line(words: list[str]) -> tuple[str, int | None, bool]:
     """
     name, colon, number = words[0].partition(":")
     options = words[1:]
-    stated: dict[str, int] = {}
+    stated = {}
     is_plain = "@" not in name
     if ":" in number:
         name, is_plain = str(ipaddress.IPv6Address(words[0])), False
     elif not _NAME.fullmatch(name):
         raise ValueError(name)
     elif colon:
-        stated["slots"] = _count(number)
+        stated["slots"] = _count(number, below=_FIRST_PORT)
     elif options and options[0].isdecimal():  # Grid Engine: slots, queue, processor range
         stated["slots"] = int(options[0])
-        options = []
+        # a second number is of a second host: LSF names all in one line
+        options = [option for option in options[1:] if option.isdecimal()]
     for option in options:
         key, _, value = option.replace("-", "_").partition("=")
         if key in _SLOTS:
@@ -112,31 +129,33 @@ def _read_line(words: list[str]) -> tuple[str, int | None, bool]:
     return name, slots, is_plain
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
+def _count(text: str, below: float = math.inf) -> int:
+    if not text.isdecimal() or int(text) >= below:
         raise ValueError(text)
     return int(text)
 
 
-def read_hostfile(path: Path, environ: Mapping[str, str] | None = None) -> Hostfile:
+def read_hostfile(path: Path, environ: Mapping[str, str] = MappingProxyType({})) -> Hostfile:
     """Read a hostfile in the form of Open MPI (``host slots=4``), of MPICH and Intel MPI
     (``host:4``), of Grid Engine (``host 4 queue range``), or with a line for each slot.
 
-    A host that is listed once without a number has as many slots as this host has CPUs, in a PBS
-    job's node file one (``mpiprocs=1``). Of a host that is listed again, each line counts.
+    A host that is listed once without a number has as many slots as this host has CPUs, in the file
+    of a PBS or LSF job one (``mpiprocs=1``). Of a host that is listed again, each line counts.
 
     Args:
         path: the file.
-        environ: its PBS_NODEFILE tells whether this is a PBS job's file.
+        environ: its variables tell whether this is the file of a job.
 
     Raises:
         InputError: the file cannot be read, a line is not understood, or no line names a host.
     """
+    naming = [name for name in _NAMING if environ.get(name) and Path(environ[name]) == path]
+    subject = " of ".join([f"hostfile {path}", *naming[:1]])
     try:
         text = path.read_bytes().decode(errors="replace")
     except OSError as error:
         raise InputError(
-            f"The hostfile {path} cannot be read ({error.strerror}); name another by --hostfile."
+            f"The {subject} cannot be read ({error.strerror}); name another by --hostfile."
         ) from error
     lines: dict[str, list[int | None]] = {}
     content = Hostfile(Counter(), is_plain=True)
@@ -148,22 +167,20 @@ def read_hostfile(path: Path, environ: Mapping[str, str] | None = None) -> Hostf
             name, slots, is_plain = _read_line(words)
         except ValueError:
             raise InputError(
-                f"Line {number} of the hostfile {path} is not understood: {line.strip()!r}; write"
-                " one host a line, e.g. `node1 slots=4`."
+                f"Line {number} of the {subject} is not understood: {line.strip()!r}; write one"
+                " host a line, e.g. `node1 slots=4`."
             ) from None
         lines.setdefault(name, []).append(slots)
         content.is_plain = content.is_plain and is_plain
-    is_pbs = environ is not None and str(path) == environ.get("PBS_NODEFILE")
     for name, stated in lines.items():
         unstated = 1
-        if len(stated) == 1 and not is_pbs:
+        if len(stated) == 1 and not set(naming).intersection(_BY_SLOT):
             unstated = local_cpus()
         for each in stated:
             content.slots[name] += unstated if each is None else each
     if not content.slots.total():
         raise InputError(
-            f"The hostfile {path} names no host with a slot; write one a line, e.g. `node1"
-            " slots=4`."
+            f"The {subject} names no host with a slot; write one a line, e.g. `node1 slots=4`."
         )
     return content
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from commbench.errors import InputError
 from commbench.launch.launchers import hosts
@@ -25,7 +27,7 @@ class TorchrunLauncher(Launcher):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.hostfile is not None:
+        if self.hostfile is not None and not self._is_of_this_host(self.hostfile):
             raise InputError(
                 "A hostfile was given but torchrun, the only launcher found or the one asked for,"
                 " starts ranks on this host only; use an MPI, or start torchrun on every host"
@@ -36,6 +38,16 @@ class TorchrunLauncher(Launcher):
                 f"--bind-to {self.bind_to} was asked for but torchrun binds no rank; use an MPI or"
                 " srun, or leave it out."
             )
+
+    def _is_of_this_host(self, hostfile: Path) -> bool:
+        """Return whether a hostfile, such as that of a PBS job of one node, names only this host.
+
+        Raises:
+            InputError: the file is not understood.
+        """
+        names = hosts.read_hostfile(hostfile, self.environ).slots
+        here = {"localhost", socket.gethostname().partition(".")[0]}
+        return here.issuperset(name.partition(".")[0] for name in names)
 
     @property
     def carries_mpi(self) -> bool:

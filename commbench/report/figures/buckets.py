@@ -12,7 +12,6 @@ from commbench.report.figures.words import Group, Trial, groups
 from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.tables import rows_by
-from commbench.words import Estimate
 
 _READING = (
     "Median step of the slowest rank (lower is better) with 95 % intervals, which the frame may"
@@ -73,7 +72,7 @@ def _line(row: TrainingRow) -> tuple[str, bool]:
 
 
 def _measured(trial: Trial, rows: Sequence[TrainingRow], places: Mapping[str, float]) -> Series:
-    points: dict[float, Estimate] = {}
+    points = {}
     failed = []
     ringed = None
     for row in rows:

@@ -66,7 +66,7 @@ def learned_of(trial: Trial, quantity: str) -> list[Learned]:
 
 def _one_a_hook(trial: Trial) -> list[TrainingRow]:
     """Return the default, the recommended row, and of each other hook the fastest row."""
-    shown: dict[str, TrainingRow] = {}
+    shown = {}
     if trial.default is not None:
         shown[hook_label(trial.default)] = trial.default
     for row in trial.fastest:

@@ -94,7 +94,7 @@ def size_charts(runs: Sequence[Run]) -> Iterator[Chart]:
 
 def _panel(quantity: str, measured: Sequence[_Measured]) -> Panel:
     series = []
-    limits: list[Limit] = []
+    limits = []
     for name, members in _by_series(measured).items():
         points = {}
         failed = []

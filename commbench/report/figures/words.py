@@ -14,6 +14,7 @@ from commbench.ddp.plan.records import TrainingRow
 from commbench.results import Run
 from commbench.results.recommendation import setting_of
 from commbench.results.tables import rows_by
+from commbench.units import counted
 
 #: Words of a name, and separators between them.
 _WORDS = re.compile(r"([_/ -])")
@@ -107,14 +108,15 @@ class Group:
 
 def groups(runs: Sequence[Run]) -> Iterator[Group]:
     """Group rows by workload, backend, ranks, batch and environment, in row order."""
-    trials: list[Trial] = []
+    trials = []
     for run, prefix in prefixes(runs):
         for rows in rows_by(run.training_rows, _ALTERNATIVES).values():
             trials.append(Trial(run=run, prefix=prefix, rows=rows))
     alike = rows_by(trials, lambda trial: _ALTERNATIVES(trial.rows[0]))
     for place, members in enumerate(alike.values(), start=1):
         row = members[0].rows[0]
-        name = f"{row.workload} on {row.world_size} ranks, batch {row.batch_per_rank} a rank"
+        ranks = counted(row.world_size, "rank")
+        name = f"{row.workload} on {ranks}, batch {row.batch_per_rank} a rank"
         if row.env:
             name = f"{name}, {row.env}"
         key = f"{place}-{row.workload}" if len(alike) > 1 else ""

@@ -141,7 +141,7 @@ def _warnings(runs: Sequence[Run]) -> Iterator[Entry]:
     more, or anything to try.
     """
     texts = []
-    every: list[Finding] = []
+    every = []
     has_more = False
     for run in runs:
         warnings = grave_warnings(run)

@@ -15,7 +15,6 @@ from typing import Any
 from commbench.analysis.prediction.links import link_of
 from commbench.ddp.plan.cases import setting_name
 from commbench.findings import Finding, shared_cause
-from commbench.launch.clues import name_rank
 from commbench.report.columns import (
     Cell,
     Column,
@@ -27,7 +26,6 @@ from commbench.report.columns import (
 )
 from commbench.report.formats import digits, grouped, listed, percent
 from commbench.report.page.parts import Code
-from commbench.report.state import tools_of
 from commbench.results import Run
 from commbench.results.files import FILES
 from commbench.results.info import Launch, RunInfo, is_live, is_watched
@@ -74,14 +72,15 @@ def find_facts(run: Run) -> dict[str, str]:
     ranks, per_host = run.info.get("world_size"), run.info.get("ranks_per_node")
     if ranks and per_host:
         facts["ranks"] = f"{ranks}, {per_host} a host"
-    processors = [f"{host.get('cpu_model')}, {host.get('cpus_allowed')} CPUs" for host in hosts]
+    processors = [
+        f"{host.get('cpu_model')}, {counted(host.get('cpus_allowed'), 'CPU')}" for host in hosts
+    ]
     gpus = [str(gpu.get("name")) for host in hosts for gpu in host.get("gpus") or ()]
     facts["processor"] = "; ".join(dict.fromkeys(processors))
     facts["GPUs"] = "; ".join(dict.fromkeys(gpus))
     facts["network"] = _network(run)
     facts["software"] = _software(environment)
     facts["sampling"] = _sampling(run.info)
-    facts["measured by"] = ", ".join(tools_of(run))
     return {name: text for name, text in facts.items() if text}
 
 
@@ -93,7 +92,7 @@ def _brief(names: Sequence[str]) -> str:
 def _network(run: Run) -> str:
     """Return the links of known rate, slowest first, and the transports, in a fixed order."""
     transports = sorted({record.transport for record in run.records if record.transport})
-    rates: dict[str, float] = {}
+    rates = {}
     for transport in transports or [""]:
         link = link_of(run.info, transport)
         if link.rate_bps is not None:
@@ -244,7 +243,7 @@ def _words(value: object) -> str:
 
 def launch_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the outcome of each launch; no table without launches."""
-    seconds: dict[str, Any] = {"unit": "s", "text_of": digits, "is_number": True}
+    seconds = {"unit": "s", "text_of": digits, "is_number": True}
     columns = [
         _entry("stage"),
         _entry("launch", is_number=True),
@@ -293,20 +292,6 @@ def _cause(missing: tuple[str, Flagged]) -> tuple[str, str]:
     """Return the status of a row without a result, and its reason without what differs."""
     _, row = missing
     return row.status, shared_cause(row.reason_code, row.reason)
-
-
-def failed_ranks(run: Run) -> Iterator[Finding]:
-    """Yield the diagnosis of each failed launch."""
-    for launch in _launches(run):
-        failed_rank = launch.get("culprit")
-        if failed_rank:
-            code = "launch_failed_in" if failed_rank.get("case") else "launch_failed"
-            numbers = {
-                "rank": name_rank(failed_rank.get("rank"), failed_rank.get("host") or ""),
-                "state": failed_rank.get("state") or "",
-                "case": failed_rank.get("case") or "",
-            }
-            yield Finding(code, f"{launch.get('stage')} launch {launch.get('launch')}", numbers)
 
 
 def left_out(run: Run) -> Iterator[Finding]:

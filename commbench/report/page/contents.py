@@ -98,7 +98,6 @@ def make_page(
             "Launches",
             _each(runs, _course),
             conditions.launch_tables(runs),
-            _each(runs, conditions.failed_ranks),
         ),
         Section("topology", "Topology", _topology(runs)),
         Section(
@@ -180,6 +179,5 @@ def _origin(run: Run, *, beside: bool) -> Finding:
         how.append(f"seed {run.info['seed']}")
     if run.info.get("git_commit"):
         how.append(f"commbench at commit {run.info['git_commit']}")
-    code = "origin_imported" if run.info.get("imported") else "origin_measured"
     path = "the directory of this page" if beside else str(run.path)
-    return Finding(code, numbers={"how": tuple(how or ["this command"]), "path": path})
+    return Finding("origin", numbers={"how": tuple(how or ["this command"]), "path": path})

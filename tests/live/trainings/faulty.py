@@ -20,7 +20,7 @@ class PlantedError(Exception):
     """A fault that a test has planted."""
 
 
-METHODS: dict[str, tuple[Any, str]] = {
+METHODS = {
     "set": (agreement.Agreement, "set"),
     "get": (agreement.Agreement, "get"),
     "store": (dist.PrefixStore, "check"),

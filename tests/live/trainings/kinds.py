@@ -28,7 +28,6 @@ from common import (
 )
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -145,7 +144,7 @@ def held(rank: int) -> list[nn.Module]:
     """Update the parameters from gradients that are views of buckets, and that are read once."""
     ddp = DistributedDataParallel(network(), gradient_as_bucket_view=True)
     parameters = list(ddp.parameters())
-    gradients: list[torch.Tensor] = []
+    gradients = []
     for x in batches(rank):
         ddp(x).square().mean().backward()
         if len(gradients) < 2 * len(parameters):  # DDP rebuilds its buckets after the first step
@@ -434,6 +433,8 @@ def averaged(rank: int) -> list[nn.Module]:
 
 def zero(rank: int) -> list[nn.Module]:
     """Divide the optimiser among ranks, which then exchange the parameters."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # takes a second
+
     ddp = DistributedDataParallel(network())
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
     return train(ddp, rank, optimizer=optimizer)

@@ -1,0 +1,34 @@
+"""Tests of the sentences about errors of a user's own file."""
+
+import pytest
+
+from commbench.system.user_files import failure
+
+#: As torch raises an error of a worker of a DataLoader again, in the process that trains.
+OF_WORKER = """Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/home/me/data.py", line 7, in __getitem__
+    raise ValueError("corrupt sample")
+ValueError: corrupt sample
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("raise KeyError('label')", "KeyError: 'label', own.py line 2"),
+        ("__import__('json').loads('')", "JSONDecodeError: Expecting value: line 1 column 1"),
+        ("raise ValueError(text)", "ValueError: corrupt sample, data.py line 7"),
+        ("raise ValueError", "ValueError, own.py line 2"),
+    ],
+)
+def test_an_error_names_the_line_of_the_user_s_file(statement: str, expected: str) -> None:
+    """Name the innermost line that is neither of a library nor of Python, also of a worker."""
+    code = compile(f"\n{statement}", "/home/me/own.py", "exec")
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - of several types
+        exec(code, {"text": OF_WORKER})  # noqa: S102 - a test's own
+    said = failure(raised.value)
+    assert said.startswith(expected)
+    assert said.endswith((", own.py line 2", ", data.py line 7"))
