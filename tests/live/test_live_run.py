@@ -274,10 +274,11 @@ def test_a_run_under_a_command_leaves_the_tables_to_it(
     for record in CONFIRMED:
         run.append(record)
     end(run, "decided")
+    assert "complete" == load_run(out).info["status"]
+    assert (out / "recommendation.json").exists()
     assert not (out / "ddp.csv").exists()
     assert "change to 5 MiB buckets" in complete(options)[0]
     assert (out / "ddp.csv").exists()
-    assert "complete" == load_run(out).info["status"]
 
 
 def test_every_model_has_its_conclusion(whole: Path, tmp_path: Path) -> None:
