@@ -44,6 +44,7 @@ def make_options(out: Path, **changes: object) -> LiveOptions:
         "workload": "train.py",
         "argv": ("commbench", "tune", "--", "torchrun", "train.py"),
         "invocation": "first",
+        "git_commit": "c0ffee",
     }
     return LiveOptions(**{**fields, **changes})
 

@@ -36,6 +36,7 @@ from commbench.live.command import attach_to, find_program, name_of
 from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
 from commbench.results import load_run
 from commbench.stats.budgets import TRAINING_BUDGETS
+from commbench.system.software import git_commit
 from commbench.tuner.plans import TrainingPlan, candidate_sweep
 from commbench.tuner.rules import TUNE
 
@@ -240,6 +241,7 @@ def start(command: Sequence[str], out: Path | None, options: LiveOptions) -> int
         workload=workload,
         argv=("commbench", *sys.argv[1:]),
         invocation=uuid.uuid4().hex,
+        git_commit=git_commit(Path(__file__).parent),
     )
     return attach_to(command, complete)
 

@@ -33,6 +33,7 @@ from commbench.live.options import (
 )
 from commbench.live.switching import Spare
 from commbench.results.recommendation import Choice, Recommendation
+from commbench.system.software import git_commit
 
 #: The packages of the engines that are not tuned, and their usual names.
 ENGINES = {"torch.distributed.fsdp": "FSDP", "deepspeed": "DeepSpeed", "horovod": "Horovod"}
@@ -154,6 +155,7 @@ def autotune(
         then=checked_then(then),
         seed=seed,
         argv=tuple(sys.argv),
+        git_commit=git_commit(Path(__file__).parent),
     )
     director = director_of(ddp_model)
     if director is None:

@@ -129,19 +129,27 @@ def attach_to(command: Sequence[str], options: LiveOptions) -> int:
     out = Path(options.out)
     reason = why_unwritable(out)
     if reason:
-        said = f"the training is not {DONE[options.mode]}, because --out {out} cannot be written"
-        say(f"{said} ({reason}).")
+        reason = f"--out {out} cannot be written ({reason})"
+    else:
+        check_run(out, options.workload, options.mode)
+        try:
+            scratch = tempfile.TemporaryDirectory(prefix="commbench-", ignore_cleanup_errors=True)
+        except OSError as error:
+            reason = f"it needs a temporary directory ({error.strerror})"
+    if reason:
+        say(f"the training is not {DONE[options.mode]}, because {reason}.")
         return _run(command, os.environ)
-    check_run(out, options.workload, options.mode)
-    with tempfile.TemporaryDirectory(prefix="commbench-") as directory:
-        options = dataclasses.replace(options, witness=str(Path(directory) / "witness"))
+    with scratch as directory:
+        concludes = identify(os.environ).rank == 0
+        if concludes:
+            options = dataclasses.replace(options, witness=str(Path(directory) / "witness"))
         environment = dict(os.environ)
         environment[VARIABLE] = options.dumps()
         environment[SEARCH_PATH] = _search_path(environment.get(SEARCH_PATH, ""))
         if _SLURM_EXPORT in environment:
             environment[_SLURM_EXPORT] = _exported(environment[_SLURM_EXPORT])
         code = _run(_carrying(command), environment)
-        if identify(os.environ).rank == 0:
+        if concludes:
             _conclude(options)
     return code
 

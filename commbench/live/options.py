@@ -80,9 +80,11 @@ class LiveOptions:
     """The command line: of commbench, or of a script that tunes itself."""
     invocation: str = ""
     """A text by which the command finds the launches of run.json that it caused."""
+    git_commit: str | None = None
+    """Of commbench: git has to run outside the training, whose own children may be waited for."""
     witness: str = ""
     """Path of a file by which ranks tell the command on their host that they were tuned; empty:
-    no command waits."""
+    no command on this host completes the results."""
 
     def dumps(self) -> str:
         """Return the value of the environment variable, with the beginning of a long command

@@ -33,7 +33,6 @@ from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import Records, training_records
 from commbench.results.verdict import verdict_lines
 from commbench.schema import JsonObject
-from commbench.system.software import git_commit
 from commbench.tuner.conclusion import recommend
 from commbench.units import utc_now
 
@@ -120,7 +119,7 @@ class LiveRun:
             "argv": options.argv,
             "seed": options.seed,
             "started": utc_now(),
-            "git_commit": git_commit(Path(__file__).parent),
+            "git_commit": options.git_commit,
             "status": "running",
             "world_size": baseline.world_size,
             "plan": plan,
@@ -148,6 +147,9 @@ class LiveRun:
         self.recommendation: Recommendation | None = None
         self.records = Records(self._store.records)
         """Of all launches."""
+        self._has_command = bool(options.witness) and Path(options.witness).parent.is_dir()
+        """Whether a command on this host writes the tables, see `complete`: pandas makes them, and
+        it changes the warning filters, which the training's own threads share."""
         self._opened_s = time.monotonic()
         self._launches = _ended_launches(self.info)
         self.launch = 1 + max((entry.get("launch", 0) for entry in self._launches), default=-1)
@@ -201,7 +203,9 @@ class LiveRun:
             verdict = self.recommendation.verdict
         if ending == "decided" and verdict == "inconclusive":  # by all launches together
             self._enter("ok", "undecided")
-        self._requests.put(partial(_finish, self._store, self.recommendation))
+        has_tables = not self._has_command
+        finish = partial(_finish, self._store, self.recommendation, has_tables=has_tables)
+        self._requests.put(finish)
         return self.recommendation
 
     def close(self) -> None:
@@ -275,11 +279,12 @@ def _conclusion_of(records: Sequence[TrainingRecord], info: RunInfo) -> Recommen
     return recommend(records, info)
 
 
-def _finish(store: Store, conclusion: Recommendation | None) -> None:
-    """Write everything that follows from the records; the status of the run comes last."""
+def _finish(store: Store, conclusion: Recommendation | None, *, has_tables: bool = True) -> None:
+    """Write what follows from the records; the status of the run comes last."""
     if conclusion is not None:
         store.write_recommendation(conclusion)
-    write_tables(store)
+    if has_tables:
+        write_tables(store)
     last = store.info["launches"][-1]
     status = "cut"
     if last.get("status") == "ok":
@@ -314,15 +319,14 @@ def complete(options: LiveOptions) -> list[str]:
 
 
 def _completed(path: Path) -> list[str]:
-    """Finish a run if rank 0 could not; return its conclusion."""
+    """Finish a run, as rank 0 may not have done; return its conclusion."""
     last_line = f"Results: {path}; `commbench report {path}` draws them."
     with Store.open(path, {"plan": read_info(path).get("plan", {})}) as store:
         records = store.training_records
         conclusion = _conclusion_of(records, store.info)
         try:
-            if store.info.get("status") == "running":
-                store.update(launches=_ended_launches(store.info))
-                _finish(store, conclusion)
+            store.update(launches=_ended_launches(store.info))
+            _finish(store, conclusion)
         except LaunchError as error:
             last_line = f"Not all results could be written: {error}"
         info = store.info

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import inspect
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -342,8 +341,7 @@ class Switcher:
         DDP had registered the parameters that were trainable when the script made its model.
         """
         arguments = arguments_of(ddp_model, case, is_trial=is_trial)
-        with _trainable(ddp_model.module, self._registered), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the script's own call has warned already
+        with _trainable(ddp_model.module, self._registered):
             spare = Spare(ddp_model.module, **arguments)
             present = spare._module_parameters  # noqa: SLF001 - DDP has no public list
             if not set(self._registered) <= set(present):

@@ -23,6 +23,7 @@ from commbench.live import command as live_command
 from commbench.live.command import SITE, attach_to, name_of
 from commbench.live.options import VARIABLE, LiveOptions
 from commbench.results import Store
+from commbench.system.software import git_commit
 
 pytestmark = pytest.mark.programs
 
@@ -172,6 +173,7 @@ def test_options_are_handed_on(
     assert out in options.out
     assert Path(options.out).is_absolute()
     assert ["commbench", *line.split()] == [*options.argv]
+    assert git_commit(SITE.parent) == options.git_commit
 
 
 @pytest.mark.parametrize(
@@ -286,6 +288,28 @@ def test_an_unwritable_directory_leaves_the_training_untouched(
         f" ({reason})."
     )
     assert [line] == err.splitlines()
+
+
+def test_a_host_without_a_temporary_directory_trains_untouched(
+    options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Start the command if nothing can be made in any temporary directory, and say so in a line."""
+
+    def refuse(**_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory")
+
+    monkeypatch.setattr("tempfile.TemporaryDirectory", refuse)
+    assert 6 == attach_to(["sh", "-c", "exit 6"], options)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "is not tuned, because it needs a temporary directory" in line
+
+
+def test_a_host_whose_command_does_not_conclude_has_no_witness(started: Started) -> None:
+    """Let rank 0 write its tables if the command beside it is not the first of several."""
+    slurm = {"PROCID": "3", "STEP_ID": "0", "STEP_NUM_TASKS": "4", "LOCALID": "0"}
+    environ = {f"SLURM_{name}": value for name, value in slurm.items()}
+    _, environment = started(["true"], **environ)
+    assert "" == LiveOptions.loads(environment[VARIABLE]).witness
 
 
 # -------------------------------------------------------------------------------------- environment

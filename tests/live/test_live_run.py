@@ -23,14 +23,12 @@ from live_builders import (
     with_cap,
 )
 
-import commbench
 from commbench.ddp.plan.cases import CONFIRM
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError, LaunchError
 from commbench.live.run import LiveRun, complete
 from commbench.results import Store, load_run
 from commbench.results.recommendation import Recommendation
-from commbench.system.software import git_commit
 
 FRESH, FRESH_FIVE = (dataclasses.replace(case, phase=CONFIRM) for case in (OWN, with_cap("5")))
 #: Confirmed blocks in which 5 MiB buckets are a quarter faster.
@@ -108,7 +106,7 @@ def test_a_run_is_read_like_any_other(whole: Path) -> None:
         "model": 8_700_000,
     } == run.info["plan"]
     assert OWN.key == run.info["baseline"]
-    assert git_commit(Path(commbench.__file__).parent) == run.info["git_commit"]
+    assert "c0ffee" == run.info["git_commit"]
     first, *others = run.training_rows
     assert ("default", 1.0) == (first.bucket_cap_mb, first.speedup)
     assert STEPS_MS.keys() - {"default"} == {row.bucket_cap_mb for row in others}
@@ -261,6 +259,26 @@ def test_only_launches_of_the_command_are_its_conclusion(whole: Path, tmp_path: 
         assert complete(options)[0].startswith("Nothing was tuned: a line above says why, or no")
     (line,) = complete(make_options(out, witness=str(witness)))
     assert line.startswith("The ranks of this host were tuned.")
+
+
+def test_a_run_under_a_command_leaves_the_tables_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Start no process inside the training, and write no table there if a command on this host
+    does.
+    """
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    out = tmp_path / "mine"
+    options = make_options(out, witness=str(tmp_path / "witness"))
+    run = open_run(out, options=options)
+    for record in CONFIRMED:
+        run.append(record)
+    end(run, "decided")
+    assert "complete" == load_run(out).info["status"]
+    assert (out / "recommendation.json").exists()
+    assert not (out / "ddp.csv").exists()
+    assert "change to 5 MiB buckets" in complete(options)[0]
+    assert (out / "ddp.csv").exists()
 
 
 def test_every_model_has_its_conclusion(whole: Path, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Tests of the exchange of reducers on one rank."""
 
+import warnings
+from collections.abc import Iterator
+
 import pytest
 from training_builders import make_training_case
 
@@ -12,18 +15,40 @@ from commbench.errors import InputError
 from commbench.live.switching import Switcher
 
 
-def test_a_hook_that_needs_groups_of_its_own_is_not_tried_over_gloo() -> None:
-    """Refuse int8 and aligned top-k before any collective: one rank may fail alone."""
+@pytest.fixture
+def model() -> Iterator[DistributedDataParallel]:
+    """Return a model of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = DistributedDataParallel(torch.nn.Linear(40, 40))
-        own = make_training_case(world_size=1)
-        switcher = Switcher(model, own, list(model.parameters()))
-        groups = len(dist.distributed_c10d._world.pg_names)
-        for hook in ("int8", "topk:0.1:exchange=aligned"):
-            with pytest.raises(InputError, match="groups of its own"):
-                switcher.attempt(model, make_training_case(hook), is_trial=True)
-        switcher.attempt(model, make_training_case("fp16"), is_trial=True)
-        assert len(dist.distributed_c10d._world.pg_names) == groups
-    finally:
-        dist.destroy_process_group()
+    yield DistributedDataParallel(torch.nn.Linear(40, 40))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def switcher(model: DistributedDataParallel) -> Switcher:
+    """Return what exchanges the reducer of the model."""
+    return Switcher(model, make_training_case(world_size=1), list(model.parameters()))
+
+
+def test_a_hook_that_needs_groups_of_its_own_is_not_tried_over_gloo(
+    model: DistributedDataParallel, switcher: Switcher
+) -> None:
+    """Refuse int8 and aligned top-k before any collective: one rank may fail alone."""
+    groups = len(dist.distributed_c10d._world.pg_names)
+    for hook in ("int8", "topk:0.1:exchange=aligned"):
+        with pytest.raises(InputError, match="groups of its own"):
+            switcher.attempt(model, make_training_case(hook), is_trial=True)
+    switcher.attempt(model, make_training_case("fp16"), is_trial=True)
+    assert len(dist.distributed_c10d._world.pg_names) == groups
+
+
+def test_an_exchange_leaves_the_warnings_of_the_script_alone(
+    model: DistributedDataParallel, switcher: Switcher
+) -> None:
+    """Show a warning of a loop once: a change of the filters would show it again."""
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for cap in ("1", "5", "25"):
+            warnings.warn("the loss is large", stacklevel=1)
+            setting = make_training_case(bucket_cap_mb=cap, world_size=1)
+            assert switcher.exchange(model, setting, is_trial=True)
+    assert [str(warning.message) for warning in shown] == ["the loss is large"]
