@@ -147,7 +147,7 @@ def in_case(reason: str, case: AnyCase | None) -> str:
     """Return a reason with the case that it is about."""
     if case is None:
         return reason
-    return f"{reason}, in case {case}"
+    return f"{reason.removesuffix('.')}, in case {case}"
 
 
 def name_rank(rank: int | None, host: str = "") -> str:

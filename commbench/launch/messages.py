@@ -78,7 +78,7 @@ _REMEDIES = {
         r"not enough space for /dev/shm|No space left on"
         r" device.{0,60}/dev/shm|/dev/shm.{0,60}No space left"
     ),
-    "disk_full": r"No space left on device",
+    "disk_full": r"No space left on device|PMIX_ERR_FILE_WRITE_FAILURE",
     "mpi_init_failed": r"An error occurred in MPI_Init",
 }
 

@@ -407,7 +407,7 @@ class Director:
         try:
             failures = self._agreement.get_all(f"able/{self._end}")
         except AbsentError as error:
-            self._programme.give_up(error)
+            self._fail(error)
             decision = "leave"
         else:
             for failure in filter(None, failures):
@@ -505,7 +505,11 @@ class Director:
             rank = dist.get_rank()
         reason = f"{self.doing} failed on rank {rank}: {error!r}"
         if self.is_root or not isinstance(error, AbsentError):  # that rank has said why
-            say(f"{reason}. The training goes on.")
+            follows = "The training goes on."
+            if self._switcher is not None and self._switcher.in_use != self._switcher.original:
+                # Without this rank no other setting can be agreed on.
+                follows = "The training goes on with a setting that was tried, not its own."
+            say(f"{reason}. {follows}")
         self._conclude("failed", reason)
 
     def _keep_promise(self, index: int) -> None:

@@ -272,7 +272,8 @@ class Switcher:
         self.original = original
         self.hook: Hook | None = None
         """The hook that the setting in use has added; None: the script's own hook, if any."""
-        self._in_use = original
+        self.in_use = original
+        """The setting of the present reducer."""
         self._is_trial = False
         """Whether the present reducer was made for a trial."""
         self._registered = registered
@@ -321,7 +322,7 @@ class Switcher:
         spare.__dict__ = {}  # the model alone owns the reducer
         if self.hook is not None:
             self.hook.close()
-        self.hook, self._in_use, self._is_trial = hook, case, is_trial
+        self.hook, self.in_use, self._is_trial = hook, case, is_trial
         if hook is not None:
             hook.follow(ddp_model)
         parameters = dict(ddp_model.module.named_parameters())
@@ -331,7 +332,7 @@ class Switcher:
 
     def _serves(self, case: TrainingCase, *, is_trial: bool) -> bool:
         """Return whether the present reducer serves a setting."""
-        return case == self._in_use and (is_trial or not self._is_trial)
+        return case == self.in_use and (is_trial or not self._is_trial)
 
     def _prepare(
         self, ddp_model: DistributedDataParallel, case: TrainingCase, *, is_trial: bool

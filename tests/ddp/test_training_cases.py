@@ -267,7 +267,7 @@ def test_sweep_always_has_its_baseline() -> None:
 
 def test_more_ranks_than_started_are_refused() -> None:
     """Refuse more ranks than started, and say how to start them."""
-    with pytest.raises(InputError, match=r"world size of 8 .* 4 ranks are started; raise -n"):
+    with pytest.raises(InputError, match=r"world size of 8 .* 4 ranks; raise -n"):
         TrainingSweep(world_sizes=(2, 8)).cases(ranks=4, batch=32)
 
 

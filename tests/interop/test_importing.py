@@ -28,8 +28,8 @@ def test_page_of_an_imported_run_says_whose_figures_these_are(commbench: Command
     commbench(f"import {DATA}/nccl_tests_all_reduce.txt --out theirs")
     assert 0 == commbench("report theirs").code
     page = (commbench.home / "theirs" / "report.html").read_text()
-    assert "Imported with this command" in page
-    assert "Measured by this command" not in page
+    assert "To import it again" in page
+    assert "To measure it again" not in page
     assert "slowest rank&#39;s median" not in page
     assert 'title="median over launches of the mean over repetitions and ranks"' in page
 

@@ -305,6 +305,7 @@ PORT = (
         ("bind: address already in use", "some_port_in_use", ""),
         (SHM, "shared_memory_full", ""),
         ("write: No space left on device", "disk_full", ""),
+        ("[vm:1] PMIX ERROR: PMIX_ERR_FILE_WRITE_FAILURE in file a.c at line 8", "disk_full", ""),
         ("*** An error occurred in MPI_Init_thread", "mpi_init_failed", "OMPI_MCA_"),
         (
             "[W socket.cpp:764] [c10d] The IPv6 network addresses of (n7, 41975) cannot be retrieved",

@@ -161,7 +161,7 @@ def assert_diagnosed(harm: Harm, entry: dict[str, Any], stderr: str) -> None:
     for waiting in failed_rank["others"]:
         assert [1 - harm.rank] == waiting["ranks"]
         assert "commbench/" in waiting["in"]
-        assert f"in {waiting['in']}: rank {1 - harm.rank}" in stderr
+        assert f"{waiting['in']}: rank {1 - harm.rank}." in stderr
     assert failed_rank["others"] or harm.state.startswith("raised")
     assert entry["seconds"] < entry["startup_s"] + entry["measuring_s"] + PATIENCE_S + 15
 

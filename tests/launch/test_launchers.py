@@ -273,6 +273,8 @@ def test_slots_follow_the_allocation() -> None:
         check_slots(2, MpirunLauncher(environ=step))
     with pytest.raises(InputError, match="do not match"):
         MpirunLauncher(environ={**job, "SLURM_TASKS_PER_NODE": "1"}).hosts()
+    with pytest.raises(InputError, match="srun --het-group"):
+        MpirunLauncher(environ={"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2"}).hosts()
     check_slots(4, MpirunLauncher(environ={}))
     check_slots(5, MpirunLauncher(environ={}, oversubscribe=True))
     with pytest.raises(InputError, match=r"--oversubscribe .* -n 4"):

@@ -52,7 +52,7 @@ def train(blocks: int | None) -> tuple[bool, list[TrainingCase]]:
     Return whether it came to the end, and the cases with a record.
     """
     numbers = itertools.count()
-    unused = dict.fromkeys(("terms", "launch", "device", "progress", "on_record"))
+    unused = dict.fromkeys(("terms", "launch", "device", "progress", "on_record", "on_refusal"))
     launch = OneRank(
         **unused,
         cases=CASES,

@@ -46,11 +46,17 @@ def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> dict[str, i
     """Return the slots by host of the hostfile, else of Slurm's job or step, else of this host.
 
     Raises:
-        InputError: the hostfile or Slurm's variables are not understood.
+        InputError: the hostfile or Slurm's variables are not understood, or the hosts are those of
+            a heterogeneous job.
     """
     if hostfile is not None:
         return read_hostfile(hostfile, environ).slots
     tasks = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
+    if not tasks and "SLURM_HET_SIZE" in environ:
+        raise InputError(
+            "This Slurm job is heterogeneous, so that only srun reaches its hosts; start the ranks"
+            " by srun --het-group, or name the hosts by --hostfile."
+        )
     if not tasks:
         return {socket.gethostname(): local_cpus()}
     lists = [environ.get(f"SLURM_{part}_NODELIST", "") for part in ("JOB", "STEP")]
