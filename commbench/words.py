@@ -381,7 +381,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " of the hostfile"
         ),
         # What follows from how launches ended.
-        "cases_failed": "{failed:case} failed: {cause}",
+        "cases_failed": "{failed:case} failed; first cause: {cause}",
         "cases_unmeasured": "without a launch: {missing} of {cases:case}",
         "conditions_changed": (
             "The conditions have changed since the first launch: {changes:clauses}."

@@ -80,7 +80,7 @@ def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
     """Continue with new ranks after a hang."""
     code, info, _ = run(tmp_path, HANG, make_request(CASES, case_timeout_s=0.5))
     assert 3 == code
-    assert info["reason"].startswith("1 case failed: no progress for 0.5 s")
+    assert info["reason"].startswith("1 case failed; first cause: no progress for 0.5 s")
     assert ["hung"] + 6 * ["ok"] == sorted(status for _, _, status in measured(tmp_path))
 
 
