@@ -166,13 +166,15 @@ class TopK(catalogue.TopK, OrderedHook):
         limit = self.clip / self.world_size**0.5
         for span in layout.spans:
             flat = span.flat(buffer)
-            norm = torch.linalg.vector_norm(flat)
-            if not on_host(norm) or norm.isinf():
-                # float32 cannot hold the square of an element above 1.8e19.
+            # float32 cannot hold the square of an element above 1.8e19.
+            if not on_host(flat):
                 norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
-            if not on_host(norm):
                 flat.mul_(torch.where(norm > limit, limit / norm, 1.0))
-            elif norm > limit:
+                continue
+            norm = torch.linalg.vector_norm(flat)
+            if norm.isinf():
+                norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
+            if norm > limit:
                 flat.mul_(limit / float(norm))
 
     def _correct(self, buffer: Tensor, momentum: Tensor) -> None:

@@ -305,10 +305,11 @@ def _remarks(names: Sequence[str], ranks: int, links: DataFrame) -> list[Finding
         return [Finding("slow_two_ranks")] if ranks == _TWO else []
     if len(links) == _TWO and not _is_symmetric(links):  # else one could not be timed
         difference = (links.iloc[0] - links.iloc[1]).dropna().to_numpy()
-        median = float(np.median(difference))
         interval = stats.median_interval(difference)  # None with too few launches
-        is_one_way = interval is not None and not interval.low <= 0 <= interval.high
-        if is_one_way and abs(median) >= math.log(RELEVANT):
+        if interval is None or interval.low <= 0 <= interval.high:
+            return [Finding("slow_two_hosts")]
+        median = float(np.median(difference))
+        if abs(median) >= math.log(RELEVANT):
             first, second = names if median > 0 else reversed(names)
             numbers = {"factor": math.exp(abs(median))}
             return [Finding("slow_way_back", f"{first} to {second}", numbers)]
