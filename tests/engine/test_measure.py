@@ -145,6 +145,16 @@ def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason:
     assert reason in record.reason
 
 
+@pytest.mark.parametrize(("size", "in_cache"), [(8, True), (2**20, False)])
+def test_rotated_buffers_that_fit_into_the_cache_are_flagged(
+    monkeypatch: pytest.MonkeyPatch, size: int, in_cache: bool
+) -> None:
+    """Flag buffers that take turns and stay in the cache all the same."""
+    monkeypatch.setattr(FakeCommunicator, "cache_bytes", lambda _: 2**20)
+    (record,) = FakeRun().launch([fake_case("all_reduce", size, buffers="rotated")])
+    assert ("ok", in_cache) == (record.status, "in_cache" in record.flags)
+
+
 @pytest.mark.parametrize(
     ("alpha_us", "sync", "expected", "flagged"),
     [

@@ -49,6 +49,7 @@ def test_times_are_summarised_over_launches(launches: int) -> None:
     assert pytest.approx([interval.low, interval.high]) == [row.time_us_ci_low, row.time_us_ci_high]
     assert pytest.approx([median_us, 1.1 * median_us]) == [row.time_us, row.time_us_p95]
     assert (launches, 30 * launches) == (row.launches, row.repetitions)
+    assert ("host3", "host2") == (row.source_host, row.target_host)
 
 
 def test_one_launch_has_no_interval() -> None:

@@ -103,8 +103,8 @@ def soak_results(run: Run) -> Soak | None:
 def _drifts(records: Sequence[Record], info: RunInfo) -> list[DriftRow]:
     """Return the trend of each case's launches.
 
-    Intervals hold for all cases together (Bonferroni). Launches are too few if they rise from each
-    to the next more often by chance.
+    Intervals hold for all cases together (Bonferroni). Launches are too few if chance alone makes
+    them all rise, or all fall, more often than an interval may err.
     """
     ordered = sorted(records, key=lambda record: record.points[0].at_s)
     by_case = rows_by(ordered, lambda record: record.case)
