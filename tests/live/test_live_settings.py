@@ -56,7 +56,7 @@ def test_no_copies_in_batches_where_a_script_has_hooks_on_gradients(tmp_path: Pa
 
 
 @pytest.mark.parametrize("worst", ["nothing", SWEEP, CONFIRM])
-def test_a_hook_that_spoils_gradients_is_never_recommended(tmp_path: Path, worst: str) -> None:
+def test_a_hook_that_distorts_gradients_is_never_recommended(tmp_path: Path, worst: str) -> None:
     """Recommend the fastest hook, but not if gradients are not finite in a block of any phase."""
     model = torch.nn.Module()
     model.module, model.device = MODEL, torch.device("cpu")
