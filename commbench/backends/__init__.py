@@ -61,8 +61,7 @@ def connect_control(launcher: str, world_size: int, *, carries_mpi: bool = True)
             f"{launcher} started {counted(world_size, 'rank')} but this rank's MPI sees"
             f" {control.size}: the launcher belongs to another MPI than mpi4py uses; start with the"
             " mpirun of the same MPI, or under Slurm with the --mpi= that it speaks"
-            " (srun --mpi=none for"
-            " Gloo only)."
+            " (srun --mpi=none for Gloo only)."
         )
     return control
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from commbench.collectives.cases import Case, shuffled
-from commbench.collectives.composed import MATRIX, operation_in_pattern
+from commbench.collectives.composed import COMPOSED, MATRIX, operation_in_pattern
 from commbench.collectives.datatypes import DTYPES, KnownData
 from commbench.collectives.layouts import Shape
 from commbench.collectives.operations import OPERATIONS, check_ranks, window_of
@@ -64,7 +64,7 @@ def turn_share(turns: int) -> float:
 
 def time_slices(case: Case, ranks: int) -> float:
     """Return the duration of a case on ``ranks`` ranks in time slices: 1, or more for a matrix."""
-    if case.pattern != MATRIX:
+    if case.pattern != MATRIX or case.operation not in COMPOSED[MATRIX]:
         return 1.0
     turns = (ranks - 1 + ranks % 2) * (1 + OPERATIONS[case.operation].is_one_way)
     return max(1.0, turns * turn_share(turns)) if turns else 1.0

@@ -98,6 +98,8 @@ def _short(path: str) -> str:
         root = folder.rstrip("/") + "/"
         if folder and path.startswith(root) and len(root) > len(longest):
             longest = root
+    if not longest and path.startswith("/"):  # a file that was loaded by its path
+        return Path(path).name
     return path[len(longest) :]
 
 

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch.distributed as dist
 from torch import cuda
 from torch.nn.parallel import DistributedDataParallel
 
@@ -143,6 +144,9 @@ def autotune(
         out = f"results/tune-{Path(name).stem}"
     if isinstance(bucket_cap_mb, str):
         bucket_cap_mb = [bucket_cap_mb]
+    commit = None
+    if dist.get_rank(ddp_model.process_group) == 0:  # it alone writes the run
+        commit = git_commit(Path(__file__).parent)
     options = LiveOptions(
         out=str(Path(out).absolute()),
         workload=name,
@@ -155,7 +159,7 @@ def autotune(
         then=checked_then(then),
         seed=seed,
         argv=tuple(sys.argv),
-        git_commit=git_commit(Path(__file__).parent),
+        git_commit=commit,
     )
     director = director_of(ddp_model)
     if director is None:

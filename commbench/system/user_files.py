@@ -105,7 +105,8 @@ def failure(error: BaseException) -> str:
         places.append((frame.filename, str(frame.lineno)))
     if _OF_WORKER in text:  # torch raises it again in the process that trains
         places += _PLACE.findall(text)
-        text = text.splitlines()[-1]
+        # the text follows the frames and may have several lines
+        text = re.split(r"^(?:[ ].*\n)+(?=\S)", text, flags=re.MULTILINE)[-1]
     text = " ".join(text.split()).removesuffix(":").removesuffix(".")[:QUOTED]
     for name, line in reversed(places):
         file = Path(name)

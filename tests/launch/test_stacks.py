@@ -30,6 +30,13 @@ def test_the_thread_that_died_is_read(threads: str) -> None:
     assert "dying" == stack_in(process.stderr.splitlines())[0].rpartition(" ")[2]
 
 
+def test_files_are_named_without_their_directories() -> None:
+    """Name a file outside ``sys.path`` by its last part; leave a relative path as it is."""
+    dump = ["Current thread 0x1 (most recent call first):"]
+    dump += [f'  File "{file}", line 3 in f' for file in ("/absent/here/hook.py", "here/hook.py")]
+    assert ["hook.py:3 in f", "here/hook.py:3 in f"] == stack_in(dump)
+
+
 @pytest.mark.parametrize(
     ("stack", "expected"),
     [

@@ -93,6 +93,7 @@ def test_the_deadline_is_counted_from_when_ranks_have_come_together() -> None:
 def test_a_matrix_counts_as_several_time_slices() -> None:
     """Count the turns of a matrix, and one slice for other cases."""
     assert 1.0 == time_slices(make_case(operation="all_reduce"), 1000)
+    assert 1.0 == time_slices(make_case(operation="all_reduce", pattern="matrix"), 1000)
     matrix = make_case(operation="bandwidth", pattern="matrix")
     assert 6 * MOST_SHARE == time_slices(matrix, 4)  # 3 rounds in both directions
     assert SLICES == pytest.approx(time_slices(matrix, 30))

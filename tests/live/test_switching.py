@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
+from commbench.live.adopt import autotune
 from commbench.live.switching import Switcher
 
 
@@ -52,3 +53,19 @@ def test_an_exchange_leaves_the_warnings_of_the_script_alone(
             setting = make_training_case(bucket_cap_mb=cap, world_size=1)
             assert switcher.exchange(model, setting, is_trial=True)
     assert [str(warning.message) for warning in shown] == ["the loss is large"]
+
+
+@pytest.mark.parametrize(("rank", "commit"), [(0, "c0ffee"), (1, None)])
+def test_one_rank_asks_git(
+    model: DistributedDataParallel,
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    commit: str | None,
+) -> None:
+    """Start git for commbench's commit only on the rank that writes the run."""
+    options = []
+    monkeypatch.setattr("commbench.live.adopt.Director", lambda _, given: options.append(given))
+    monkeypatch.setattr("commbench.live.adopt.git_commit", lambda _: "c0ffee")
+    monkeypatch.setattr("torch.distributed.get_rank", lambda _: rank)
+    autotune(model)
+    assert [commit] == [each.git_commit for each in options]

@@ -21,6 +21,7 @@ ValueError: corrupt sample
         ("raise KeyError('label')", "KeyError: 'label', own.py line 2"),
         ("__import__('json').loads('')", "JSONDecodeError: Expecting value: line 1 column 1"),
         ("raise ValueError(text)", "ValueError: corrupt sample, data.py line 7"),
+        ("raise ValueError(text + 'in a')", "ValueError: corrupt sample in a, data.py line 7"),
         ("raise ValueError", "ValueError, own.py line 2"),
     ],
 )
