@@ -316,8 +316,9 @@ class CaseRun:
         slowest = partial(slowest_us, control, self._timer, prepared.calls, prepared.participants)
         lasting_us = control.broadcast(min(slowest(1), default=0.0))  # a warm-up
         affordable = int(PROBING_SHARE * 1e6 * session.budget.slice_s / max(lasting_us, 1.0))
-        times_us = slowest(max(1, min(PROBES, affordable)))
-        lasting_us = control.broadcast(min(times_us, default=0.0))
+        if affordable or not lasting_us:
+            times_us = slowest(max(1, min(PROBES, affordable)))
+            lasting_us = control.broadcast(min(times_us, default=0.0))
         return session.timer(self.case, self.communicator, lasting_ns=1e3 * lasting_us)
 
     def _observers(self, prepared: Prepared) -> list[Observer]:
