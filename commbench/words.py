@@ -433,7 +433,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " {measuring_s:percent}, preparation, verification and collecting samples"
             " {other_s:percent}."
         ),
-        "time_live": "This took {seconds:duration} of the training, in {launches:launch}.",
+        "time_live": "Tuning took {seconds:duration} of the training, in {launches:launch}.",
+        "time_watched": "Watching took {seconds:duration} of the training, in {launches:launch}.",
         # Speed of the network, and how exactly it is known.
         "bandwidth": "{subject} {operation} {busbw:GBps} at {size:size}",
         "bandwidth_best": "Bus bandwidth of {subject}, the best of {count:case}.",
@@ -904,8 +905,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "soak_spike": "{began:utc} UTC, {lasted:seconds}: {subject} ({cause}), during {case}.",
         "who_all": "system-wide",
         "who_host": "host {host}",
-        "who_ranks": "rank {ranks}",
-        "who_ranks_on": "rank {ranks} on host {host}",
+        "who_rank": "rank {ranks}",
+        "who_rank_on": "rank {ranks} on host {host}",
+        "who_ranks": "ranks {ranks}",
+        "who_ranks_on": "ranks {ranks} on host {host}",
         # Stragglers: hosts, ranks, links and groups that are slower than their peers.
         "slow_both": "Slow: {subject}: its links take longer than the others': {seen:clauses}.",
         "slow_detectable": "{slowdown:percent} among {count:{kind}}",

@@ -172,7 +172,7 @@ class Supervisor:
         )
 
     def _errors(self) -> list[RankError]:
-        """Return the errors of ranks, without those of earlier cases, which failed by them."""
+        """Return the errors of ranks in the present case, and those that ended a rank."""
         errors = []
         for error in self._evidence.errors:
             if not error.is_of_case or error.case == self._watchdog.case_number:

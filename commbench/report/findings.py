@@ -109,7 +109,9 @@ def time_spent(run: Run) -> Iterator[Finding]:
     if not seconds:
         return
     code = "time"
-    if is_live(run.info):
+    if is_watched(run.info):
+        code = "time_watched"
+    elif is_live(run.info):
         code = "time_live"
     shares = {name: part / seconds for name, part in totals.items()}
     yield Finding(code, numbers={"seconds": seconds, "launches": len(launches), **shares})

@@ -95,8 +95,8 @@ class _LaunchRatio:
     def error(self) -> float:
         """The standard error of a difference of medians, each sqrt(pi / 2n) spreads.
 
-        Of few launches each is sqrt(1 / n) spreads, widened: few pairs have Student's interval,
-        which is that of a mean, and the median of few launches varies about as little.
+        Of few launches each is sqrt(1 / n) spreads, widened. Few pairs have Student's interval of
+        the mean, and the median of few launches varies about as little as their mean.
         """
         inverse = 1 / len(self.b)
         if not self.paired:

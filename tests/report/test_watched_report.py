@@ -52,7 +52,7 @@ def test_a_terminal_says_where_the_steps_go(
     assert "commbench tune -- torchrun train.py" in text
     assert not list(own_setting(watched))
     assert watched.recommendation is None
-    assert [("time_live", 9.0)] == [
+    assert [("time_watched", 9.0)] == [
         (each.code, pytest.approx(each.numbers["seconds"], abs=1.0)) for each in time_spent(watched)
     ]
 

@@ -70,7 +70,9 @@ class Call:
 
 def address_of(function: Any) -> int:
     """Return the address of a C function in this process."""
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None  # noqa: S101 - the library is loaded
+    return address
 
 
 def empty_call() -> Call:

@@ -360,7 +360,6 @@ def _check_rates(
     expected = operation.busbw_factor(ranks) * algbw
     if algbw > 1 and abs(busbw - expected) > _ROUNDING * expected:  # smaller ones have two digits
         reading.assume(
-            f"{operation.name} ran on {counted(ranks, 'rank')}, although the busbw that"
-            f" {reading.name} prints is that of another number of them, or of another"
-            " operation; ours is computed again"
+            f"{operation.name} ran on {counted(ranks, 'rank')}, although {reading.name} prints the"
+            " busbw of another number of ranks or of another operation; ours is computed again"
         )

@@ -33,8 +33,8 @@ EMULATED = "COMMBENCH_EMULATED"
 
 
 def named_hostfile(environ: Mapping[str, str]) -> Path | None:
-    """Return the hostfile that COMMBENCH_HOSTFILE names, else that of a job of Grid Engine, PBS or
-    LSF.
+    """Return the hostfile that COMMBENCH_HOSTFILE names, else the file of a job of Grid Engine, PBS
+    or LSF.
     """
     for variable in _NAMING:
         if environ.get(variable):
@@ -46,8 +46,8 @@ def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> dict[str, i
     """Return the slots by host of the hostfile, else of Slurm's job or step, else of this host.
 
     Raises:
-        InputError: the hostfile or Slurm's variables are not understood, or the hosts are those of
-            a heterogeneous job.
+        InputError: the hostfile or Slurm's variables are not understood, or the job is
+            heterogeneous.
     """
     if hostfile is not None:
         return read_hostfile(hostfile, environ).slots
