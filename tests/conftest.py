@@ -10,21 +10,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
 import effort
 import pytest
 import slurm
-from commands import BENCHMARKS, Command, Outcome, RunBenchmark, clear_of_launchers
+from commands import BENCHMARKS, Command, Outcome, clear_of_launchers
 from hypothesis import HealthCheck, settings
-from launching import NO_OFI, RANKS, RunRanks, marked_environment, serve_forks, succeeded
+from launching import NO_OFI, RANKS, marked_environment, serve_forks, succeeded
 from launching import mpirun as open_mpirun
 
-from commbench.launch.launchers import MpirunLauncher
 from commbench.system import process
 
 # Thousands of tests are objects that stay: looking through them for garbage as often as usual takes
@@ -102,14 +99,14 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Function]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _hears_signals() -> None:
+def _hears_signals():
     """Restore signals that background jobs and nohup ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _is_undisturbed() -> Iterator[None]:
+def _is_undisturbed():
     """Report no disturbance to ranks in the test process: they share its CPUs, and would repeat
     visits.
     """
@@ -119,7 +116,7 @@ def _is_undisturbed() -> Iterator[None]:
 
 
 @pytest.fixture
-def without_nccl_variables() -> Iterator[None]:
+def without_nccl_variables():
     """Remove NCCL's variables, also those that a test sets."""
     with mock.patch.dict(os.environ):
         for name in list(os.environ):
@@ -129,7 +126,7 @@ def without_nccl_variables() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _restores_signal_handlers() -> Iterator[None]:
+def _restores_signal_handlers():
     """Restore the signal handlers that a rank or conductor in the test process changed."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
@@ -139,16 +136,14 @@ def _restores_signal_handlers() -> Iterator[None]:
 
 
 @pytest.fixture
-def load_benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+def load_benchmark(monkeypatch):
     """Import a program of benchmarks/evidence by name, as a module."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module
 
 
 @pytest.fixture
-def run_benchmark(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> RunBenchmark:
+def run_benchmark(monkeypatch, capsys):
     """Run a program of benchmarks/evidence within this process."""
 
     def run(name: str, *arguments: str) -> Outcome:
@@ -167,7 +162,7 @@ def run_benchmark(
 
 
 @pytest.fixture(scope="session")
-def forked_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def forked_python(tmp_path_factory):
     """Return the path of a program that stands for ``python`` and runs programs as forks.
 
     See ``forks/server.py``.
@@ -180,7 +175,7 @@ def forked_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def forks(forked_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def forks(forked_python, monkeypatch):
     """Start this test's commands and ranks as forks, without Open MPI's ofi component."""
     monkeypatch.setattr(sys, "executable", forked_python)
     for name, value in NO_OFI.items():
@@ -188,28 +183,26 @@ def forks(forked_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def mark(monkeypatch):
     """Mark all processes started; fail if one of them remains."""
     yield from marked_environment(monkeypatch)
 
 
 @pytest.fixture(scope="session")
-def mpirun() -> MpirunLauncher:
+def mpirun():
     """Return the mpirun that commbench chooses; skip without one."""
     return open_mpirun()
 
 
 @pytest.fixture(scope="session")
-def mpi_environment(mpirun: MpirunLauncher) -> dict[str, str]:
+def mpi_environment(mpirun):
     """Return the environment of ranks on this host, which can import what tests share."""
     path = os.pathsep.join(sys.path)
     return {**os.environ, **NO_OFI, **mpirun.environment(), "PYTHONPATH": path}
 
 
 @pytest.fixture(scope="session")
-def run_ranks(
-    mpirun: MpirunLauncher, mpi_environment: dict[str, str], forked_python: str
-) -> RunRanks:
+def run_ranks(mpirun, mpi_environment, forked_python):
     """Return ``run_ranks(n, script, *arguments)``: the JSON that rank 0 of ``ranks/script`` printed
     last. Ranks are forks, which need not import torch, unless another ``python`` is given.
     """
@@ -239,9 +232,7 @@ def run_ranks(
 
 
 @pytest.fixture
-def commbench(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
+def commbench(tmp_path, monkeypatch, capsys):
     """Return the command as a conductor on a machine with two slots."""
     monkeypatch.chdir(tmp_path)
     clear_of_launchers(monkeypatch)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ FLOWS = (sys.executable, str(Path(__file__).parent / "ranks" / "flows.py"))
 
 
 @pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def mark(monkeypatch):
     """Mark all processes started; fail if a process or link remains."""
     links = psutil.net_if_addrs().keys()
     yield from marked_environment(monkeypatch)

@@ -45,7 +45,7 @@ def regressed(table: ComparisonTable, threshold: float = MARGIN) -> list[str]:
     return slower + lost
 
 
-def test_slower_and_faster_cases_are_found() -> None:
+def test_slower_and_faster_cases_are_found():
     """Judge each case of B relative to A."""
     table = compare(run_of(sweep(1)), run_of(sweep(2, slower={KIB: 1.3, 8: 0.7}), "b"))
     assert ["faster", "slower", "same", "same"] == verdicts(table)
@@ -55,7 +55,7 @@ def test_slower_and_faster_cases_are_found() -> None:
     ]
 
 
-def test_cases_are_matched_by_key() -> None:
+def test_cases_are_matched_by_key():
     """Compare only cases whose keys are equal in every field."""
     runs = []
     for loop in ("native", "python"):
@@ -67,7 +67,7 @@ def test_cases_are_matched_by_key() -> None:
     assert (make_case(loop="python"),) == table.only_in_b
 
 
-def test_case_that_only_one_run_could_measure_is_broken() -> None:
+def test_case_that_only_one_run_could_measure_is_broken():
     """List a case that only one run measured, and count it as a regression if B lost it."""
 
     def run(statuses: dict[Case, str], name: str) -> Run:
@@ -84,7 +84,7 @@ def test_case_that_only_one_run_could_measure_is_broken() -> None:
     assert [str(lost)] == regressed(table)
 
 
-def test_different_conditions_are_refused() -> None:
+def test_different_conditions_are_refused():
     """Name the differing conditions and why they matter; list them if forced."""
     hosts = [
         {"hosts": [{"cpu_model": "X", "kernel": "6.1.7"}]},
@@ -103,7 +103,7 @@ def test_different_conditions_are_refused() -> None:
     assert {("cpu_model", True), ("transport", True), ("kernel", False)} == set(differences)
 
 
-def test_too_few_launches_for_any_detection_are_reported() -> None:
+def test_too_few_launches_for_any_detection_are_reported():
     """Advise more launches if no difference could be detected."""
     few = compare(
         run_of(sweep(1, launches=3)), run_of(sweep(2, launches=3, slower={KIB: 2.0}), "b")
@@ -114,7 +114,7 @@ def test_too_few_launches_for_any_detection_are_reported() -> None:
     assert not enough.has_too_few_launches
 
 
-def test_margin_is_honoured() -> None:
+def test_margin_is_honoured():
     """Judge a difference below the margin as the same."""
     a, b = run_of(sweep(1)), run_of(sweep(2, slower=dict.fromkeys(SIZES, 1.1)), "b")
     assert {"slower"} == set(verdicts(compare(a, b)))
@@ -133,7 +133,7 @@ def timed_unlike(cases: int, **changes: Any) -> Run:
     return run_of(records, "b")
 
 
-def test_cases_timed_in_different_batches_get_no_verdict() -> None:
+def test_cases_timed_in_different_batches_get_no_verdict():
     """Judge cases as inconclusive if a probe chose other batches for them, even for all."""
     table = compare(run_of(sweep(1)), timed_unlike(4, batch=2))
     assert ["inconclusive"] * 4 == verdicts(table)
@@ -151,9 +151,7 @@ def test_cases_timed_in_different_batches_get_no_verdict() -> None:
         ),
     ],
 )
-def test_a_case_that_was_timed_differently_gets_no_verdict(
-    changes: dict[str, Any], named: str
-) -> None:
+def test_a_case_that_was_timed_differently_gets_no_verdict(changes, named):
     """Give no verdict to a case timed differently; refuse the comparison if all cases are."""
     a = run_of(sweep(1))
     table = compare(a, timed_unlike(1, **changes))
@@ -176,7 +174,7 @@ def shifted(name: str, seed: int, factor: float, **info: Any) -> Run:
     return run_of(sweep(seed, slower=dict.fromkeys(SIZES, factor)), name, **info)
 
 
-def test_how_baselines_differ_enters_the_interval() -> None:
+def test_how_baselines_differ_enters_the_interval():
     """Call a run within the spread of its baselines inconclusive, though it is slower than one."""
     baselines = [
         shifted(f"a{k}", k, factor) for k, factor in enumerate((0.92, 0.96, 1.0, 1.04, 1.08))
@@ -192,7 +190,7 @@ def test_how_baselines_differ_enters_the_interval() -> None:
     assert {"slower"} == set(verdicts(compare(baselines, shifted("b", 9, 1.6))))
 
 
-def test_baselines_of_one_launch_each_are_compared() -> None:
+def test_baselines_of_one_launch_each_are_compared():
     """Compare baselines of one launch each, as mpirun runs and imported files are."""
     baselines = [run_of(sweep(seed, launches=1), f"a{seed}") for seed in range(6)]
     for more in ([], [run_of(sweep(8), "a8")]):
@@ -202,7 +200,7 @@ def test_baselines_of_one_launch_each_are_compared() -> None:
     assert not compare(baselines[:2], run_of(sweep(9), "b")).has_too_few_launches
 
 
-def test_baselines_under_different_conditions_are_refused() -> None:
+def test_baselines_under_different_conditions_are_refused():
     """Refuse baselines under different conditions, or list the condition once if forced."""
     a1, a2 = (shifted(f"a{nodes}", nodes, 1.0, nodes=nodes) for nodes in (1, 2))
     with pytest.raises(
@@ -215,7 +213,7 @@ def test_baselines_under_different_conditions_are_refused() -> None:
         compare([], a1)
 
 
-def test_a_baseline_may_lack_a_case() -> None:
+def test_a_baseline_may_lack_a_case():
     """Compare a case with the baselines that measured it; if none did, B cannot lose it."""
     case = make_case()
     failed = run_of([make_record(case, status="failed")], "a2")
@@ -227,7 +225,7 @@ def test_a_baseline_may_lack_a_case() -> None:
     assert [] == regressed(compare([failed, failed], replace(failed, path=Path("b"))))
 
 
-def test_a_run_counts_once() -> None:
+def test_a_run_counts_once():
     """Refuse a copy of a run; recognise an imported run by the hashes of its files."""
     a1, a2, b = (
         run_of(sweep(seed), name, launches=[{"launch": 0, "seconds": 1.0 + seed}])
@@ -251,7 +249,7 @@ def test_a_run_counts_once() -> None:
 # ---------------------------------------------------------------------------------- incomplete runs
 
 
-def test_cases_that_an_unfinished_run_did_not_reach_are_lost() -> None:
+def test_cases_that_an_unfinished_run_did_not_reach_are_lost():
     """Count unmeasured cases of the same plan as lost and those of another plan as missing."""
     a = run_of(sweep(1), plan={"cases_sha256": "x"}, status="complete")
     for plan, lost in (({"cases_sha256": "x"}, 2), ({"cases_sha256": "y"}, 0), ({}, 0)):
@@ -273,7 +271,7 @@ def trained(name: str, step_ms: dict[str, float], **changes: Any) -> Run:
     return run_of(name=name, training=records)
 
 
-def test_training_is_compared_by_configuration() -> None:
+def test_training_is_compared_by_configuration():
     """Judge steps per configuration, and give ``local``, measured for reference, no verdict."""
     a = trained("a", {"none": 20.0, "fp16": 15.0, "local": 12.0})
     b = trained("b", {"none": 20.0, "fp16": 18.0, "local": 12.0})
@@ -284,7 +282,7 @@ def test_training_is_compared_by_configuration() -> None:
     assert {"none": ("same", 20), "fp16": ("slower", 18)} == judged
 
 
-def test_training_with_other_threads_is_refused() -> None:
+def test_training_with_other_threads_is_refused():
     """Refuse to compare trainings with different numbers of threads per rank."""
     a, b = (
         trained(name, {"none": 20.0}, threads_per_rank=threads)
@@ -297,7 +295,7 @@ def test_training_with_other_threads_is_refused() -> None:
 # ----------------------------------------------------------------------------- thresholds and order
 
 
-def test_a_threshold_lets_small_regressions_pass() -> None:
+def test_a_threshold_lets_small_regressions_pass():
     """Count as a regression only a case whose whole interval exceeds the threshold; sort slower
     cases first, the slowest at the top, and faster ones last.
     """

@@ -62,12 +62,12 @@ def names(a: Any, b: Any, *, carriers: Collection[str] = ("mpi",)) -> str:
         (info(ranks=[{"rank": 0, "cpus": [0]}]), ""),
     ],
 )
-def test_each_condition_is_unsound_or_only_listed(other: Any, expected: str) -> None:
+def test_each_condition_is_unsound_or_only_listed(other, expected):
     """Separate differences that could explain a difference of times from harmless ones."""
     assert expected == names(info(), other)
 
 
-def test_torch_counts_where_it_carries_the_training() -> None:
+def test_torch_counts_where_it_carries_the_training():
     """Treat another torch version as unsound for training and only list it for collectives."""
     other = info()
     other["environment"]["versions"] = {"torch": "2.14.0"}
@@ -86,7 +86,7 @@ def test_torch_counts_where_it_carries_the_training() -> None:
         ("SLURM_CPUS_PER_TASK", set()),
     ],
 )
-def test_a_setting_counts_for_whom_it_concerns(name: str, matters_to: set[str]) -> None:
+def test_a_setting_counts_for_whom_it_concerns(name, matters_to):
     """Apply an environment variable only to the backends that read it."""
     backends = ("mpi", "gloo", "nccl", "torch-nccl")
     other = info(variables={name: "1"})
@@ -95,25 +95,25 @@ def test_a_setting_counts_for_whom_it_concerns(name: str, matters_to: set[str]) 
     }
 
 
-def test_an_interface_counts_between_hosts() -> None:
+def test_an_interface_counts_between_hosts():
     """Treat another interface rate as unsound if the ranks are on several hosts."""
     other = info({"interfaces": [{"name": "eth0", "speed_Mbps": 1000, "mtu": 1500}]}, nodes=2)
     assert "interface eth0!" == names(info(nodes=2), other)
 
 
-def test_binding_counts() -> None:
+def test_binding_counts():
     """Treat ranks bound to one core and ranks free to move as different conditions."""
     bound, free = (info(ranks=[{"rank": 0, "cpus": cpus}]) for cpus in ([0], [0, 1]))
     (difference,) = differences([bound], free, carriers={"mpi"})
     assert ("cpus_per_rank", "1 vs 2") == (difference.name, difference.text)
 
 
-def test_runs_that_state_nothing_do_not_differ() -> None:
+def test_runs_that_state_nothing_do_not_differ():
     """Report no difference for an imported run that states no hosts."""
     assert [] == differences([{"schema": 1}], info(git_commit="1"), carriers={"gloo", TRAINING})
 
 
-def test_baselines_are_compared_with_each_other() -> None:
+def test_baselines_are_compared_with_each_other():
     """List all values that baselines state, also those that B does not state."""
     (between,) = differences([info(), info({"hostname": "n2"})], info(), carriers={"mpi"})
     assert ("n1, n2 vs n1", True) == (between.text, between.is_among_baselines)

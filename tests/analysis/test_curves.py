@@ -2,7 +2,6 @@
 read back.
 """
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -14,15 +13,13 @@ from hypothesis import strategies as st
 from laws import COARSE, POWERS, curve_of, launches_of, one, three, two
 
 from commbench.analysis.prediction.curves import fit_curve
-from commbench.stats import Floats, Interval
+from commbench.stats import Interval
 
 # --------------------------------------------------------------------------------------- prediction
 
 
 @pytest.mark.parametrize(("law", "worst"), [(one, 0.03), (two, 0.2), (three, 0.2)])
-def test_predictions_between_sizes_follow_the_law(
-    law: Callable[[Floats], Floats], worst: float
-) -> None:
+def test_predictions_between_sizes_follow_the_law(law, worst):
     """Predict a line within 3 % between sizes 4 apart, and other laws at most sizes."""
     curve = curve_of(COARSE, launches_of(law, COARSE, noise=0.0))
     between = np.geomspace(COARSE[0], COARSE[-1], 200)
@@ -31,7 +28,7 @@ def test_predictions_between_sizes_follow_the_law(
     assert np.quantile(errors, 0.8) < worst
 
 
-def test_beyond_the_data_the_outer_lines_go_on() -> None:
+def test_beyond_the_data_the_outer_lines_go_on():
     """Extrapolate the first and the last line without a jump."""
     curve = curve_of(POWERS, launches_of(three, POWERS, noise=0.0))
     for n in (1, 4, 32 * MIB, 2**40):
@@ -42,7 +39,7 @@ def test_beyond_the_data_the_outer_lines_go_on() -> None:
 sorted_sizes = st.lists(st.integers(1, 2**36), min_size=2, max_size=12, unique=True)
 
 
-def test_intervals_widen_beyond_the_sizes() -> None:
+def test_intervals_widen_beyond_the_sizes():
     """Widen intervals with each doubling above the largest size and once below the smallest."""
     sizes = [2**k for k in range(10, 16)]
     curve = curve_of(sizes, [[(50 + 0.01 * n) * f for f in (0.99, 1, 1.01)] for n in sizes])
@@ -59,7 +56,7 @@ def test_intervals_widen_beyond_the_sizes() -> None:
 
 @settings(max_examples=repetitions(100))
 @given(st.data())
-def test_a_longer_message_is_never_faster(data: st.DataObject) -> None:
+def test_a_longer_message_is_never_faster(data):
     """Predict positive, non-decreasing times without a jump at the ends for any measurements."""
     sizes = sorted(data.draw(sorted_sizes))
     # a step between sizes that are all but the same looks like a jump to arithmetic
@@ -84,7 +81,7 @@ def covered(interval: Interval | None, truth: float) -> bool:
 
 
 @pytest.mark.parametrize("launches", [3, 6, 10])
-def test_intervals_cover_the_truth(launches: int) -> None:
+def test_intervals_cover_the_truth(launches):
     """Cover the true time in about 95 % of draws at, between and beyond measured sizes, and latency
     and rate of a line.
     """
@@ -107,7 +104,7 @@ def test_intervals_cover_the_truth(launches: int) -> None:
     assert (line_hits / lines >= 0.85 - slack(0.85, 80)).all(), line_hits / lines
 
 
-def test_intervals_know_that_launches_are_slow_as_a_whole() -> None:
+def test_intervals_know_that_launches_are_slow_as_a_whole():
     """Keep the variance between launches in an interval beyond the data."""
     slow = np.array([0.8, 0.9, 0.95, 1.05, 1.1, 1.2])
     curve = curve_of(POWERS, (one(np.array(POWERS, dtype=float))[:, None] * slow).tolist())
@@ -118,7 +115,7 @@ def test_intervals_know_that_launches_are_slow_as_a_whole() -> None:
 # --------------------------------------------------------------------------------------- odd inputs
 
 
-def test_launches_may_miss_sizes() -> None:
+def test_launches_may_miss_sizes():
     """Take medians over the launches that measured a size."""
     curve = fit_curve({4 * KIB: {0: 8.0, 2: 8.2}, KIB: {0: 2.0}, 2 * KIB: {0: 4.0, 2: 4.2}})
     assert (KIB, 2 * KIB, 4 * KIB) == curve.sizes

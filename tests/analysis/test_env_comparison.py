@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,7 +48,7 @@ def compared(control: float = 1.0, *, other: float) -> EnvComparison:
     return of(by_env)
 
 
-def test_a_faster_environment_is_the_best() -> None:
+def test_a_faster_environment_is_the_best():
     """Name the faster environment with its ratio, beside the control."""
     comparison = compared(other=0.8)
     assert "A=2" == comparison.best.env
@@ -62,20 +61,20 @@ def test_a_faster_environment_is_the_best() -> None:
     )
 
 
-def test_a_difference_within_the_margin_is_no_verdict() -> None:
+def test_a_difference_within_the_margin_is_no_verdict():
     """Name no best where the difference is below the margin."""
     comparison = compared(other=0.99)
     assert (None, "env_none") == (comparison.best, comparison.finding.code)
 
 
-def test_no_environment_is_judged_where_the_control_differs() -> None:
+def test_no_environment_is_judged_where_the_control_differs():
     """Withhold every verdict if the same environment differs from itself."""
     comparison = compared(control=0.9, other=0.8)
     assert (None, "env_unsound") == (comparison.best, comparison.finding.code)
     assert {"inconclusive"} == {str(ratio.comparison.verdict) for ratio in comparison.ratios}
 
 
-def test_equal_environments_are_seldom_told_apart() -> None:
+def test_equal_environments_are_seldom_told_apart():
     """Withhold verdicts in at most 7 % of tables of equal environments.
 
     Find a difference in at most 5 %.
@@ -94,7 +93,7 @@ def test_equal_environments_are_seldom_told_apart() -> None:
     assert judged <= 0.05 * tables
 
 
-def test_only_cases_of_both_environments_are_compared() -> None:
+def test_only_cases_of_both_environments_are_compared():
     """Leave out a case that one environment lacks, and an environment without any."""
     times = dict(enumerate(EVEN))
     full, part = {"small": times, "large": times}, {"small": times}
@@ -103,7 +102,7 @@ def test_only_cases_of_both_environments_are_compared() -> None:
     assert compare_env({"A=1": full}, ENVS) is None
 
 
-def test_one_launch_gives_no_verdict() -> None:
+def test_one_launch_gives_no_verdict():
     """Ask for more launches where there is one."""
     assert "env_few_launches" == of({env: {"small": {0: 1.0}} for env in ENVS}).finding.code
 
@@ -118,7 +117,7 @@ def collectives() -> list[Record]:
     return records
 
 
-def test_rows_of_environments_are_apart() -> None:
+def test_rows_of_environments_are_apart():
     """Make a row of each environment; fit the network to one of them."""
     rows = keyed_rows(collectives(), {}).values()
     assert 9 == len(rows)
@@ -127,7 +126,7 @@ def test_rows_of_environments_are_apart() -> None:
     assert "under A=1" == variant
 
 
-def test_an_environment_is_no_state_of_the_machine() -> None:
+def test_an_environment_is_no_state_of_the_machine():
     """Tell states apart within one environment only: another transport has other probes."""
     records = []
     for env, probe_us in (("A=1", 1.0), ("A=2", 3.0)):
@@ -136,7 +135,7 @@ def test_an_environment_is_no_state_of_the_machine() -> None:
     assert {} == find_states(records)
 
 
-def test_predictions_are_for_the_first_environment(tmp_path: Path) -> None:
+def test_predictions_are_for_the_first_environment(tmp_path):
     """Leave other environments out of predictions; leave a run without environments as it is."""
     run = make_run(tmp_path, {"env": ENVS}, Records(collectives()))
     assert {"A=1"} == {record.case.env for record in under_first_env(run).records}
@@ -157,7 +156,7 @@ def fresh(*steps_ms: float) -> list[TrainingRecord]:
     return records
 
 
-def test_a_recommendation_is_of_the_faster_environment() -> None:
+def test_a_recommendation_is_of_the_faster_environment():
     """Decide for the environment that confirmation launches show to be faster, and set its
     variable in the snippet.
     """
@@ -169,7 +168,7 @@ def test_a_recommendation_is_of_the_faster_environment() -> None:
     assert recommendation.env_reason in paragraph(recommendation)
 
 
-def test_an_environment_of_the_sweep_alone_is_not_recommended() -> None:
+def test_an_environment_of_the_sweep_alone_is_not_recommended():
     """Wait for confirmation launches before an environment is chosen."""
     records = []
     for record in fresh(20.0, 20.0, 10.0):
@@ -180,7 +179,7 @@ def test_an_environment_of_the_sweep_alone_is_not_recommended() -> None:
     assert comparison.best is not None
 
 
-def test_what_nccl_states_is_reported() -> None:
+def test_what_nccl_states_is_reported():
     """Report the value that NCCL read, and a variable that its log does not mention."""
     values = {
         "NCCL_ALGO": {"ranks": ["Ring"], "nccl": ["ring"]},

@@ -46,7 +46,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_not_understood_is_named_in_one_sentence(text: str) -> None:
+def test_what_is_not_understood_is_named_in_one_sentence(text):
     """Name the text and its mistake in a sentence."""
     with pytest.raises(InputError) as raised:
         parse_expectation(text)
@@ -67,7 +67,7 @@ def test_what_is_not_understood_is_named_in_one_sentence(text: str) -> None:
         ("speedup >= 1.05", "", 1.05),
     ],
 )
-def test_units_are_those_of_the_columns(text: str, unit: str, bound: float) -> None:
+def test_units_are_those_of_the_columns(text, unit, bound):
     """Convert the bound to the unit of the column."""
     expectation = parse_expectation(text)
     assert unit == METRICS[expectation.metric].unit
@@ -122,7 +122,7 @@ def outcome_of(run: Run, text: str) -> str:
 
 
 @pytest.mark.parametrize("text", ANSWERS)
-def test_only_what_is_shown_is_met(text: str) -> None:
+def test_only_what_is_shown_is_met(text):
     """Call an expectation met only if the whole interval of a row that exists lies on its side."""
     assert ANSWERS[text] == outcome_of(make_run(*STEADY), text)
 
@@ -141,12 +141,12 @@ def test_only_what_is_shown_is_met(text: str) -> None:
         (make_run(*STEADY, transport=""), "transport = sm", "not tested"),
     ],
 )
-def test_what_a_run_does_not_show_is_not_met(run: Run, text: str, outcome: str) -> None:
+def test_what_a_run_does_not_show_is_not_met(run, text, outcome):
     """Call wide intervals and one launch not shown, and what failed or is unknown not tested."""
     assert outcome == outcome_of(run, text)
 
 
-def test_the_worst_row_counts() -> None:
+def test_the_worst_row_counts():
     """Prefer not met to not tested, not tested to not shown, and not shown to met."""
     assert ["not met", "not tested", "not shown", "met"] == sorted(Outcome, key=list(Outcome).index)
     assert Outcome.NOT_TESTED is worst(list(Outcome)[1:])
@@ -154,7 +154,7 @@ def test_the_worst_row_counts() -> None:
 
 
 @pytest.mark.parametrize(("link", "outcome"), [("", "met"), ("1gbit", "met"), ("4gbit", "not met")])
-def test_a_link_at_a_quarter_of_its_stated_rate_fails(link: str, outcome: str) -> None:
+def test_a_link_at_a_quarter_of_its_stated_rate_fails(link, outcome):
     """Take the rate that the run states, or that of the option."""
     run = load_run(RESULTS / "links_1gbit_xeon2core_20261125")
     expectation = parse_expectation("bandwidth@16M[backend=mpi]: busbw >= 0.85*link")
@@ -162,7 +162,7 @@ def test_a_link_at_a_quarter_of_its_stated_rate_fails(link: str, outcome: str) -
     assert outcome == answer.outcome
 
 
-def test_a_named_straggler_fails() -> None:
+def test_a_named_straggler_fails():
     """Find the slow host of the kept matrix."""
     run = load_run(RESULTS / "matrix_slow_host_xeon2core_20261125")
     [answer] = judge(run, [parse_expectation("stragglers = none")])
@@ -170,7 +170,7 @@ def test_a_named_straggler_fails() -> None:
     assert "host3" in str(answer.rows[0].value)
 
 
-def test_training_is_held_against_its_rows() -> None:
+def test_training_is_held_against_its_rows():
     """Judge steps and speedups; the row that speedups are relative to has none of its own."""
     run = load_run(RESULTS / "train_resnet18_batch1_1gbit_xeon2core_20261125")
     texts = [
@@ -183,7 +183,7 @@ def test_training_is_held_against_its_rows() -> None:
     assert all(finding.low is not None for finding in answers[2].rows)
 
 
-def test_a_link_without_a_rate_is_bad_input() -> None:
+def test_a_link_without_a_rate_is_bad_input():
     """Refuse to judge by a rate that nobody states."""
     expectation = parse_expectation("all_reduce@1M: busbw >= 0.8*link")
     with pytest.raises(

@@ -23,12 +23,12 @@ def share_split(law: Callable[[Floats], Floats], sizes: list[int], launches: int
 
 
 @pytest.mark.parametrize(("sizes", "launches"), [(POWERS, 1), (COARSE, 2), (POWERS, 6)])
-def test_noise_is_no_segment(sizes: list[int], launches: int) -> None:
+def test_noise_is_no_segment(sizes, launches):
     """Split a straight line into segments in at most a tenth of the draws."""
     assert share_split(one, sizes, launches) <= 0.1 + slack(0.1, 100)
 
 
 @pytest.mark.parametrize("launches", [1, 2, 6])
-def test_jumps_are_found_through_noise(launches: int) -> None:
+def test_jumps_are_found_through_noise(launches):
     """Find two segments in at least 80 % of the draws if the second has twice the latency."""
     assert share_split(two, COARSE, launches) >= 0.8 - slack(0.8, 100)

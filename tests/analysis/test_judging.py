@@ -22,7 +22,7 @@ def equals(units: int, launches: int, seed: int, *, modes: float = 0.0) -> Float
 
 
 @pytest.mark.parametrize(("ranks", "launches"), [(2, 3), (4, 6), (7, 4)])
-def test_rank_sum_counts_orders(ranks: int, launches: int) -> None:
+def test_rank_sum_counts_orders(ranks, launches):
     """Return the p-value that counting all rank orders gives."""
     sums = [sum(line) for line in itertools.product(range(1, ranks + 1), repeat=launches)]
     for total in range(launches, launches * (ranks + 1) // 2):
@@ -31,7 +31,7 @@ def test_rank_sum_counts_orders(ranks: int, launches: int) -> None:
         )
 
 
-def test_many_launches_are_approximated_closely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_launches_are_approximated_closely(monkeypatch):
     """Return nearly the counted probability."""
     sums = [(270, 2), (291, 2), (720, 7), (776, 7)]
     exact = [rank_sum_p(total, ranks, 200) for total, ranks in sums]
@@ -48,9 +48,7 @@ def test_many_launches_are_approximated_closely(monkeypatch: pytest.MonkeyPatch)
         (12, 6, dict.fromkeys(range(8), 4.0), []),  # most units
     ],
 )
-def test_slow_units_are_named(
-    units: int, launches: int, factors: dict[int, float], slow: list[int]
-) -> None:
+def test_slow_units_are_named(units, launches, factors, slow):
     """Name the units that are slower than the typical one, the slowest first; most of them only if
     that is stated.
     """
@@ -65,7 +63,7 @@ def test_slow_units_are_named(
         assert factors.keys() == set(judge(values, alpha=ALPHA, is_minority=False).slow)
 
 
-def test_small_or_unsteady_differences_are_no_proof() -> None:
+def test_small_or_unsteady_differences_are_no_proof():
     """Name no unit that is slower by 5 %, or in half of the launches."""
     small, unsteady = equals(8, 20, seed=5) / 50, equals(8, 6, seed=6)
     small[:, 1] += math.log(1.05)
@@ -74,14 +72,14 @@ def test_small_or_unsteady_differences_are_no_proof() -> None:
 
 
 @pytest.mark.parametrize(("launches", "units"), [(10, 0), (10, 1), (10, 2), (1, 4)])
-def test_too_few_have_no_outlier(launches: int, units: int) -> None:
+def test_too_few_have_no_outlier(launches, units):
     """Name no unit of two, nor from one launch."""
     judgement = judge(np.ones((launches, units)) * np.arange(units), alpha=ALPHA)
     assert ([], math.inf) == (judgement.slow, judgement.detectable)
 
 
 @pytest.mark.parametrize(("units", "modes"), [(4, 0.0), (12, 0.3), (100, 0.3)])
-def test_equals_are_left_alone(units: int, modes: float) -> None:
+def test_equals_are_left_alone(units, modes):
     """Name a unit in at most 1 % of runs of equal units, with heavy tails and modes."""
     alarms, runs = 0, repetitions(400)
     for seed in range(runs):
@@ -93,7 +91,7 @@ def test_equals_are_left_alone(units: int, modes: float) -> None:
 @pytest.mark.parametrize(
     ("units", "launches", "noise"), [(4, 6, 0.1), (12, 6, 0.02), (64, 10, 0.1)]
 )
-def test_the_detectable_difference_is_detected(units: int, launches: int, noise: float) -> None:
+def test_the_detectable_difference_is_detected(units, launches, noise):
     """Detect the stated difference in about nine of ten runs."""
     detections, runs = 0, repetitions(200)
     for seed in range(runs):

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
-from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -33,7 +31,7 @@ def times_of(row: CollectiveForecast) -> tuple[float, float, float]:
     return row.time_us_low or 0.0, row.time_us or 0.0, row.time_us_high or 0.0
 
 
-def test_rings_on_more_ranks_are_met() -> None:
+def test_rings_on_more_ranks_are_met():
     """Predict what a ring takes on other numbers of ranks."""
     network = forecast_network((4,))
     for family, ranks in ((REDUCE, 2), (GATHER, 3), (REDUCE, 64), (GATHER, 1024)):
@@ -47,7 +45,7 @@ def test_rings_on_more_ranks_are_met() -> None:
     size=st.integers(min_value=4, max_value=2**26),
     rate_bps=st.floats(min_value=1e7, max_value=1e11),
 )
-def test_more_ranks_and_slower_links_never_help(ranks: int, size: int, rate_bps: float) -> None:
+def test_more_ranks_and_slower_links_never_help(ranks, size, rate_bps):
     """Predict times above 0 that grow with the ranks and fall with the rate, from one curve."""
     network = forecast_network((4,))
     times = [
@@ -68,14 +66,14 @@ LOCAL = Hop(alpha_us=0.1, beta_us_per_byte=5 * HOP.beta_us_per_byte)
         (LOCAL, 2**24, 1e12, 0.8 * ring_us("all_reduce", 4, 2**24, LOCAL)),  # and local work
     ],
 )
-def test_links_take_their_rate(hop: Hop, size: int, rate_bps: float, expected_us: float) -> None:
+def test_links_take_their_rate(hop, size, rate_bps, expected_us):
     """Lengthen or shorten the transfer, not the start-ups and not what a byte costs beside it."""
     place = Place(world_size=4, rate_bps=rate_bps)
     time_us = forecast_network((4,), hop=hop).time_us(REDUCE, size, place)
     assert time_us == pytest.approx(expected_us, rel=CLOSE)
 
 
-def test_the_nearest_curve_is_extended() -> None:
+def test_the_nearest_curve_is_extended():
     """Start from the curve with the nearest number of ranks."""
     odd = dataclasses.replace(HOP, alpha_us=5000.0)
     network = ForecastNetwork.fit([measured_run((2,)), measured_run((16,), hop=odd)])
@@ -84,7 +82,7 @@ def test_the_nearest_curve_is_extended() -> None:
     assert many > 5000
 
 
-def test_errors_are_of_these_runs_or_of_the_kept_ones() -> None:
+def test_errors_are_of_these_runs_or_of_the_kept_ones():
     """Use the error of these runs if it is the larger one, and state a level only with one."""
     double = Hop(beta_us_per_byte=2 * HOP.beta_us_per_byte, alpha_us=2 * HOP.alpha_us)
     off = ForecastNetwork.fit([measured_run((2,)), measured_run((4,), hop=double)])
@@ -101,7 +99,7 @@ def test_errors_are_of_these_runs_or_of_the_kept_ones() -> None:
         assert low_us < time_us < high_us
 
 
-def test_intervals_widen_with_the_distance() -> None:
+def test_intervals_widen_with_the_distance():
     """Widen with the square root of the doublings of ranks and rate."""
     network = forecast_network((4,))
     widths = []
@@ -113,7 +111,7 @@ def test_intervals_widen_with_the_distance() -> None:
     assert widths[2] / widths[0] == pytest.approx(math.sqrt(6), rel=CLOSE)
 
 
-def test_every_larger_number_of_ranks_is_held_out() -> None:
+def test_every_larger_number_of_ranks_is_held_out():
     """Predict 4 and 8 ranks from fewer, and the same ranks over another link from each other; leave
     out curves of a single rank, which the smallest part of a scaling study has.
     """
@@ -127,7 +125,7 @@ def test_every_larger_number_of_ranks_is_held_out() -> None:
     assert 2 * len(curves[0].curve.sizes) == len(hold_out(both))
 
 
-def test_ranks_of_one_host_use_no_link() -> None:
+def test_ranks_of_one_host_use_no_link():
     """Predict within a host from within a host alone, and across hosts from it with a rate."""
     info = network_info(4, None, nodes=1, ranks_per_node=4)
     within = ForecastNetwork.fit([measured_run((4,), info=info)])
@@ -142,7 +140,7 @@ def test_ranks_of_one_host_use_no_link() -> None:
         forecast_network((4,)).time_us(REDUCE, 2**20, Place(world_size=2, ranks_per_node=2))
 
 
-def test_other_types_stand_in_unless_they_are_reduced() -> None:
+def test_other_types_stand_in_unless_they_are_reduced():
     """Take another type's curve of an all_gather, and none of an all_reduce."""
     network = forecast_network((4,))
     place = Place(world_size=8)
@@ -152,7 +150,7 @@ def test_other_types_stand_in_unless_they_are_reduced() -> None:
         network.time_us(REDUCE._replace(dtype="float16"), 2**20, place)
 
 
-def test_runs_that_were_measured_differently_do_not_mix() -> None:
+def test_runs_that_were_measured_differently_do_not_mix():
     """Refuse runs with other libraries or ranks on a host."""
     for info in (
         network_info(4, libraries={"gloo": "2"}),
@@ -164,7 +162,7 @@ def test_runs_that_were_measured_differently_do_not_mix() -> None:
 
 
 @pytest.mark.kept
-def test_the_errors_over_the_kept_runs(load_benchmark: Callable[[str], ModuleType]) -> None:
+def test_the_errors_over_the_kept_runs(load_benchmark):
     """State the errors that benchmarks/evidence/forecast_error.py finds, rounded up to a
     percent.
     """

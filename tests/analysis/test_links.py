@@ -9,7 +9,7 @@ from networks import network_info
 from commbench.analysis.prediction.links import Link, link_of
 
 
-def test_emulated_links_have_their_slowest_rate() -> None:
+def test_emulated_links_have_their_slowest_rate():
     """Return the slowest emulated rate, its header overhead and the cores of the
     host.
     """
@@ -26,14 +26,14 @@ def test_emulated_links_have_their_slowest_rate() -> None:
     assert str(link_of(info, "tcp/eth0")) == "50mbit (the slowest, emulated)"
 
 
-def test_links_without_a_rate() -> None:
+def test_links_without_a_rate():
     """Return an infinite rate within a host and for links without emulated limit."""
     assert link_of(network_info(2, rate="none"), "tcp/eth0").rate_bps == math.inf
     assert link_of(make_info(), "sm").rate_bps == math.inf
     assert link_of(make_info(), "sm").us_per_byte == 0.0
 
 
-def test_real_links_have_their_interfaces_speed() -> None:
+def test_real_links_have_their_interfaces_speed():
     """Return the slowest host's interface speed for the transport, else an unknown rate."""
     info = network_info(2, rate=None)
     assert link_of(info, "tcp/eth0+lo").rate_bps == 10e9
@@ -45,7 +45,7 @@ def test_real_links_have_their_interfaces_speed() -> None:
     assert link_of(info, "tcp/eth0").rate_bps is None
 
 
-def test_a_faster_link_is_the_same_but_for_its_rate() -> None:
+def test_a_faster_link_is_the_same_but_for_its_rate():
     """Change only the rate; keep headers and shared cores."""
     link = link_of(network_info(4, cores=2), "tcp/eth0")
     faster = link.with_rate(25e9)

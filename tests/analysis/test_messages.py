@@ -39,7 +39,7 @@ def sent_bytes(messages: Sequence[Message], world_size: int) -> float:
 
 
 @pytest.mark.parametrize(("world_size", "text"), list(enumerate(TEXTS, start=2)))
-def test_messages_have_the_bytes_of_the_hook(text: str, world_size: int) -> None:
+def test_messages_have_the_bytes_of_the_hook(text, world_size):
     """Messages have the hook's wire_bytes for matrices, vectors and a small tensor."""
     pytest.importorskip("torch")
     from commbench.hooks import make_hook
@@ -59,7 +59,7 @@ def bucket_without_shapes(dtype: str = "float32") -> BucketShape:
     return BucketShape(elements=1000, world_size=2, shapes=None, dtype=dtype)
 
 
-def test_gradients_of_another_type_travel_in_it() -> None:
+def test_gradients_of_another_type_travel_in_it():
     """Send bfloat16 gradients in bfloat16 unless the hook casts them."""
     sent = [
         messages_of(make_training_case(text), bucket_without_shapes("bfloat16"))[0]
@@ -72,7 +72,7 @@ def test_gradients_of_another_type_travel_in_it() -> None:
 @pytest.mark.parametrize(
     "text", ["powersgd:2", "topk:0.01:scope=parameter", "topk:0.01:dense_below=10"]
 )
-def test_messages_that_depend_on_shapes_need_shapes(text: str) -> None:
+def test_messages_that_depend_on_shapes_need_shapes(text):
     """Refuse a number of elements if messages depend on shapes."""
     with pytest.raises(InputError, match="shapes"):
         messages_of(make_training_case(text), bucket_without_shapes())

@@ -1,7 +1,5 @@
 """Tests of the network model: which records make which curve, substitutes, and the JSON file."""
 
-from typing import Any
-
 import pytest
 from builders import KIB, make_case, make_launches, make_record
 from laws import SIZES, sweep
@@ -11,7 +9,7 @@ from commbench.analysis.prediction.network import MOST_SIZES, CurveKey, NetworkM
 KEY = CurveKey(operation="all_reduce", backend="mpi", dtype="float32", pattern="flat", world_size=2)
 
 
-def test_curves_have_separate_keys() -> None:
+def test_curves_have_separate_keys():
     """Fit a curve for each operation, backend, data type, pattern and number of ranks."""
     records = [
         *sweep(),
@@ -36,7 +34,7 @@ def test_curves_have_separate_keys() -> None:
     assert 6 == len(curve.launches_us[0])
 
 
-def test_cases_with_too_few_sizes_make_no_curve() -> None:
+def test_cases_with_too_few_sizes_make_no_curve():
     """Fit no curve to two sizes, failures, barriers, matrices or pipelined operations."""
     records = [
         *sweep(sizes=SIZES[:2]),
@@ -62,7 +60,7 @@ def test_cases_with_too_few_sizes_make_no_curve() -> None:
         ),
     ],
 )
-def test_the_variant_nearest_to_ddp_counts(changes: dict[str, Any], variant: str) -> None:
+def test_the_variant_nearest_to_ddp_counts(changes, variant):
     """Prefer the default sum in place; name another variant if only that was measured."""
     odd = sweep(make_case(**changes), factor=2)
     both = NetworkModel.fit([*odd, *sweep()])
@@ -73,7 +71,7 @@ def test_the_variant_nearest_to_ddp_counts(changes: dict[str, Any], variant: str
     assert alone.curves[KEY].time_us(KIB) == pytest.approx(2 * both.curves[KEY].time_us(KIB))
 
 
-def test_a_curve_of_very_many_sizes_is_fitted_to_a_few() -> None:
+def test_a_curve_of_very_many_sizes_is_fitted_to_a_few():
     """Fit 400 sizes to an evenly thinned subset with both ends."""
     records = [
         make_record(make_case(message_bytes=4 * size), time_us=10 + size) for size in range(1, 401)

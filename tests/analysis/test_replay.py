@@ -26,14 +26,14 @@ def trained(records: list[TrainingRecord] | None = None) -> TrainedWorkload:
 
 
 @pytest.mark.parametrize(("hook", "step_ms"), [("none", 420.0), ("topk:0.01", 140.0)])
-def test_a_step_as_trained_is_as_measured(hook: str, step_ms: float) -> None:
+def test_a_step_as_trained_is_as_measured(hook, step_ms):
     """Return the measured step on the network of the training."""
     replay = trained().replay(NETWORK, hook, HERE)
     assert replay.step_ms == pytest.approx(step_ms)
     assert replay.exposed_comm_ms == pytest.approx(step_ms - 50 - 80)
 
 
-def test_communication_takes_as_much_longer_as_its_collectives() -> None:
+def test_communication_takes_as_much_longer_as_its_collectives():
     """Lengthen a step without overlap by what its all_reduces take longer."""
     slow = dataclasses.replace(HERE, rate_bps=1e8)
     replay = trained().replay(NETWORK, "none", slow)
@@ -42,7 +42,7 @@ def test_communication_takes_as_much_longer_as_its_collectives() -> None:
     assert replay.exposed_comm_ms == pytest.approx(replay.step_ms - 130, rel=0.05)
 
 
-def test_the_best_of_the_trained_bucket_sizes_is_taken() -> None:
+def test_the_best_of_the_trained_bucket_sizes_is_taken():
     """Return the shortest step of a hook's settings, and its launches' interval."""
     records = training_of({"none": 420.0})
     for launch, step_ms in enumerate((400.0, 402.0, 404.0)):
@@ -54,7 +54,7 @@ def test_the_best_of_the_trained_bucket_sizes_is_taken() -> None:
     assert replay.interval.low < 402 < replay.interval.high
 
 
-def test_buckets_that_overtake_each_other_end_as_measured() -> None:
+def test_buckets_that_overtake_each_other_end_as_measured():
     """Return the measured step also if a later bucket was done first."""
     times = ((4, 10.0, 100.0), (20, 40.0, 300.0), (8, 80.0, 250.0))
     buckets = [make_bucket(n * 2**20, ready_ms=r, done_ms=d) for n, r, d in times]
@@ -64,14 +64,14 @@ def test_buckets_that_overtake_each_other_end_as_measured() -> None:
     assert replay.exposed_comm_ms == pytest.approx(220.0)
 
 
-def test_what_cannot_be_replayed_says_why() -> None:
+def test_what_cannot_be_replayed_says_why():
     """Refuse an unmeasured collective."""
     network = forecast_network((2,), operations=["all_reduce"])
     with pytest.raises(InputError, match="Nothing is known of gloo all_gather"):
         trained().replay(network, "topk:0.01", HERE)
 
 
-def test_hooks_come_in_the_registrys_order() -> None:
+def test_hooks_come_in_the_registrys_order():
     """Order settings by hook, the densest first, and leave out compiled ones."""
     records = training_of({"topk:0.001": 100.0, "topk:0.01": 140.0, "none": 420.0})
     compiled = dataclasses.replace(records[-1].case, compile="default", bucket_cap_mb="7")

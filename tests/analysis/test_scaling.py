@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +58,7 @@ def as_run(records: list[Record], info: RunInfo = INFO) -> Run:
     return Run(path=Path("study"), info=info, records=tuple(records))
 
 
-def test_ratio_is_over_launches() -> None:
+def test_ratio_is_over_launches():
     """Return the ratio of times on the most and the fewest ranks, with an interval over
     launches.
     """
@@ -70,7 +69,7 @@ def test_ratio_is_over_launches() -> None:
     assert (pytest.approx(8.0), None) == (alone.ratio, alone.interval)
 
 
-def test_ratio_is_that_of_the_rows() -> None:
+def test_ratio_is_that_of_the_rows():
     """Take the median over visits of a launch, as rows do: one long visit does not outweigh two."""
     records = []
     for record in study(lambda n: 10.0 * n, noise=0):
@@ -95,7 +94,7 @@ def test_ratio_is_that_of_the_rows() -> None:
         (lambda n: 10.0 * n, {"ranks": (8, 16)}, ""),
     ],
 )
-def test_law_is_found(law: Callable[[int], float], changes: dict[str, Any], expected: str) -> None:
+def test_law_is_found(law, changes, expected):
     """Distinguish linear, logarithmic, constant and other growth; name several if the noise allows
     them, and none for two numbers of ranks.
     """
@@ -115,7 +114,7 @@ def intervals_of(*bounds: tuple[float, float]) -> dict[int, Interval]:
     slope=st.floats(0.1, 100),
     ends=st.lists(st.tuples(st.floats(0.8, 1), st.floats(1, 1.5)), min_size=3, max_size=6),
 )
-def test_true_law_is_never_denied(slope: float, ends: list[tuple[float, float]]) -> None:
+def test_true_law_is_never_denied(slope, ends):
     """Accept the true law wherever the medians lie in their intervals."""
     bounds = []
     for place, (low, high) in enumerate(ends, 1):
@@ -124,12 +123,12 @@ def test_true_law_is_never_denied(slope: float, ends: list[tuple[float, float]])
     assert law_of(intervals_of(*bounds)) in {"constant", "n", "log2 n or n"}
 
 
-def test_times_without_intervals_make_no_law() -> None:
+def test_times_without_intervals_make_no_law():
     """Name no law without intervals."""
     assert "" == law_of(dict.fromkeys(RANKS))
 
 
-def test_ordinary_runs_are_no_study() -> None:
+def test_ordinary_runs_are_no_study():
     """Return no growth for a run in which all ranks always took part."""
     run = as_run([make_record(), make_record(launch=1)], make_info())
     assert ([], 1) == (growths(run), len(all_rank_rows(run)))

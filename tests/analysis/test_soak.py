@@ -29,12 +29,12 @@ def result_of(records: list[Record], **info: Any) -> Soak:
     return soak
 
 
-def test_a_run_without_points_is_no_soak() -> None:
+def test_a_run_without_points_is_no_soak():
     """Return nothing for another run."""
     assert soak_results(as_run([])) is None
 
 
-def test_the_time_line_has_a_line_for_each_visit() -> None:
+def test_the_time_line_has_a_line_for_each_visit():
     """State when each visit began, its times and its slowest rank with the host, in the order of
     time.
     """
@@ -46,7 +46,7 @@ def test_the_time_line_has_a_line_for_each_visit() -> None:
     assert (0, 1, "n0") == (first.launch, first.slowest_rank, first.slowest_host)
 
 
-def test_what_is_said_of_a_soak() -> None:
+def test_what_is_said_of_a_soak():
     """State the extent, each event with who caused it, and the drift."""
     stall = Stall(rank=3, at_s=at_s(7, 3), lasted_s=5.0)
     extent, event, drift = result_of(soak_records(stalls={(7, 3): [stall]})).findings()
@@ -61,7 +61,7 @@ def test_what_is_said_of_a_soak() -> None:
     assert ["soak_extent", "soak_drift_slower"] == [finding.code for finding in slower]
 
 
-def test_plain_noise_has_neither_events_nor_drift() -> None:
+def test_plain_noise_has_neither_events_nor_drift():
     """Find nothing in at least 95 of 100 soaks of noise, with interruptions by the operating system
     in 1 or 30 %.
     """
@@ -73,7 +73,7 @@ def test_plain_noise_has_neither_events_nor_drift() -> None:
         )
 
 
-def test_a_planted_drift_is_named_with_its_interval() -> None:
+def test_a_planted_drift_is_named_with_its_interval():
     """Find 10 % over 40 launches in at least 95 of 100 soaks.
 
     The interval holds it in 90 or more.
@@ -92,7 +92,7 @@ def test_a_planted_drift_is_named_with_its_interval() -> None:
     ("launches", "cases", "verdict"),
     [(5, 1, "inconclusive"), (6, 20, "inconclusive"), (7, 20, "slower")],
 )
-def test_few_launches_show_no_drift(launches: int, cases: int, verdict: str) -> None:
+def test_few_launches_show_no_drift(launches, cases, verdict):
     """State that five launches are too few for a trend, and six for those of 20 cases: one of 360
     orders of six launches only rises or only falls.
     """
@@ -127,11 +127,11 @@ OWN_TIME = Interruption(at_s=PLANTED_S, lasted_s=0.4, rank_s=[0.0, 0.0, 0.4, 0.0
     ],
 )
 def test_what_is_planted_is_named(
-    planted: Interruption | None,
-    stalls: dict[tuple[int, float], float],
-    cause: str,
-    lasted_s: float,
-) -> None:
+    planted,
+    stalls,
+    cause,
+    lasted_s,
+):
     """Name the rank, the host or the system that is the cause, the time and the duration; stalls
     are of a rank, and begin so long after an interruption.
     """
@@ -158,7 +158,7 @@ def failed_launch(launch: int, begun_s: float, seconds: float, status: str) -> d
     }
 
 
-def test_a_failed_launch_is_an_event_until_the_next_result() -> None:
+def test_a_failed_launch_is_an_event_until_the_next_result():
     """State the last progress, the time until the next result, and the diagnosis.
 
     Merge failed starts in between.

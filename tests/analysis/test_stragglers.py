@@ -1,7 +1,6 @@
 """Tests of straggler detection in matrices and ordinary cases."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,9 +108,7 @@ def far_from_adapter(a: int, b: int) -> float:
         (1, 6, {"rank_slowness": pairs({(4, 2)}, 3.0)}, "rank 4 -> rank 2 slow_link"),
     ],
 )
-def test_what_is_slow_is_named(
-    hosts: int, ranks_per_host: int, rule: dict[str, Any], expected: str
-) -> None:
+def test_what_is_slow_is_named(hosts, ranks_per_host, rule, expected):
     """Name slow hosts, ranks and links with their direction, the worse first, and nothing that they
     explain.
     """
@@ -123,7 +120,7 @@ def test_what_is_slow_is_named(
 
 
 @pytest.mark.parametrize(("hosts", "symmetric"), [(3, False), (16, True)])
-def test_quarter_rate_host_is_named_and_no_link(hosts: int, *, symmetric: bool) -> None:
+def test_quarter_rate_host_is_named_and_no_link(hosts, *, symmetric):
     """Name the host at a quarter of the rate with its factor, and none of its links."""
     rule = {"host_slowness": touching(2, 4.0), "symmetric": symmetric}
     (straggler,) = findings_of(hosts, **rule).stragglers
@@ -133,7 +130,7 @@ def test_quarter_rate_host_is_named_and_no_link(hosts: int, *, symmetric: bool) 
     assert pytest.approx(4.0, rel=0.1) == straggler.factor.value
 
 
-def test_two_hosts_name_no_straggler() -> None:
+def test_two_hosts_name_no_straggler():
     """Report the slower direction of two hosts, and that the straggler cannot be determined."""
     findings = findings_of(2, host_slowness=sending(1, 3.0))
     (remark,) = findings.findings()
@@ -146,7 +143,7 @@ def test_two_hosts_name_no_straggler() -> None:
 
 
 @pytest.mark.parametrize(("hosts", "first"), [(4, 2), (8, 4), (9, 3)])
-def test_uplink_is_named_once(hosts: int, first: int) -> None:
+def test_uplink_is_named_once(hosts, first):
     """Name the uplink between two racks instead of all links between them."""
     findings = findings_of(hosts, host_slowness=crossing(first, 4.0))
     (straggler,) = findings.stragglers
@@ -160,7 +157,7 @@ def test_uplink_is_named_once(hosts: int, first: int) -> None:
 # ----------------------------------------------------------------------------------------- no alarm
 
 
-def test_equal_units_report_the_detectable_difference() -> None:
+def test_equal_units_report_the_detectable_difference():
     """Name no straggler among equals, and report comparisons and detectable differences."""
     findings = findings_of(4, 2)
     assert [] == findings.stragglers
@@ -172,7 +169,7 @@ def test_equal_units_report_the_detectable_difference() -> None:
     assert all(0.1 < numbers["slowdown"] < 0.5 for numbers in said)
 
 
-def test_one_launch_is_too_few() -> None:
+def test_one_launch_is_too_few():
     """Name no straggler from one launch, and report how many launches are needed."""
     findings = findings_of(4, launches=1, host_slowness=touching(0, 4.0))
     assert [] == findings.stragglers
@@ -182,7 +179,7 @@ def test_one_launch_is_too_few() -> None:
     assert ("slow_hint", "host1") == (hint.code, hint.subject)
 
 
-def test_wrong_data_is_left_out() -> None:
+def test_wrong_data_is_left_out():
     """Exclude pairs with wrong data."""
     records, info = make_matrix(5), make_hosts(5)
     first, *others = pairs_of(records[0])
@@ -192,7 +189,7 @@ def test_wrong_data_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("hosts", "spread"), [(3, 0.1), (8, 0.03)])
-def test_equal_hosts_are_left_alone_and_a_slow_one_is_found(hosts: int, spread: float) -> None:
+def test_equal_hosts_are_left_alone_and_a_slow_one_is_found(hosts, spread):
     """Name a straggler among equal hosts in at most 1 % of runs, plus one for the chosen seeds, and
     the host with 75 % of the others' rate in at least 95 %.
     """
@@ -237,7 +234,7 @@ SLOW = [1.0, 1.0, 1.4, 1.0]
 EQUAL = [1.0] * 4
 
 
-def test_rank_that_takes_long_in_everything_is_named() -> None:
+def test_rank_that_takes_long_in_everything_is_named():
     """Name the rank with the longest own time in two types of operation."""
     findings = ordinary_findings(ordinary({"all_reduce": SLOW, "all_gather": SLOW}))
     assert [("rank", "rank 2 on host3")] == named(findings)
@@ -245,7 +242,7 @@ def test_rank_that_takes_long_in_everything_is_named() -> None:
     assert pytest.approx(1.4, rel=0.1) == findings.stragglers[0].factor.value
 
 
-def test_rank_that_arrives_late_is_named() -> None:
+def test_rank_that_arrives_late_is_named():
     """Name the rank that arrives last."""
     arrivals = [0.1, 30.2, 0.3, 0.2]
     records = ordinary({"all_reduce": EQUAL, "barrier": EQUAL}, rank_arrival_us=arrivals)
@@ -264,12 +261,12 @@ def test_rank_that_arrives_late_is_named() -> None:
     ],
     ids=["one of two", "one kind", "unequal parts", "two ranks"],
 )
-def test_place_in_an_algorithm_is_no_fault(operations: dict[str, list[float]]) -> None:
+def test_place_in_an_algorithm_is_no_fault(operations):
     """Name no rank that is slow in one type of operation only."""
     assert [] == ordinary_findings(ordinary(operations)).stragglers
 
 
-def test_oversubscribed_ranks_are_not_compared() -> None:
+def test_oversubscribed_ranks_are_not_compared():
     """Compare no oversubscribed ranks."""
     records = ordinary({"all_reduce": SLOW, "all_gather": SLOW}, flags=("oversubscribed",))
     assert {} == ordinary_findings(records).to_json()
@@ -293,7 +290,7 @@ def grouped(factors: list[float]) -> list[Record]:
     return records
 
 
-def test_slow_group_is_named() -> None:
+def test_slow_group_is_named():
     """Name the group that is slower than its concurrent peers, with its host."""
     findings = search(grouped([1, 1, 1, 1.5]), make_hosts(4, 2))
     assert [("group", "ranks 6-7 on host4")] == named(findings)
@@ -301,7 +298,7 @@ def test_slow_group_is_named() -> None:
     assert {} == search(grouped([1, 1.5]), make_hosts(2, 2)).to_json()
 
 
-def test_a_group_takes_as_long_as_its_row_says() -> None:
+def test_a_group_takes_as_long_as_its_row_says():
     """Take the median over visits of a launch, as rows do: one long visit does not outweigh two."""
     records = []
     for record in grouped([1, 1, 1, 1.5]):
@@ -313,7 +310,7 @@ def test_a_group_takes_as_long_as_its_row_says() -> None:
     assert pytest.approx(1.5, rel=0.02) == straggler.factor.value
 
 
-def test_what_shows_in_several_cases_is_named_once() -> None:
+def test_what_shows_in_several_cases_is_named_once():
     """Merge what two backends show of a host, the worse first, and count stragglers beyond five."""
     records = []
     for backend in ("mpi", "gloo"):
@@ -332,7 +329,7 @@ def test_what_shows_in_several_cases_is_named_once() -> None:
 # ----------------------------------------------------------------------------------------- run.json
 
 
-def test_run_json_lists_the_stragglers(tmp_path: Path) -> None:
+def test_run_json_lists_the_stragglers(tmp_path):
     """Write stragglers and comparisons to run.json, or nothing without comparisons."""
     with Store.open(tmp_path / "mine", make_hosts(4)) as store:
         store.append(make_record())

@@ -38,13 +38,13 @@ def stragglers_of(out: Path, *lab: str) -> Sequence[tuple[str, str, float]]:
     return [(straggler.kind, straggler.name, straggler.factor.value) for straggler in found]
 
 
-def test_host_at_a_quarter_of_the_rate_is_named(tmp_path: Path) -> None:
+def test_host_at_a_quarter_of_the_rate_is_named(tmp_path):
     """Name exactly the host at a quarter of the link rate, with its factor."""
     ((kind, name, factor),) = stragglers_of(tmp_path / "r", "--slow", "host2=25mbit")
     assert ("host", "host2") == (kind, name)
     assert 2.5 < factor < 5.5
 
 
-def test_equal_hosts_are_left_alone(tmp_path: Path) -> None:
+def test_equal_hosts_are_left_alone(tmp_path):
     """Name no straggler if all links have the same rate."""
     assert [] == stragglers_of(tmp_path / "r")

@@ -31,14 +31,14 @@ def make_computing_ms(
         ([1, 1, 1, 1], None),
     ],
 )
-def test_the_slow_rank_is_named(factors: list[float], slow: int | None) -> None:
+def test_the_slow_rank_is_named(factors, slow):
     """Name a rank that is 1.4 times as slow or more, and none that is slower by less than the
     smallest relevant.
     """
     assert slow == find_straggler(make_computing_ms(factors))
 
 
-def test_few_groups_name_nobody() -> None:
+def test_few_groups_name_nobody():
     """Name no rank of two after five groups: chance is not excluded."""
     assert find_straggler(make_computing_ms([1, 1.5], groups=5)) is None
     assert find_straggler([]) is None
@@ -65,7 +65,7 @@ INFO = {
 }
 
 
-def test_what_is_said_has_its_numbers() -> None:
+def test_what_is_said_has_its_numbers():
     """State the mean step, the range of ranks, the straggler with its delay, and the bound."""
     step, ranks, straggler, bound = watched_findings(make_record(), INFO)
     assert (100.0, 90.0, 5) == tuple(step.numbers.values())
@@ -82,7 +82,7 @@ def test_what_is_said_has_its_numbers() -> None:
     ("broadcast_ms", "parts_ms"),
     [(None, [30.0, 40.0, 20.0, 6.0, 4.0]), (3.0, [3.0, 30.0, 40.0, 20.0, 6.0, 1.0])],
 )
-def test_parts_add_up_to_the_mean_step(broadcast_ms: float | None, parts_ms: list[float]) -> None:
+def test_parts_add_up_to_the_mean_step(broadcast_ms, parts_ms):
     """Give the rest of the mean step a part of its own, so that the parts sum to the step; name
     the broadcast where the model has buffers.
     """

@@ -3,9 +3,7 @@
 import importlib.util
 import itertools
 import re
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 from conducting import run
@@ -27,7 +25,7 @@ LACKING = "this MPI library has no"
 @pytest.fixture(
     scope="module", params=[1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
 )
-def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
+def verified(request, run_ranks):
     """Return all findings on 1 and 3 ranks, and on 2 and 4 with the slow tests, from one launch
     each.
     """
@@ -35,7 +33,7 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
     return {"size": request.param, **results}
 
 
-def test_results_are_right_and_wrong_ones_are_caught(verified: dict[str, Any]) -> None:
+def test_results_are_right_and_wrong_ones_are_caught(verified):
     """Find no wrong element in either loop, exactly the flipped one, and missing communication.
 
     Refuse exactly the missing operations, with the reason. Corrupt each operation in each type on
@@ -56,8 +54,8 @@ def test_results_are_right_and_wrong_ones_are_caught(verified: dict[str, Any]) -
 
 
 def test_barriers_wait_and_persistent_requests_need_a_new_library(
-    verified: dict[str, Any],
-) -> None:
+    verified,
+):
     """Count the ranks that leave an idle barrier early, and none in a real one; name the library,
     its version and the missing function.
     """
@@ -74,7 +72,7 @@ def test_barriers_wait_and_persistent_requests_need_a_new_library(
 
 
 @pytest.mark.usefixtures("forks")
-def test_persistent_requests_are_compared_with_blocking_calls(tmp_path: Path) -> None:
+def test_persistent_requests_are_compared_with_blocking_calls(tmp_path):
     """Measure both in each launch with right data and the same loop; state the ratio."""
     operations, cadences = ["all_reduce", "barrier"], ["isolated", "persistent"]
     sweep = Sweep(

@@ -10,7 +10,7 @@ from commbench.collectives.operations import OPERATIONS
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_operation_takes_the_scripted_time(operation: str) -> None:
+def test_every_operation_takes_the_scripted_time(operation):
     """Measure each operation's scripted time on all ranks, per message and halved for round
     trips.
     """

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Sequence
 
 import pytest
 from threads import run_threads
@@ -37,9 +36,7 @@ pytestmark = pytest.mark.usefixtures("without_nccl_variables")
         "in another order",
     ],
 )
-def test_each_rank_gets_the_gpu_with_the_fewest_ranks(
-    visible: Sequence[Sequence[str]], numbers: str, shared: int
-) -> None:
+def test_each_rank_gets_the_gpu_with_the_fewest_ranks(visible, numbers, shared):
     """Assign by physical GPUs, whichever of them each rank sees."""
     devices = [int(number) for number in numbers]
     assert (devices, shared) == distribute([("node1", gpus) for gpus in visible])
@@ -49,9 +46,7 @@ def test_each_rank_gets_the_gpu_with_the_fewest_ranks(
 
 
 @pytest.mark.parametrize(("machines", "shared"), [(("one", "one"), 2), (("one", "two"), 1)])
-def test_hosts_of_one_machine_share_its_gpus(
-    monkeypatch: pytest.MonkeyPatch, machines: Sequence[str], shared: int
-) -> None:
+def test_hosts_of_one_machine_share_its_gpus(monkeypatch, machines, shared):
     """Count ranks in containers of one machine together, and set no network interface."""
     own = threading.local()
     monkeypatch.setattr("commbench.backends.gpu_assignment.machine_id", lambda: machines[own.rank])
@@ -69,9 +64,7 @@ def test_hosts_of_one_machine_share_its_gpus(
     ("visible", "shared"),
     [([FOUR] * 2, False), ([(gpu,) for gpu in FOUR[:2]], False), ([FOUR[:1]] * 2, True)],
 )
-def test_nccl_is_configured_if_ranks_share_a_gpu(
-    visible: Sequence[Sequence[str]], shared: bool
-) -> None:
+def test_nccl_is_configured_if_ranks_share_a_gpu(visible, shared):
     """Set NCCL's variables only if ranks share a GPU, also as parts of one."""
     gpus = run_threads(2, lambda control: assign_gpu(control, visible[control.rank]))
     assert {1 + shared} == {ranks_per_gpu for _, ranks_per_gpu in gpus}

@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import sys
-from typing import Any
 
 import pytest
 from verifying import possible, read_cases
@@ -16,14 +15,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
+def verified(request, run_ranks):
     """Return the verification of every case on one and on two ranks."""
     words = "verify_all.py", "nccl"
     output = run_ranks(request.param, *words, timeout=280, python=sys.executable)
     return {"size": request.param, **read_cases(output)}
 
 
-def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]) -> None:
+def test_results_are_right_and_a_wrong_element_is_found(verified):
     """Find no wrong element in clean results, and exactly the flipped one."""
     done = [entry for entry in verified["cases"] if "refused" not in entry]
     assert [] == [
@@ -32,19 +31,19 @@ def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]
     assert possible(verified["size"]) == {entry["case"].operation for entry in done}
 
 
-def test_the_barrier_waits(verified: dict[str, Any]) -> None:
+def test_the_barrier_waits(verified):
     """Hold every rank until the last has entered."""
     assert 0 == verified["barrier"]["nccl"]["real"]
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def measured(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
+def measured(request, run_ranks):
     """Return the records of an all_reduce in every cadence with hot and rotated buffers."""
     output = run_ranks(request.param, "device_cases.py", timeout=280, python=sys.executable)
     return {"size": request.param, **output}
 
 
-def test_cadences_and_buffers_are_timed(measured: dict[str, Any]) -> None:
+def test_cadences_and_buffers_are_timed(measured):
     """Verify and time every combination; a graph holds many operations and is destroyed cleanly."""
     records = measured["records"]
     assert [] == [record for record in records if (record["status"], record["wrong"]) != ("ok", 0)]
@@ -58,7 +57,7 @@ def test_cadences_and_buffers_are_timed(measured: dict[str, Any]) -> None:
     )
 
 
-def test_a_graph_costs_no_more_than_calls_from_python(measured: dict[str, Any]) -> None:
+def test_a_graph_costs_no_more_than_calls_from_python(measured):
     """Replay small operations within twice their pipelined time."""
     times = {
         record["cadence"]: record["time_us"]
@@ -68,7 +67,7 @@ def test_a_graph_costs_no_more_than_calls_from_python(measured: dict[str, Any]) 
     assert times["graph"] < 2 * times["pipelined"]
 
 
-def test_the_gpu_is_known(measured: dict[str, Any]) -> None:
+def test_the_gpu_is_known(measured):
     """Return the L2 cache size, the PCI address, and the clock if NVML is installed."""
     assert measured["l2_bytes"] >= 2**20
     assert re.fullmatch(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d", measured["gpu"])

@@ -1,7 +1,5 @@
 """Tests of MPI on GPU memory simulated in host memory, over real ranks."""
 
-from typing import Any
-
 import pytest
 from verifying import possible, read_cases, surprises
 
@@ -21,7 +19,7 @@ KNOWN = (
 @pytest.fixture(
     scope="module", params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))]
 )
-def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
+def verified(request, run_ranks):
     """Return the findings of verification on 2 ranks, and on 1 and 3 with the slow tests."""
     pytest.importorskip("numba")
     results = run_ranks(request.param, "mpi_on_device.py", timeout=200)
@@ -31,7 +29,7 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_operation_is_right(verified: dict[str, Any], backend: str) -> None:
+def test_every_operation_is_right(verified, backend):
     """Find no wrong element, exactly the flipped one, none after the native loop, and missing
     communication.
 
@@ -50,7 +48,7 @@ def test_every_operation_is_right(verified: dict[str, Any], backend: str) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_cases_are_measured(verified: dict[str, Any], backend: str) -> None:
+def test_cases_are_measured(verified, backend):
     """Time by the host's clock, natively for direct device addresses, also with rotated buffers."""
     loop = "native" if backend == "mpi-cuda" else "python"
     assert {("ok", "", 0, loop, "Simulated GPU 0")} == {
@@ -59,7 +57,7 @@ def test_cases_are_measured(verified: dict[str, Any], backend: str) -> None:
     }
 
 
-def test_no_address_is_handed_to_an_mpi_that_does_not_take_it(verified: dict[str, Any]) -> None:
+def test_no_address_is_handed_to_an_mpi_that_does_not_take_it(verified):
     """Refuse device addresses unless MPI accepts GPU memory, and name the alternative."""
     assert verified["takes"] == (not verified["refusal"])
     if verified["refusal"]:

@@ -35,7 +35,7 @@ def answer_with(answer: Any, value: int, code: int = 0) -> int:
     return code
 
 
-def test_the_preferred_component_is_the_enabled_one_of_highest_priority() -> None:
+def test_the_preferred_component_is_the_enabled_one_of_highest_priority():
     """Parse the report of Open MPI 5, and return nothing for other text."""
     assert "han" == parse_component(REPORT)
     assert "" == parse_component("something else")
@@ -72,14 +72,14 @@ class FakeOpenMpi:
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> FakeOpenMpi:
+def library(monkeypatch):
     """Return Open MPI before its start, without verbosity in the environment."""
     monkeypatch.delenv(VERBOSE, raising=False)
     monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
     return FakeOpenMpi()
 
 
-def test_other_words_are_passed_on(library: FakeOpenMpi) -> None:
+def test_other_words_are_passed_on(library):
     """Remove only the requested report from stderr."""
     inquiry = ComponentQuery(library)
     with captured(2) as captured_stderr:
@@ -89,7 +89,7 @@ def test_other_words_are_passed_on(library: FakeOpenMpi) -> None:
     assert 2 * "a warning\n" == captured_stderr.text
 
 
-def test_stderr_stays_free(library: FakeOpenMpi) -> None:
+def test_stderr_stays_free(library):
     """Write heartbeats to stderr at once, also during MPI's start and the creation of a
     communicator.
     """
@@ -105,7 +105,7 @@ def test_stderr_stays_free(library: FakeOpenMpi) -> None:
         assert "@commbench heartbeat\n" in captured_stderr.text
 
 
-def test_components_are_quiet_but_while_a_communicator_is_made(library: FakeOpenMpi) -> None:
+def test_components_are_quiet_but_while_a_communicator_is_made(library):
     """Lower the component's verbosity after a communicator is created, also after an error."""
     inquiry = ComponentQuery(library)
     with captured(2), inquiry.starting():
@@ -122,9 +122,7 @@ def test_components_are_quiet_but_while_a_communicator_is_made(library: FakeOpen
     assert "a warning\n" == captured_stderr.text
 
 
-def test_a_person_s_own_question_is_left_alone(
-    library: FakeOpenMpi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_person_s_own_question_is_left_alone(library, monkeypatch):
     """Change nothing if the person set Open MPI's verbosity."""
     monkeypatch.setenv(VERBOSE, "100")
     inquiry = ComponentQuery(library)
@@ -136,9 +134,7 @@ def test_a_person_s_own_question_is_left_alone(
 
 
 @pytest.mark.parametrize(("queried", "rank"), [(object(), "0"), (FakeOpenMpi(), "1")])
-def test_other_libraries_and_other_ranks_are_asked_nothing(
-    monkeypatch: pytest.MonkeyPatch, queried: Any, rank: str
-) -> None:
+def test_other_libraries_and_other_ranks_are_asked_nothing(monkeypatch, queried, rank):
     """Set no variable for a library without these functions, nor on a rank other than 0."""
     monkeypatch.delenv(VERBOSE, raising=False)
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
@@ -159,7 +155,7 @@ with ComponentQuery(library).starting():
 """
 
 
-def test_last_words_of_a_start_survive_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_words_of_a_start_survive_the_process(monkeypatch):
     """Pass on output written before MPI_Init killed the process, also an unfinished line."""
     monkeypatch.delenv(VERBOSE, raising=False)
     environment = {
@@ -197,8 +193,6 @@ def test_last_words_of_a_start_survive_the_process(monkeypatch: pytest.MonkeyPat
         ),
     ],
 )
-def test_gpu_memory_needs_a_positive_answer_of_the_library(
-    library: SimpleNamespace, expected: bool
-) -> None:
+def test_gpu_memory_needs_a_positive_answer_of_the_library(library, expected):
     """Query Open MPI's function, else MPICH's older one; without an answer return False."""
     assert expected is takes_gpu_memory(library)

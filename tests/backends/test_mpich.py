@@ -22,7 +22,7 @@ WORDS = (
 
 
 @pytest.fixture(scope="module")
-def mpiexec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mpiexec(tmp_path_factory):
     """Return the mpiexec of MPICH's wheel; skip if pip cannot install it."""
     pytest.importorskip("mpi4py")
     prefix = tmp_path_factory.mktemp("mpich")
@@ -46,7 +46,7 @@ def commbench(mpiexec: Path, out: Path, options: str) -> list[str]:
     return [sys.executable, *words.split()]
 
 
-def test_mpich_is_recognised_by_its_version_text(mpiexec: Path) -> None:
+def test_mpich_is_recognised_by_its_version_text(mpiexec):
     """Choose the Hydra launcher for the library beside it."""
     launcher = choose_launcher(str(mpiexec), Placement(environ={}))
     assert isinstance(launcher, MpiexecLauncher)
@@ -58,7 +58,7 @@ def test_mpich_is_recognised_by_its_version_text(mpiexec: Path) -> None:
 
 
 @pytest.mark.parametrize("binding", ["core", "none"])
-def test_mpich_measures(mpiexec: Path, tmp_path: Path, binding: str) -> None:
+def test_mpich_measures(mpiexec, tmp_path, binding):
     """Measure two ranks of MPICH; every row is ok and names the library."""
     out = tmp_path / "run"
     succeeded(*commbench(mpiexec, out, f"--sizes 8,64K --launches 1 --bind-to {binding}"))
@@ -88,7 +88,7 @@ def find_rank(mark: str, rank: str) -> psutil.Process | None:
     return None
 
 
-def test_a_killed_rank_of_mpich_is_named(mpiexec: Path, tmp_path: Path, mark: str) -> None:
+def test_a_killed_rank_of_mpich_is_named(mpiexec, tmp_path, mark):
     """Name a killed rank, and complete the run on resume."""
     out = tmp_path / "run"
     command = commbench(mpiexec, out, "--sizes 8:256K --launches 2 --fail-fast")

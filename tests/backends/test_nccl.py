@@ -9,7 +9,6 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 from types import ModuleType
 from typing import Any
@@ -45,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("without_nccl_variables")
 
 
 @pytest.fixture
-def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def nccl(monkeypatch):
     """Return the backend's module over a simulated cupy."""
     # a full collection looks through all tests; what a test has made is young
     collect = gc.collect
@@ -108,7 +107,7 @@ def verified(
 @pytest.mark.parametrize(
     "size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4))]
 )
-def test_every_operation_is_right(nccl: ModuleType, size: int) -> None:
+def test_every_operation_is_right(nccl, size):
     """Find no wrong element in any case, and refuse only what NCCL lacks."""
     found = verified(nccl, size, cases(size))
     assert {"right", "refused"} == set(found)
@@ -116,14 +115,14 @@ def test_every_operation_is_right(nccl: ModuleType, size: int) -> None:
 
 
 @pytest.mark.programs
-def test_an_operation_without_communication_is_detected(nccl: ModuleType) -> None:
+def test_an_operation_without_communication_is_detected(nccl):
     """Find wrong elements in every operation without communication."""
     found = verified(nccl, 2, [case for case in cases(2) if case.dtype == "int8"], is_idle=True)
     assert {"wrong", "refused"} == set(found)
     assert possible(2) == found["wrong"]
 
 
-def test_groups_have_communicators_of_their_own(nccl: ModuleType) -> None:
+def test_groups_have_communicators_of_their_own(nccl):
     """Reduce separately in two groups of four ranks, on the stream that is timed."""
 
     def work(control: Control) -> tuple[int, int, int]:
@@ -140,7 +139,7 @@ def test_groups_have_communicators_of_their_own(nccl: ModuleType) -> None:
     assert [(0, 2, 101), (0, 2, 1010), (1, 2, 101), (1, 2, 1010)] == run_threads(4, work)
 
 
-def test_a_missing_gpu_is_bad_input(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_bad_input(nccl, monkeypatch):
     """Translate CUDA's error into a sentence."""
 
     def fail() -> int:
@@ -157,7 +156,7 @@ def test_a_missing_gpu_is_bad_input(nccl: ModuleType, monkeypatch: pytest.Monkey
         sys.modules[MODULES[1]].find_gpus("nccl")
 
 
-def test_a_missing_nccl_is_bad_input(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_nccl_is_bad_input(nccl, monkeypatch):
     """Print the import error that cupy suppressed, and the package to install."""
     check = sys.modules[MODULES[1]]
     assert 8 == len(check.find_nccl_gpus("nccl"))
@@ -205,7 +204,7 @@ def plain_case(message_bytes: int = 4096, **changes: Any) -> Case:
 
 
 @pytest.mark.parametrize(("sync", "start"), [("auto", "barrier"), ("none", "none")])
-def test_cases_are_measured_by_events(nccl: ModuleType, sync: str, start: str) -> None:
+def test_cases_are_measured_by_events(nccl, sync, start):
     """Time the device alone; rows name events, NCCL's version, the GPU and the start method."""
     record, _ = records_of(nccl, 2, [plain_case(sync=sync)])
     assert ("ok", 0, "event", start) == (record.status, record.wrong, record.loop, record.sync)
@@ -226,7 +225,7 @@ def alone(record: Any) -> bool:
 @pytest.mark.parametrize(
     "size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))]
 )
-def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
+def test_every_operation_can_be_replayed(nccl, size):
     """Capture, verify and time every operation as a graph, the barrier included."""
     names = sorted(possible(size))
     common = {
@@ -248,9 +247,7 @@ def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
 
 
 @pytest.mark.parametrize("case", [plain_case(graph=True), plain_case(graph=True, in_place=False)])
-def test_a_graph_without_operations_is_detected(
-    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, case: Case
-) -> None:
+def test_a_graph_without_operations_is_detected(nccl, monkeypatch, case):
     """Find wrong elements, in place too, if the replayed graph is empty."""
     monkeypatch.setattr(Graph, "launch", lambda *_: None)
     record, _ = records_of(nccl, 3, [case])
@@ -258,7 +255,7 @@ def test_a_graph_without_operations_is_detected(
 
 
 @pytest.mark.parametrize("redop", ["sum", "avg"])
-def test_nothing_is_timed_where_nccl_does_nothing(nccl: ModuleType, redop: str) -> None:
+def test_nothing_is_timed_where_nccl_does_nothing(nccl, redop):
     """Refuse in-place calls of one rank, except averages; time out-of-place copies."""
     cases = [plain_case(in_place=in_place, redop=redop) for in_place in (True, False)]
     inside, outside, _ = records_of(nccl, 1, cases)
@@ -267,7 +264,7 @@ def test_nothing_is_timed_where_nccl_does_nothing(nccl: ModuleType, redop: str) 
     assert OPERATION_NS / 1e3 == pytest.approx(median(outside.times_us))
 
 
-def test_memory_that_is_full_on_one_rank_is_a_row(nccl: ModuleType) -> None:
+def test_memory_that_is_full_on_one_rank_is_a_row(nccl):
     """Record on all ranks that the root has no memory, and continue with other cases."""
     large = plain_case(MEMORY_BYTES // 2, operation="gather", root=1, in_place=False)
     full, fine, _ = records_of(nccl, 2, [large, plain_case()])
@@ -278,9 +275,7 @@ def test_memory_that_is_full_on_one_rank_is_a_row(nccl: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("step", ["write", "count_wrong"])
-def test_memory_that_verification_lacks_is_a_row(
-    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_memory_that_verification_lacks_is_a_row(nccl, monkeypatch, step):
     """Refuse a case if filling or comparing exceeds memory."""
 
     def full(*_: object) -> None:
@@ -293,9 +288,7 @@ def test_memory_that_verification_lacks_is_a_row(
 
 
 @pytest.mark.parametrize(("algorithm", "ranks"), [("auto", {0}), ("ring", {0, 1})])
-def test_a_failing_capture_is_a_row(
-    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, ranks: set[int], algorithm: str
-) -> None:
+def test_a_failing_capture_is_a_row(nccl, monkeypatch, ranks, algorithm):
     """Record CUDA's error on one or all ranks, and continue on the same stream and algorithm."""
     all_gather = simulated_cupy.NcclCommunicator.allGather
 
@@ -317,7 +310,7 @@ def test_a_failing_capture_is_a_row(
     assert ("unsupported", sentence, "ok") == (failed.status, failed.reason, fine.status)
 
 
-def test_a_group_ends_where_a_message_is_refused(nccl: ModuleType) -> None:
+def test_a_group_ends_where_a_message_is_refused(nccl):
     """Close an NCCL group after an error, so that later calls execute at once."""
 
     def work(control: Control) -> int:
@@ -336,7 +329,7 @@ def test_a_group_ends_where_a_message_is_refused(nccl: ModuleType) -> None:
     assert [11, 11] == run_threads(2, work)
 
 
-def test_an_old_nccl_has_no_graphs(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_nccl_has_no_graphs(nccl, monkeypatch):
     """Refuse graphs for an old NCCL, and name the required version; refuse agreed instants, because
     events have no common clock.
     """
@@ -352,7 +345,7 @@ def test_an_old_nccl_has_no_graphs(nccl: ModuleType, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_rotated_buffers_exceed_the_cache(nccl: ModuleType, *, graph: bool) -> None:
+def test_rotated_buffers_exceed_the_cache(nccl, *, graph):
     """Rotate over twice the L2 size."""
     message_bytes, sets = L2_BYTES // 16, 32
     record, (addresses, _) = records_of(
@@ -369,7 +362,7 @@ def test_rotated_buffers_exceed_the_cache(nccl: ModuleType, *, graph: bool) -> N
     )
 
 
-def test_small_messages_stay_in_the_cache(nccl: ModuleType) -> None:
+def test_small_messages_stay_in_the_cache(nccl):
     """Flag rotated buffers that fit into the L2; use one set if a message exceeds it."""
     small, _ = records_of(nccl, 2, [plain_case(64, buffers="rotated")])
     large, (addresses, _) = records_of(nccl, 2, [plain_case(2 * L2_BYTES, buffers="rotated")])
@@ -377,7 +370,7 @@ def test_small_messages_stay_in_the_cache(nccl: ModuleType) -> None:
     assert 1 == len(set(addresses))
 
 
-def test_a_slowed_gpu_is_flagged(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slowed_gpu_is_flagged(nccl, monkeypatch):
     """Read the clock of the rank's own GPU before and after a case."""
     nvml = SimulatedNvml(
         ["0000:00:00.0"], clocks_MHz=[1980] * 3 + [1100], reasons=[0x1] * 3 + [0x4]
@@ -407,9 +400,7 @@ def refused(
     return lambda: run_threads(2, lambda control: nccl.NcclCommunicator(control).close())
 
 
-def test_ranks_that_nccl_refuses_on_one_gpu_get_a_sentence(
-    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_nccl_refuses_on_one_gpu_get_a_sentence(nccl, monkeypatch):
     """Name the variable to unset only if ranks share a GPU."""
     monkeypatch.setenv("NCCL_HOSTID", "mine")
     with pytest.raises(
@@ -420,9 +411,7 @@ def test_ranks_that_nccl_refuses_on_one_gpu_get_a_sentence(
         refused(nccl, monkeypatch, devices=2)()
 
 
-def test_the_ranks_on_one_gpu_are_named(
-    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_ranks_on_one_gpu_are_named(nccl, monkeypatch, tmp_path):
     """Name the ranks from NCCL's log, whatever number of GPUs CUDA reports."""
     line = (
         "n1:7:9 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 3 both on CUDA"
@@ -448,7 +437,7 @@ def by_algorithm(nccl: ModuleType, algorithm: str, size: int = 1) -> list[Any]:
     return records
 
 
-def test_an_algorithm_gets_a_communicator_of_its_own(nccl: ModuleType) -> None:
+def test_an_algorithm_gets_a_communicator_of_its_own(nccl):
     """Create a communicator with the algorithm for that case only, and restore the environment."""
     assert ["ok"] * 3 == [record.status for record in by_algorithm(nccl, "tree/ll")]
     calls_by_algorithm = {
@@ -463,7 +452,7 @@ def test_an_algorithm_gets_a_communicator_of_its_own(nccl: ModuleType) -> None:
     ("algorithm", "error"),
     [("nvls", "NCCL_ERROR_INVALID_USAGE"), ("collnetdirect", "ncclRemoteError")],
 )
-def test_what_nccl_cannot_do_is_a_row(nccl: ModuleType, algorithm: str, error: str) -> None:
+def test_what_nccl_cannot_do_is_a_row(nccl, algorithm, error):
     """Record NCCL's error, abandon the failed communicator, and continue with other cases."""
     records = by_algorithm(nccl, algorithm)
     assert ["ok", "unsupported", "ok"] == [record.status for record in records]
@@ -473,16 +462,14 @@ def test_what_nccl_cannot_do_is_a_row(nccl: ModuleType, algorithm: str, error: s
         assert [["abort"]] == [made.calls for made in failed]
 
 
-def test_numbers_of_channels_need_the_other_path(nccl: ModuleType) -> None:
+def test_numbers_of_channels_need_the_other_path(nccl):
     """Refuse a number of channels, and name --backend torch-nccl."""
     record = by_algorithm(nccl, "ring/8ch", size=2)[1]
     assert "unsupported" == record.status
     assert "use --backend torch-nccl" in record.reason
 
 
-def test_a_row_has_the_algorithm_of_its_own_operation(
-    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_has_the_algorithm_of_its_own_operation(nccl, monkeypatch):
     """Read a graph's algorithm from NCCL's log of the capture; leave it empty without a log."""
     script = [
         {"all_reduce": "tree/ll/1ch"},

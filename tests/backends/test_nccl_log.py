@@ -24,7 +24,7 @@ node1:1:1 [0] NCCL INFO Reduce [Copy Engine]: 4096 Bytes -> cudaMemcpy; CE synch
 """
 
 
-def test_algorithms_are_read() -> None:
+def test_algorithms_are_read():
     """Return the last algorithm of each operation, in the syntax of requests."""
     assert {
         "all_reduce": "ring/ll128/16ch",
@@ -39,7 +39,7 @@ def test_algorithms_are_read() -> None:
     assert {} == algorithms_in(LOG)
 
 
-def test_transports_shared_gpus_and_settings_are_read() -> None:
+def test_transports_shared_gpus_and_settings_are_read():
     """Return each transport once, without adapter numbers and without mere capabilities; the two
     ranks of NCCL's warning about a shared GPU; and the variables that it took.
     """

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("without_nccl_variables")
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Library:
+def library(monkeypatch, tmp_path):
     """Return a loaded library, with NCCL's variables removed."""
     simulated = Library("ncclResetDebugInit")
     monkeypatch.setattr(nccl_runtime, "loaded_library", lambda: simulated)
@@ -58,7 +57,7 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Library:
     return simulated
 
 
-def test_operations_are_logged_only_around_untimed_calls(library: Library, tmp_path: Path) -> None:
+def test_operations_are_logged_only_around_untimed_calls(library, tmp_path):
     """Log only around untimed calls, keep every transport and setting, and remove the file."""
     log = NcclLog()
     log.enable()
@@ -83,9 +82,7 @@ def test_operations_are_logged_only_around_untimed_calls(library: Library, tmp_p
 
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("beside", [{}, {"ncclResetDebugInit": lambda: None}])
-def test_newer_libraries_are_reset_by_the_newer_function(
-    beside: dict[str, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newer_libraries_are_reset_by_the_newer_function(beside, monkeypatch):
     """Use the newer reset function, alone or beside the older one."""
     newer = Library("ncclResetDebugInitInternal")
     vars(newer).update(beside)
@@ -98,7 +95,7 @@ def test_newer_libraries_are_reset_by_the_newer_function(
     assert {"all_reduce": "tree/ll/2ch"} == algorithms
 
 
-def test_a_log_of_somebody_else_is_left_alone(library: Library, tmp_path: Path) -> None:
+def test_a_log_of_somebody_else_is_left_alone(library, tmp_path):
     """Keep the variables and the log file of a person who logs NCCL."""
     log_file = tmp_path / "mine.log"
     settings = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL", "NCCL_DEBUG_FILE": str(log_file)}
@@ -113,9 +110,7 @@ def test_a_log_of_somebody_else_is_left_alone(library: Library, tmp_path: Path) 
     assert log_file.exists()
 
 
-def test_a_library_that_cannot_begin_again_is_not_asked(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_cannot_begin_again_is_not_asked(library, monkeypatch):
     """Read no algorithm from a library before 2.24 or one not loaded."""
     monkeypatch.setattr(nccl_runtime, "loaded_library", lambda: None)
     log = NcclLog()
@@ -127,7 +122,7 @@ def test_a_library_that_cannot_begin_again_is_not_asked(
     assert ({}, before) == (algorithms, os.environ["NCCL_DEBUG_FILE"])
 
 
-def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_put_back(monkeypatch):
     """Set variables temporarily, and restore them after an error too."""
     monkeypatch.setenv("NCCL_ALGO", "ring")
     monkeypatch.delenv("NCCL_PROTO", raising=False)
@@ -149,6 +144,6 @@ def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("number", "text"), [(22809, "2.28.9"), (23007, "2.30.7"), (2708, "2.7.8"), (21805, "2.18.5")]
 )
-def test_versions_are_read(number: int, text: str) -> None:
+def test_versions_are_read(number, text):
     """Format both of NCCL's version numberings."""
     assert text == version_text(number)

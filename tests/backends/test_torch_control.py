@@ -17,7 +17,7 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Placed:
+def place(monkeypatch):
     """Return a function that simulates a host with a name's address, a default route and an
     interface request.
     """
@@ -50,16 +50,14 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Placed:
         (False, ("127.0.1.1", "10.0.0.5", "ib0,eth0"), ("ib0,eth0", "10.1.0.5")),
     ],
 )
-def test_ranks_meet_where_all_can_reach_them(
-    place: Placed, one_host: bool, host: tuple[str, str, str], expected: tuple[str, str]
-) -> None:
+def test_ranks_meet_where_all_can_reach_them(place, one_host, host, expected):
     """Choose the requested interface, else the loopback on one host, else by name or route."""
     place(*host)
     torch_control.choose_interface(one_host=one_host)
     assert expected == (os.environ[INTERFACE], torch_control._own_address())
 
 
-def test_an_address_that_nobody_reaches_is_refused(place: Placed) -> None:
+def test_an_address_that_nobody_reaches_is_refused(place):
     """Ask for an interface if neither name nor route gives a reachable address, or another one if
     it is unknown.
     """

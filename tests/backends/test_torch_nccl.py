@@ -19,13 +19,13 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 @pytest.fixture(
     scope="module", params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))]
 )
-def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
+def verified(request, run_ranks):
     """Return all findings on 2 ranks, and on 1 and 4 with the slow tests, from one launch each."""
     findings = read_cases(run_ranks(request.param, "torch_on_host.py"))
     return {"size": request.param, **findings}
 
 
-def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]) -> None:
+def test_results_are_right_and_a_wrong_element_is_found(verified):
     """Find no wrong element in clean results, and exactly the flipped one.
 
     Refuse exactly the missing operations, with the reason. Hold every rank in a real barrier, and
@@ -41,7 +41,7 @@ def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]
 @pytest.mark.parametrize(
     "how", ["plain", "in place", "algorithm", "narrow", "pipelined", "rotated", "groups", "barrier"]
 )
-def test_cases_are_measured_by_events(verified: dict[str, Any], how: str) -> None:
+def test_cases_are_measured_by_events(verified, how):
     """Measure through the whole engine: verified, timed by events, with overhead."""
     if how in {"in place", "barrier"} and verified["size"] == 1:
         assert (
@@ -63,7 +63,7 @@ def test_cases_are_measured_by_events(verified: dict[str, Any], how: str) -> Non
     assert [] == list(record["skew_us"])
 
 
-def test_a_missing_gpu_is_bad_input() -> None:
+def test_a_missing_gpu_is_bad_input():
     """Refuse a torch without GPU support before using it."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
@@ -84,7 +84,7 @@ def test_a_missing_gpu_is_bad_input() -> None:
         ("too large", "room for another {share} KiB, 1 GiB are free; choose smaller --sizes"),
     ],
 )
-def test_what_cannot_be_measured_is_a_row(verified: dict[str, Any], how: str, reason: str) -> None:
+def test_what_cannot_be_measured_is_a_row(verified, how, reason):
     """Record on all ranks why a case cannot be measured, though one alone has no memory."""
     record = verified["measured"][how]
     assert "unsupported" == record["status"]
@@ -115,7 +115,7 @@ def bare(**attributes: Any) -> Any:
         *("broadcast", "reduce", "gather", "scatter"),
     ],
 )
-def test_collectives_are_begun_and_waited_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_collectives_are_begun_and_waited_for(monkeypatch, name):
     """Start each collective on the group's stream, as DDP does, and let the current stream wait."""
     from commbench.backends import torch_calls
     from commbench.backends.torch_nccl import TensorBuffer

@@ -5,10 +5,8 @@ measuring.
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
-from commands import Command
 from kept import RESULTS
 from launching import mpirun, succeeded
 
@@ -25,7 +23,7 @@ ROOT = RESULTS.parent
         ("bandwidth@8:busbw>=0.1GB/s", 3),
     ],
 )
-def test_the_exit_code_is_the_outcome(commbench: Command, text: str, code: int) -> None:
+def test_the_exit_code_is_the_outcome(commbench, text, code):
     """Exit with 0 if met, 5 if not met, 3 if not shown or not tested."""
     before = commbench.files()
     done = commbench(f"check {LINKS} --expect {text}")
@@ -33,7 +31,7 @@ def test_the_exit_code_is_the_outcome(commbench: Command, text: str, code: int) 
     assert before == commbench.files()
 
 
-def test_the_table_counts_and_gives_reasons(commbench: Command) -> None:
+def test_the_table_counts_and_gives_reasons(commbench):
     """Name the rows that are not met, the reason for one that is not tested, and the counts
     last.
     """
@@ -45,7 +43,7 @@ def test_the_table_counts_and_gives_reasons(commbench: Command) -> None:
     assert "2 expectations: 1 not tested, 1 not met." == out.splitlines()[-1]
 
 
-def test_json_is_one_document(commbench: Command) -> None:
+def test_json_is_one_document(commbench):
     """Print value, interval, bound and outcome of each row."""
     done = commbench(f"check {LINKS} --expect bandwidth@16M[backend=mpi]:busbw>=0.8*link --json")
     document = json.loads(done.out)
@@ -61,7 +59,7 @@ def test_json_is_one_document(commbench: Command) -> None:
     assert row["bound"] < low < row["value"] < high
 
 
-def test_the_page_has_the_answers(commbench: Command) -> None:
+def test_the_page_has_the_answers(commbench):
     """Draw a section with the outcome of each row."""
     done = commbench(f"report {LINKS} --expect bandwidth@16M:busbw>=0.99*link --out page")
     html = (commbench.home / "page" / "report.html").read_text(encoding="utf-8")
@@ -71,7 +69,7 @@ def test_the_page_has_the_answers(commbench: Command) -> None:
 
 
 @pytest.mark.parametrize("name", ["accept_node", "accept_cluster"])
-def test_files_of_expectations_are_understood(commbench: Command, name: str) -> None:
+def test_files_of_expectations_are_understood(commbench, name):
     """Read the files of benchmarks/, with their comments."""
     done = commbench(f"check {LINKS} --expect {ROOT}/benchmarks/{name}.expect")
     assert done.code in {0, 3, 5}
@@ -91,15 +89,15 @@ def test_files_of_expectations_are_understood(commbench: Command, name: str) -> 
         ),
     ],
 )
-def test_a_dry_run_lists_the_cases(commbench: Command, text: str, cases: list[str]) -> None:
+def test_a_dry_run_lists_the_cases(commbench, text, cases):
     """Plan just the cases of the expectations."""
     out = commbench(f"check --expect {text} --dry-run -n 2 --oversubscribe").out
     assert cases == out.splitlines()[: len(cases)]
 
 
 def test_a_file_of_expectations_may_have_any_name_and_a_mark_of_windows(
-    commbench: Command,
-) -> None:
+    commbench,
+):
     """Read a file whose path looks like an expectation, and that begins with a byte order mark."""
     file = commbench.home / "date=today" / "accept.expect"
     file.parent.mkdir()
@@ -108,9 +106,7 @@ def test_a_file_of_expectations_may_have_any_name_and_a_mark_of_windows(
 
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 0), (3, 0), (4, 4), (130, 130)])
-def test_wrong_data_and_signals_outrank_the_answers(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch, ended: int, code: int
-) -> None:
+def test_wrong_data_and_signals_outrank_the_answers(commbench, monkeypatch, ended, code):
     """End with the code of the measurement if it found wrong data or was interrupted."""
     (commbench.home / "run").symlink_to(LINKS)
     monkeypatch.setattr("commbench.cli.check._measure", lambda *_: ended)
@@ -119,7 +115,7 @@ def test_wrong_data_and_signals_outrank_the_answers(
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
-def test_it_measures_and_judges(tmp_path: Path) -> None:
+def test_it_measures_and_judges(tmp_path):
     """Measure two ranks over MPI; shared memory meets the transport, and no result is wrong."""
     environment = {**os.environ, **mpirun().environment(), "PYTHONPATH": str(ROOT)}
     expected = ["--expect", "latency@8[backend=mpi]: transport = sm", "--expect", "wrong = 0"]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from builders import make_info, make_record
-from commands import Command
 from kept import RESULTS
 from launching import has_ended, succeeded, wait_until
 from networks import LAYERS
@@ -30,7 +29,7 @@ pytest.importorskip("mpi4py")  # without a launcher every measuring command ends
 
 
 @pytest.fixture
-def two_ranks(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+def two_ranks(commbench, monkeypatch):
     """Return the command as rank 0 of two ranks started by a person's mpirun."""
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
@@ -48,14 +47,12 @@ def two_ranks(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
         "--soak 1h --backend mpi",
     ],
 )
-def test_what_comes_too_late_for_ranks_is_refused(two_ranks: Command, option: str) -> None:
+def test_what_comes_too_late_for_ranks_is_refused(two_ranks, option):
     """Refuse options that running ranks cannot apply, and write nothing."""
     two_ranks.refuses(f"run {option} --out mine", option.split(maxsplit=1)[0])
 
 
-def test_a_dry_run_of_ranks_measures_nothing(
-    two_ranks: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_of_ranks_measures_nothing(two_ranks, monkeypatch):
     """List the cases on rank 0 and exit silently on the others."""
     before = two_ranks.files()
     command = "run --dry-run -n 2 -c all_reduce --backend mpi --sizes 8 --out mine"
@@ -67,9 +64,7 @@ def test_a_dry_run_of_ranks_measures_nothing(
 
 
 @pytest.mark.parametrize("line", ["run --budget long", "run --backend smoke"])
-def test_bad_input_of_ranks_is_said_once(
-    two_ranks: Command, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
+def test_bad_input_of_ranks_is_said_once(two_ranks, monkeypatch, line):
     """Print the error on rank 0; another rank prints it only if still alive after a delay."""
     waited = []
     monkeypatch.setattr("time.sleep", waited.append)
@@ -92,7 +87,7 @@ def test_bad_input_of_ranks_is_said_once(
         ),
     ],
 )
-def test_a_dry_run_lists_cases(commbench: Command, options: str, expected: list[str]) -> None:
+def test_a_dry_run_lists_cases(commbench, options, expected):
     """List the cases of each spelling of sizes and each axis, and write nothing."""
     before = commbench.files()
     line = f"run -c all_reduce --backend mpi -n 5 --oversubscribe {options} --dry-run --out new"
@@ -104,7 +99,7 @@ def test_a_dry_run_lists_cases(commbench: Command, options: str, expected: list[
     assert closing.startswith("2 cases on 5 ranks in 6 launches")
 
 
-def test_the_version_is_told(commbench: Command) -> None:
+def test_the_version_is_told(commbench):
     """Print name and version."""
     from commbench import __version__
 
@@ -112,7 +107,7 @@ def test_the_version_is_told(commbench: Command) -> None:
     assert (0, f"commbench {__version__}\n") == (outcome.code, outcome.out)
 
 
-def test_importing_is_light() -> None:
+def test_importing_is_light():
     """Import the command line without numpy or any heavier library, and what reads a host with
     numpy alone.
     """
@@ -128,9 +123,7 @@ def test_importing_is_light() -> None:
     ("status", "reason"),
     [("running", ""), ("interrupted", "interrupted by SIGINT"), ("cut", "the limit of 5 s")],
 )
-def test_a_report_says_that_its_run_is_unfinished(
-    commbench: Command, status: str, reason: str
-) -> None:
+def test_a_report_says_that_its_run_is_unfinished(commbench, status, reason):
     """Report why a run is unfinished, how to resume it, and its files."""
     with Store.open(commbench.home / "mine", make_info(status=status, reason=reason)) as store:
         store.append(make_record())
@@ -143,9 +136,7 @@ def test_a_report_says_that_its_run_is_unfinished(
 @pytest.mark.parametrize(
     ("printed", "problem"), [("answer \ufffd\n", "answer \ufffd"), (" \n", "status 1")]
 )
-def test_an_mpi_that_does_not_start_is_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, printed: str, problem: str
-) -> None:
+def test_an_mpi_that_does_not_start_is_a_sentence(monkeypatch, printed, problem):
     """Report the last line that MPI printed on stderr, else its exit status."""
     done = subprocess.CompletedProcess("mpirun", 1, stdout="", stderr=printed)
     monkeypatch.setattr(
@@ -158,9 +149,7 @@ def test_an_mpi_that_does_not_start_is_a_sentence(
 @pytest.mark.parametrize(
     ("line", "is_fast"), [("bench", False), ("bench --fail-fast", True), ("run --fail-fast", True)]
 )
-def test_failing_fast_is_for_who_asks(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str, *, is_fast: bool
-) -> None:
+def test_failing_fast_is_for_who_asks(commbench, monkeypatch, line, *, is_fast):
     """Stop at the first failure only with --fail-fast; return the conductor's code."""
     calls = []
 
@@ -176,9 +165,7 @@ def test_failing_fast_is_for_who_asks(
 @pytest.mark.parametrize(
     ("code", "status"), [(3, "partial"), (130, "interrupted"), (0, "cut"), (0, "complete")]
 )
-def test_why_a_run_did_not_finish_is_on_stderr(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch, code: int, status: str
-) -> None:
+def test_why_a_run_did_not_finish_is_on_stderr(commbench, monkeypatch, code, status):
     """Print why a run failed on stderr, and a cut by the time limit with the results."""
 
     def end(_stages: Sequence[Stage], store: Store, *_: object, **__: object) -> int:
@@ -194,9 +181,7 @@ def test_why_a_run_did_not_finish_is_on_stderr(
     assert "Not finished" not in outcome.out
 
 
-def test_without_training_collectives_have_all_of_the_time(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_training_collectives_have_all_of_the_time(commbench, monkeypatch):
     """Give collectives the whole time limit if training is unavailable."""
     limits = []
 
@@ -220,7 +205,7 @@ cli.main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_command_that_is_ended_leaves_no_child(number: signal.Signals) -> None:
+def test_a_command_that_is_ended_leaves_no_child(number):
     """End child processes on a signal, and exit with 128 plus its number."""
     command = [sys.executable, "-c", WAITING]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
@@ -246,9 +231,7 @@ def make_mixed(path: Path, *, collectives: bool) -> None:
     ("collectives", "style", "file"),
     [(True, "csv", "collectives.csv"), (False, "csv", "ddp.csv"), (False, "osu", None)],
 )
-def test_a_report_shows_training(
-    commbench: Command, *, collectives: bool, style: str, file: str | None
-) -> None:
+def test_a_report_shows_training(commbench, *, collectives, style, file):
     """Print training results, next to collectives if there are any; in another format
     collectives.csv, else ddp.csv, and name on stderr the one that is left out.
     """
@@ -264,9 +247,7 @@ def test_a_report_shows_training(
     assert ("mine/ddp.csv" in outcome.err) == (file != "ddp.csv")
 
 
-def test_a_lab_runs_what_follows_the_dashes(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lab_runs_what_follows_the_dashes(commbench, monkeypatch):
     """Run the command after the dashes unchanged, and return its exit code."""
     calls = []
 
@@ -288,12 +269,12 @@ def test_a_lab_runs_what_follows_the_dashes(
     [("", "up to 10", 8), ("--launches 7", "7", 8), ("--budget standard", "10", 10)],
 )
 def test_a_quick_bench_makes_more_launches_than_a_quick_run(
-    commbench: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    options: str,
-    launches: str,
-    fresh: int,
-) -> None:
+    commbench,
+    monkeypatch,
+    options,
+    launches,
+    fresh,
+):
     """Plan launches beyond the budget only where neither a budget nor their number was named."""
     pytest.importorskip("torch")
     monkeypatch.setattr("commbench.cli.train.probe_workload", lambda *_, **__: LAYERS)
@@ -303,9 +284,7 @@ def test_a_quick_bench_makes_more_launches_than_a_quick_run(
     assert f"the fastest again in {fresh} confirmation launches, " in outcome.out
 
 
-def test_a_tuning_reads_compressed_samples(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tuning_reads_compressed_samples(commbench, monkeypatch):
     """Know the workload from the run, instead of trying it again."""
     shutil.copytree(RESULTS / "tune_resnet18_batch1_1gbit_xeon2core_20261128", commbench.home / "r")
     monkeypatch.setattr("commbench.cli.tune.probe_workload", None)
@@ -314,7 +293,7 @@ def test_a_tuning_reads_compressed_samples(
     assert "To choose from: fp16" in outcome.out
 
 
-def test_who_reads_may_have_enough() -> None:
+def test_who_reads_may_have_enough():
     """Exit silently with code 141 when the reader of stdout closes the pipe."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -324,7 +303,7 @@ def test_who_reads_may_have_enough() -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-def test_output_may_lack_letters(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_may_lack_letters(commbench, monkeypatch):
     """Print a name that the encoding of stdout lacks."""
     output = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="ascii"))
@@ -333,7 +312,7 @@ def test_output_may_lack_letters(commbench: Command, monkeypatch: pytest.MonkeyP
     assert b"under A=\\xf6\n" in output.getvalue()
 
 
-def test_a_full_disk_behind_stdout_is_a_sentence() -> None:
+def test_a_full_disk_behind_stdout_is_a_sentence():
     """End with one sentence and code 3 if stdout cannot be written, also where stderr cannot; bad
     usage keeps its code.
     """
@@ -346,7 +325,7 @@ def test_a_full_disk_behind_stdout_is_a_sentence() -> None:
     assert (3, 2) == (silent.returncode, misused.returncode)
 
 
-def test_output_may_be_closed(commbench: Command) -> None:
+def test_output_may_be_closed(commbench):
     """Run a command in a process without standard output and error, as some services have it."""
     line = f"{sys.executable} -m commbench tune --out {commbench.home}/run -- sh -c 'exit 4'"
     assert 4 == subprocess.run(["sh", "-c", f"{line} >&- 2>&-"], check=False).returncode

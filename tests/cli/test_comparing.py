@@ -37,7 +37,7 @@ def write_run(path: Path, seed: int, slower: dict[int, float] | None = None, **i
 
 
 @pytest.fixture
-def good(tmp_path: Path) -> Path:
+def good(tmp_path):
     """Return a directory of five baselines."""
     for number in range(5):
         write_run(tmp_path / "good" / f"run{number}", number)
@@ -45,12 +45,12 @@ def good(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def new(tmp_path: Path) -> Path:
+def new(tmp_path):
     """Return a run in which 1 KiB takes 10 % longer."""
     return write_run(tmp_path / "new", 9, {KIB: 1.1})
 
 
-def test_all_forms_mean_the_same(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_forms_mean_the_same(good, new, capsys):
     """Accept a directory of runs, a list of runs, and repeated --baseline options."""
     runs = sorted(good.iterdir())
     outputs = []
@@ -76,12 +76,12 @@ def test_all_forms_mean_the_same(good: Path, new: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_the_threshold_decides(
-    good: Path,
-    new: Path,
-    capsys: pytest.CaptureFixture[str],
-    threshold: str,
-    words: str,
-) -> None:
+    good,
+    new,
+    capsys,
+    threshold,
+    words,
+):
     """Exit with 5 only if an interval lies wholly beyond the threshold.
 
     End log and page with the cases beyond it, or with the detectable difference.
@@ -94,9 +94,7 @@ def test_the_threshold_decides(
     assert last in page.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_a_run_named_twice_is_one_baseline(
-    good: Path, new: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_named_twice_is_one_baseline(good, new, capsys):
     """Count a linked or repeated run once."""
     compare([good, new])
     expected = capsys.readouterr().out
@@ -107,7 +105,7 @@ def test_a_run_named_twice_is_one_baseline(
     assert expected == capsys.readouterr().out
 
 
-def test_runs_that_cannot_be_compared_are_refused(good: Path, new: Path, tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared_are_refused(good, new, tmp_path):
     """Refuse the run itself, a folder to judge, and other conditions without --force."""
     other = write_run(tmp_path / "other", 1, nodes=2)
     for runs in ([good, good / "run1"], [new, good], [new, other]):
@@ -116,7 +114,7 @@ def test_runs_that_cannot_be_compared_are_refused(good: Path, new: Path, tmp_pat
     assert 0 == compare([new, other], force=True)
 
 
-def test_csv_has_a_line_a_case(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_has_a_line_a_case(good, new, capsys):
     """Write ratio, interval, verdict and regression of each case as CSV."""
     assert 5 == compare([good, new], output_format="csv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
@@ -130,9 +128,7 @@ def test_csv_has_a_line_a_case(good: Path, new: Path, capsys: pytest.CaptureFixt
     assert ["false", "false"] == [rows[0]["regression"], rows[2]["regression"]]
 
 
-def test_a_file_takes_the_format_of_its_name(
-    good: Path, new: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_takes_the_format_of_its_name(good, new, tmp_path, capsys):
     """Choose the file's format by its suffix, and still print the table."""
     for name, begins in (
         ("x.html", "<!DOCTYPE html>"),
@@ -145,7 +141,7 @@ def test_a_file_takes_the_format_of_its_name(
         assert capsys.readouterr().out.startswith("1 of 3 cases slower")
 
 
-def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
+def test_the_page_is_self_contained_and_escaped(tmp_path):
     """Write a page without external files and scripts of others, and escape the text of runs."""
     evil = write_run(tmp_path / "<script>alert(1)<script>", 1, git_commit="<b>x</b>")
     other = write_run(tmp_path / "b", 2, {KIB: 0.8}, git_commit="<img src=x>")
@@ -163,9 +159,7 @@ def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     assert len(SIZES) == text.count("<svg")
 
 
-def test_lost_cases_are_regressions(
-    tmp_path: Path, new: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lost_cases_are_regressions(tmp_path, new, capsys):
     """Exit with 5 if a case measured in A failed in B, at any threshold."""
     records = []
     for size in SIZES:
@@ -180,7 +174,7 @@ def test_lost_cases_are_regressions(
     ]
 
 
-def test_training_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_runs_are_compared(tmp_path, capsys):
     """Compare training steps with the verdicts and exit codes of collectives."""
     for name, step_ms in (("a", 20.0), ("b", 24.0)):
         records = launches_of(step_ms, make_training_case())

@@ -32,7 +32,7 @@ def block(language: str) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Return a directory with five baselines and a stand-in for the measuring command."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "commbench").write_text(STAND_IN)
@@ -62,7 +62,7 @@ def run_job(folder: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
         (1.2, 5),
     ],
 )
-def test_the_script_ends_as_the_page_says(folder: Path, factor: float, code: int) -> None:
+def test_the_script_ends_as_the_page_says(folder, factor, code):
     """Pass equal runs and small losses, exit with 5 at a large loss, and always write the page."""
     write_run(folder / "measured", 9, {KIB: factor})
     done = run_job(folder)
@@ -70,14 +70,14 @@ def test_the_script_ends_as_the_page_says(folder: Path, factor: float, code: int
     assert (folder / "comparison.html").exists()
 
 
-def test_the_script_stops_where_nothing_was_measured(folder: Path) -> None:
+def test_the_script_stops_where_nothing_was_measured(folder):
     """Exit with the code of a failed measurement, and compare nothing."""
     write_run(folder / "measured", 9)
     assert 3 == run_job(folder, code=3).returncode
     assert not (folder / "comparison.html").exists()
 
 
-def test_the_script_begins_without_baselines(folder: Path) -> None:
+def test_the_script_begins_without_baselines(folder):
     """Ask for a first baseline if there is none."""
     write_run(folder / "measured", 9)
     shutil.rmtree(folder / "good")
@@ -86,14 +86,14 @@ def test_the_script_begins_without_baselines(folder: Path) -> None:
 
 
 @pytest.mark.programs
-def test_the_script_hands_on_that_conditions_changed(folder: Path) -> None:
+def test_the_script_hands_on_that_conditions_changed(folder):
     """Exit with 2 and print the refusal if conditions changed."""
     write_run(folder / "measured", 9, nodes=2)
     done = run_job(folder)
     assert (2, True) == (done.returncode, "nodes: 1 vs 2" in done.stderr)
 
 
-def test_the_job_can_be_read() -> None:
+def test_the_job_can_be_read():
     """Declare in the YAML all variables of the script, and always keep the page."""
     (job,) = yaml.safe_load(block("yaml"))["jobs"].values()
     measure, keep = job["steps"][1:]

@@ -5,14 +5,13 @@ often it errs.
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import effort
 import numpy as np
 import pytest
 from builders import make_case, make_info, make_record
-from commands import Command
 from networks import write_run
 
 from commbench import stats
@@ -30,9 +29,7 @@ from commbench.stats import Verdict
         ("sh -c run", ["sh", "-c", "run"], {}),
     ],
 )
-def test_a_command_is_of_this_version_or_names_a_program(
-    tmp_path: Path, text: str, command: Sequence[str], environment: dict[str, str]
-) -> None:
+def test_a_command_is_of_this_version_or_names_a_program(tmp_path, text, command, environment):
     """Start this version unless the command begins with a program.
 
     Take variables from its front.
@@ -53,7 +50,7 @@ def test_a_command_is_of_this_version_or_names_a_program(
         "/no/such/commbench run",
     ],
 )
-def test_what_does_not_measure_is_refused(tmp_path: Path, text: str) -> None:
+def test_what_does_not_measure_is_refused(tmp_path, text):
     """Name the side that is no command to measure."""
     with pytest.raises(InputError, match="Command B"):
         parse_side(text, "b", tmp_path)
@@ -104,9 +101,7 @@ class Simulated:
 @pytest.mark.parametrize(
     ("ratio", "verdict"), [(1.2, Verdict.SLOWER), (0.8, Verdict.FASTER), (1.0, Verdict.SAME)]
 )
-def test_it_ends_with_a_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, verdict: Verdict
-) -> None:
+def test_it_ends_with_a_verdict(tmp_path, monkeypatch, ratio, verdict):
     """End at the first look at which the case has a verdict; launch in the order A B B A."""
     simulated = Simulated(tmp_path, monkeypatch, ratio)
     assert 1 == simulated.decide()[verdict]
@@ -115,9 +110,7 @@ def test_it_ends_with_a_verdict(
     assert [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 3), ("b", 3)] == simulated.order[:6]
 
 
-def test_the_time_limit_ends_it_with_a_last_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_limit_ends_it_with_a_last_look(tmp_path, monkeypatch):
     """Begin no pair of launches that would end behind the limit, and compare what there is."""
     simulated = Simulated(tmp_path, monkeypatch, 1.0, spread=0.2)
     assert 1 == simulated.decide(seconds=9)[Verdict.INCONCLUSIVE]
@@ -125,7 +118,7 @@ def test_the_time_limit_ends_it_with_a_last_look(
     assert "4 launches of each: 0 of 1 case decided" == simulated.lines[-1]
 
 
-def test_a_failed_launch_names_its_log(tmp_path: Path) -> None:
+def test_a_failed_launch_names_its_log(tmp_path):
     """Raise with the exit code and the file that has the output."""
     side = Side(
         name="a", command=["sh", "-c", "echo no; exit 7"], environment={}, folder=tmp_path / "a"
@@ -137,9 +130,7 @@ def test_a_failed_launch_names_its_log(tmp_path: Path) -> None:
     assert "no\n" == (tmp_path / "a.log").read_text()
 
 
-def test_a_decided_comparison_is_printed_as_any_other(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decided_comparison_is_printed_as_any_other(commbench, monkeypatch):
     """Sort the cases, print the format, and exit with 5 for a slower case."""
     Simulated(commbench.home, monkeypatch, 0.5, 2.0)
     line = "compare --until-decided --sort --force --format json --out d -- run run"
@@ -148,9 +139,7 @@ def test_a_decided_comparison_is_printed_as_any_other(
     assert (5, ["slower", "faster"]) == (done.code, [each["verdict"] for each in cases])
 
 
-def test_an_interruption_says_how_to_go_on(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_says_how_to_go_on(commbench, monkeypatch):
     """Name the directory when a launch is interrupted."""
 
     def interrupted(*_: object) -> None:
@@ -185,6 +174,6 @@ def error_rate(wrong: Callable[[Verdict], bool], ratio: float, runs: int) -> flo
         (1.0201, lambda verdict: verdict is Verdict.SAME),
     ],
 )
-def test_seven_looks_err_seldom(ratio: float, is_wrong: Callable[[Verdict], bool]) -> None:
+def test_seven_looks_err_seldom(ratio, is_wrong):
     """Give a wrong verdict in at most 5 % of comparisons, whichever look ends them."""
     assert error_rate(is_wrong, ratio, effort.repetitions(300)) <= 0.05 + effort.slack(0.05, 300)

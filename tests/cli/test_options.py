@@ -7,14 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from builders import make_case, make_info
-from commands import Command
 from networks import LAYERS
 
 from commbench import Sweep
@@ -46,7 +44,7 @@ pytest.importorskip("mpi4py")  # without a launcher every measuring command ends
 MIB = 1024 * 1024
 
 
-def test_sizes_as_other_tools_spell_them() -> None:
+def test_sizes_as_other_tools_spell_them():
     """Read sizes as nccl-tests and OSU spell them: smallest, largest, factor; a range."""
     sizes = {
         (None, None, None, None): None,
@@ -64,7 +62,7 @@ def test_sizes_as_other_tools_spell_them() -> None:
         foreign_sizes("8", "64", 0, None)
 
 
-def test_messages_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_must_fit_into_memory(monkeypatch):
     """Refuse the first size whose buffers on this host's ranks exceed available memory."""
     memory = SimpleNamespace(available=4 * BUFFERS_PER_RANK * MIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
@@ -83,7 +81,7 @@ def request(**changes: Any) -> Any:
     return make_request(place, suite, settings, budget)[0]
 
 
-def test_a_seed_is_drawn_where_none_is_given(tmp_path: Path) -> None:
+def test_a_seed_is_drawn_where_none_is_given(tmp_path):
     """Keep a given seed, also 0, else that of the run to resume, else draw one."""
     with Store.open(tmp_path / "mine", make_info(seed=7)):
         pass
@@ -93,7 +91,7 @@ def test_a_seed_is_drawn_where_none_is_given(tmp_path: Path) -> None:
     assert len({Settings().draw_seed() for _ in range(5)}) > 1
 
 
-def test_the_identity_of_a_plan_is_what_is_measured() -> None:
+def test_the_identity_of_a_plan_is_what_is_measured():
     """Identify a plan by ranks, budget, cases and steps of all stages, not by seed or limits."""
     budget = dataclasses.replace(BUDGETS["quick"], energy_s=2.0)
     terms = [
@@ -118,7 +116,7 @@ def suite_of(*backends: Sequence[str]) -> Suite:
     return Suite(name="s", sweeps=[Sweep(backends=tuple(names)) for names in backends])
 
 
-def test_a_missing_backend_is_left_out_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_backend_is_left_out_unless_asked_for(monkeypatch):
     """Omit a missing default backend from its sweeps; refuse a named one or an empty suite."""
     missing = {"gloo": "gloo needs torch."}
     monkeypatch.setattr("commbench.cli.request.missing_library", missing.get)
@@ -131,7 +129,7 @@ def test_a_missing_backend_is_left_out_unless_asked_for(monkeypatch: pytest.Monk
             usable_suite(refused, at(0), is_named=is_named)
 
 
-def test_mpi_under_torchrun_is_refused() -> None:
+def test_mpi_under_torchrun_is_refused():
     """Refuse to measure MPI under torchrun."""
     place = Place(ranks=2, ranks_here=2, carries_mpi=False)
     with pytest.raises(InputError, match="torchrun"):
@@ -159,12 +157,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, refusal: str | None = No
     ],
 )
 def test_nccl_is_measured_unasked_where_each_rank_has_a_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-    counts: tuple[int, int],
-    refusal: str | None,
-    environment: str,
-    reason: str,
-) -> None:
+    monkeypatch,
+    counts,
+    refusal,
+    environment,
+    reason,
+):
     """Leave NCCL out with a sentence where it cannot be measured alone, and without one where there
     is no GPU; take it if it is named.
     """
@@ -191,9 +189,7 @@ def test_nccl_is_measured_unasked_where_each_rank_has_a_gpu(
         (("mpi", "gloo"), 4, None),
     ],
 )
-def test_gpus_say_how_many_ranks(
-    monkeypatch: pytest.MonkeyPatch, backends: Sequence[str], gpus: int, expected: int | None
-) -> None:
+def test_gpus_say_how_many_ranks(monkeypatch, backends, gpus, expected):
     """Return one rank per GPU if several can be used, and one for a single GPU only without other
     backends.
     """
@@ -214,15 +210,15 @@ def test_gpus_say_how_many_ranks(
     ],
 )
 def test_training_is_on_gpus_where_each_rank_has_one(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
     *,
-    requested: str,
-    workload: str,
-    gpus: int,
-    ranks_here: int,
-    backend: str,
-    reason: str,
-) -> None:
+    requested,
+    workload,
+    gpus,
+    ranks_here,
+    backend,
+    reason,
+):
     """Train on GPUs by default if each rank has its own, and no trace that was recorded on CPUs;
     else report why not.
     """
@@ -232,7 +228,7 @@ def test_training_is_on_gpus_where_each_rank_has_one(
     assert reason in " ".join(sentences)
 
 
-def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch):
     """Count the GPUs of the host, not those visible to one started rank."""
     machine(monkeypatch, 1)
     monkeypatch.setattr(
@@ -243,9 +239,7 @@ def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch: pytest.Monk
     assert ["nccl", "gloo", "gloo"] == chosen
 
 
-def test_what_cannot_be_imported_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_cannot_be_imported_is_one_sentence(monkeypatch, tmp_path):
     """Extract the cause from cupy's import banner, and say what to install."""
     cause = "ImportError: libcublas.so.13: no such file"
     message = f"\nFailed to import CuPy.\n\nOriginal error:\n  {cause}\n"
@@ -258,7 +252,7 @@ def test_what_cannot_be_imported_is_one_sentence(
 
 
 @pytest.mark.usefixtures("forks")
-def test_a_gpu_is_tried_in_a_process_of_its_own() -> None:
+def test_a_gpu_is_tried_in_a_process_of_its_own():
     """Report in one sentence what a machine without a GPU lacks."""
     if has_gpus():
         pytest.skip("this machine has a GPU")
@@ -269,14 +263,14 @@ def test_a_gpu_is_tried_in_a_process_of_its_own() -> None:
     )
 
 
-def test_gpus_that_are_tried_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_tried_are_counted(monkeypatch):
     """Read the number of GPUs from the last line of the trial process."""
     done = subprocess.CompletedProcess([], 0, stdout="a library says hello\n4\n", stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     assert DeviceTrial(gpus=4) == try_device.__wrapped__("nccl")
 
 
-def test_ranks_follow_the_gpus_of_this_machine() -> None:
+def test_ranks_follow_the_gpus_of_this_machine():
     """Start one rank per GPU up to the number of CPUs, unless ranks or hosts are given."""
 
     def ranks(
@@ -290,9 +284,7 @@ def test_ranks_follow_the_gpus_of_this_machine() -> None:
     assert [64, 3] == [ranks(is_local=False), ranks(limit=3)]
 
 
-def test_a_first_run_on_a_single_gpu_measures_it(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_run_on_a_single_gpu_measures_it(commbench, monkeypatch):
     """Measure and train over NCCL on each number of GPUs; let two ranks share only a single GPU.
 
     Three ranks on two GPUs leave NCCL out, because a rank on each would measure more.
@@ -322,16 +314,12 @@ def test_a_first_run_on_a_single_gpu_measures_it(
         (("gloo", "nccl"), "auto"),
     ],
 )
-def test_bench_trains_over_what_it_measures(
-    backends: Sequence[str] | None, expected: str | None
-) -> None:
+def test_bench_trains_over_what_it_measures(backends, expected):
     """Train over the measured backend, Gloo or NCCL, and not at all if only MPI is measured."""
     assert expected == measuring._trains_over(backends)
 
 
-def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(commbench, monkeypatch):
     """Omit the training with a sentence if this host has no GPU."""
     monkeypatch.setattr(
         "commbench.cli.measure.try_device", lambda _: DeviceTrial(refusal="torch finds no GPU.")
@@ -344,9 +332,7 @@ def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(
 
 
 @pytest.mark.parametrize("command", ["train", "tune"])
-def test_training_on_a_single_gpu_takes_a_number_of_ranks(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_training_on_a_single_gpu_takes_a_number_of_ranks(commbench, monkeypatch, command):
     """Refuse to share a single GPU unless the number of ranks is given."""
     machine(monkeypatch, 1)
     ended = commbench(f"{command} --backend nccl --out mine")

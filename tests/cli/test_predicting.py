@@ -6,12 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import KIB
-from commands import Command
 from networks import LAYERS, Hop, network_info, network_records, ring_us, training_of, write_run
 
 from commbench.cli.predict import parse_rates, parse_world_sizes
@@ -65,7 +63,7 @@ Predict = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Return a directory with all runs."""
     path = tmp_path_factory.mktemp("runs")
     for name, (records, training, info) in RUNS.items():
@@ -74,14 +72,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(commbench: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+def command(commbench, folder, monkeypatch):
     """Return the command beside the runs."""
     monkeypatch.chdir(folder)
     return commbench
 
 
 @pytest.fixture
-def predicted(command: Command) -> Predict:
+def predicted(command):
     """Return the function that predicts."""
 
     def predict(words: str) -> dict[str, Any]:
@@ -92,7 +90,7 @@ def predicted(command: Command) -> Predict:
     return predict
 
 
-def test_collectives_follow_the_law(command: Command, predicted: Predict) -> None:
+def test_collectives_follow_the_law(command, predicted):
     """Write the same labelled rows as CSV and JSON, within 10 % of the simulated network."""
     words = "network --world-size 8,16 --rate measured,10gbit --sizes 64K,16M"
     rows = list(csv.DictReader(io.StringIO(command(f"predict {words} --format csv").out)))
@@ -111,7 +109,7 @@ def test_collectives_follow_the_law(command: Command, predicted: Predict) -> Non
             assert row["time_us_low"] < row["time_us"] < row["time_us_high"]
 
 
-def test_training_steps(command: Command, predicted: Predict) -> None:
+def test_training_steps(command, predicted):
     """Return the trained step as measured, and others with intervals and less efficiency."""
     assert command("predict both --world-size 2,8").out.startswith("PREDICTED")
     trained, *others = predicted("both --world-size 2,8,64 --hook none")["steps"]
@@ -134,9 +132,7 @@ def test_training_steps(command: Command, predicted: Predict) -> None:
         ("network eight --world-size 16 --rate 1gbit --ranks-per-node 8", "ranks_per_node", 8),
     ],
 )
-def test_each_row_of_a_collective_states(
-    predicted: Predict, words: str, column: str, expected: float | None
-) -> None:
+def test_each_row_of_a_collective_states(predicted, words, column, expected):
     """Claim 95 % only if a number of ranks could be held out, and at what was measured.
 
     Use the ranks per host of the runs across hosts, unless another number is given.
@@ -144,14 +140,14 @@ def test_each_row_of_a_collective_states(
     assert {expected} == {row[column] for row in predicted(words)["collectives"]}
 
 
-def test_training_within_a_host_met_no_link(predicted: Predict) -> None:
+def test_training_within_a_host_met_no_link(predicted):
     """Replay training within a host from collectives within a host, and not without them."""
     words = "network trained-within --world-size 8 --rate 1gbit --ranks-per-node 1"
     assert {"ok"} != {row["status"] for row in predicted(words)["steps"]}
     assert {"ok"} == {row["status"] for row in predicted(f"within {words}")["steps"]}
 
 
-def test_one_table_holds_all_rows(command: Command) -> None:
+def test_one_table_holds_all_rows(command):
     """Write collectives and steps as one CSV table, and messages to stderr."""
     done = command("predict both old --world-size 8,64 --format csv")
     assert "mlp" in done.err
@@ -163,7 +159,7 @@ def test_one_table_holds_all_rows(command: Command) -> None:
         assert (row["step_ms"] != "") == (row["about"] == "step")
 
 
-def test_training_over_other_links(predicted: Predict) -> None:
+def test_training_over_other_links(predicted):
     """Replay training from its own link, which may differ from that of the collectives."""
     same, slower = (
         predicted(f"network {run} --world-size 2 --hook none --rate 1gbit")["steps"][0]["step_ms"]
@@ -173,7 +169,7 @@ def test_training_over_other_links(predicted: Predict) -> None:
     assert slower < 0.6 * same
 
 
-def test_what_is_off_by_far_says_so(command: Command, predicted: Predict) -> None:
+def test_what_is_off_by_far_says_so(command, predicted):
     """State a held-out error above 50 %, and print no derived bandwidth then."""
     words = "off --world-size 16 --sizes 1M"
     assert all(row["held_out_error"] > 0.5 for row in predicted(words)["collectives"])
@@ -196,7 +192,7 @@ def test_what_is_off_by_far_says_so(command: Command, predicted: Predict) -> Non
         ("gpus --world-size 8", "share a GPU"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused(command: Command, words: str, sentence: str) -> None:
+def test_what_cannot_be_predicted_is_refused(command, words, sentence):
     """Name the rate to give for links of several rates, the hook to train, what to measure; predict
     nothing from ranks that shared a GPU.
     """
@@ -205,21 +201,19 @@ def test_what_cannot_be_predicted_is_refused(command: Command, words: str, sente
     assert 1 == " ".join(done.err.split()).count(sentence)
 
 
-def test_runs_at_several_rates(predicted: Predict) -> None:
+def test_runs_at_several_rates(predicted):
     """Predict from runs over links of different rates for the rates that are given."""
     for other in ("slow", "100mbit"):
         assert predicted(f"network {other} --world-size 16 --rate 100mbit,1gbit")["collectives"]
 
 
-def test_hooks_as_typed(predicted: Predict) -> None:
+def test_hooks_as_typed(predicted):
     """Normalise spaces and numbers in hook names."""
     rows = predicted("both --world-size 8 --hook none,topk:1e-2,topk:0.010")["steps"]
     assert ["none", "topk:0.01"] == [row["hook"] for row in rows]
 
 
-def test_a_hook_without_its_collectives_costs_no_other(
-    command: Command, predicted: Predict
-) -> None:
+def test_a_hook_without_its_collectives_costs_no_other(command, predicted):
     """Predict hook none next to hooks whose collectives were not measured, and nothing of ranks
     that shared a GPU.
     """
@@ -229,7 +223,7 @@ def test_a_hook_without_its_collectives_costs_no_other(
     assert [] == predicted("network trained-gpus --world-size 8")["steps"]
 
 
-def test_lists_of_ranks_and_rates() -> None:
+def test_lists_of_ranks_and_rates():
     """Parse lists and ranges without duplicates, and ``measured`` as a rate."""
     assert parse_world_sizes("64, 2,8:32") == [2, 8, 16, 32, 64]
     assert parse_world_sizes("8:128:4") == [8, 32, 128]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from builders import MIB, STEADY, make_case, make_launches
-from commands import Command
 from pages import write_run
 
 from commbench.cli import conduct as conducting
@@ -22,14 +21,14 @@ TWO_SIZES = [
 
 
 @pytest.fixture
-def two_runs(commbench: Command) -> Command:
+def two_runs(commbench):
     """Return the command in a directory with the runs ``monday`` and ``friday``."""
     for name in ("monday", "friday"):
         write_run(commbench.home / name, TWO_SIZES)
     return commbench
 
 
-def test_report_prints_the_table_and_last_where_the_page_is(two_runs: Command) -> None:
+def test_report_prints_the_table_and_last_where_the_page_is(two_runs):
     """Write the page into the run, print the table and last the page's path."""
     outcome = two_runs("report monday")
     assert 0 == outcome.code
@@ -39,7 +38,7 @@ def test_report_prints_the_table_and_last_where_the_page_is(two_runs: Command) -
     assert list((two_runs.home / "monday" / "figures").glob("*.png"))
 
 
-def test_report_of_one_run_goes_where_out_says(two_runs: Command) -> None:
+def test_report_of_one_run_goes_where_out_says(two_runs):
     """Write the page to --out, and nothing into the run's directory."""
     before = two_runs.files()
     assert 0 == two_runs("report monday --out pages/mine").code
@@ -48,7 +47,7 @@ def test_report_of_one_run_goes_where_out_says(two_runs: Command) -> None:
     assert all(name.startswith("pages") for name in new)
 
 
-def test_several_runs_are_one_page_among_the_results(two_runs: Command) -> None:
+def test_several_runs_are_one_page_among_the_results(two_runs):
     """Write one page of several runs into a new directory, without a table."""
     outcome = two_runs("report monday friday")
     assert 0 == outcome.code
@@ -59,7 +58,7 @@ def test_several_runs_are_one_page_among_the_results(two_runs: Command) -> None:
 
 
 @pytest.mark.parametrize("style", ["csv", "nccl-tests", "osu"])
-def test_other_formats_draw_no_page(two_runs: Command, style: str) -> None:
+def test_other_formats_draw_no_page(two_runs, style):
     """Print rows and write nothing."""
     before = two_runs.files()
     assert 0 == two_runs(f"report monday --format {style}").code
@@ -68,11 +67,11 @@ def test_other_formats_draw_no_page(two_runs: Command, style: str) -> None:
 
 @pytest.mark.parametrize("error", [InputError("The disk is full."), ValueError("odd data")])
 def test_page_that_fails_costs_bench_nothing(
-    two_runs: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
-) -> None:
+    two_runs,
+    monkeypatch,
+    capsys,
+    error,
+):
     """Report a failed page in one sentence instead of raising."""
 
     def fail(*_: object) -> Path:
@@ -85,7 +84,7 @@ def test_page_that_fails_costs_bench_nothing(
     assert str(error) in output
 
 
-def test_page_of_a_run_that_was_moved(two_runs: Command) -> None:
+def test_page_of_a_run_that_was_moved(two_runs):
     """Title the page of a renamed run by its new name."""
     (two_runs.home / "monday").rename(two_runs.home / "tuesday")
     assert 0 == two_runs("report tuesday").code

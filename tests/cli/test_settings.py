@@ -41,7 +41,7 @@ def invoked(line: str) -> Result:
     return CliRunner().invoke(app, line.split())
 
 
-def test_without_options_a_command_gets_the_defaults() -> None:
+def test_without_options_a_command_gets_the_defaults():
     """Parse an empty command line into defaults; axes without a text have no value."""
     assert 0 == invoked("").exit_code
     assert SEEN.pop() == {
@@ -53,7 +53,7 @@ def test_without_options_a_command_gets_the_defaults() -> None:
     }
 
 
-def test_options_fill_the_parameters_that_stand_for_them() -> None:
+def test_options_fill_the_parameters_that_stand_for_them():
     """Divide options in any order; read the texts of axes; tell what was typed."""
     line = (
         "-n 4 mine --bucket-view both --out there -d int8,float32 --launcher-arg -x --sync none"
@@ -71,13 +71,13 @@ def test_options_fill_the_parameters_that_stand_for_them() -> None:
     assert "--hostfile" not in seen["given"]
 
 
-def test_a_text_that_is_not_understood_names_its_option() -> None:
+def test_a_text_that_is_not_understood_names_its_option():
     """Begin the sentence with the option."""
     with pytest.raises(InputError, match=r"^--batch: few"):
         raise invoked("--batch few").exception
 
 
-def test_options_exclude_each_other_only_if_typed() -> None:
+def test_options_exclude_each_other_only_if_typed():
     """Refuse two options that were typed, also with their default values."""
     refuse(("--as",), "--as", ("--soak",), "which measures once")
     refuse(("--soak",), "--as", ("--soak",), "which measures once")
@@ -87,7 +87,7 @@ def test_options_exclude_each_other_only_if_typed() -> None:
         check_needed(("--link",), "--link", "--expect")
 
 
-def test_a_default_directory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_default_directory_is_free(tmp_path, monkeypatch):
     """Number the directory of a further run that begins within the same second."""
     monkeypatch.chdir(tmp_path)
     names = set()
@@ -108,6 +108,6 @@ def test_a_default_directory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("train.sh", "train.sh"),
     ],
 )
-def test_results_are_named_after_the_workload(workload: str, name: str) -> None:
+def test_results_are_named_after_the_workload(workload, name):
     """Keep the name of a module or a file, without what stands before or after it."""
     assert f"tune-{name}" == short_name("tune", workload)

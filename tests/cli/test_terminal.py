@@ -29,7 +29,7 @@ def launch(display: Display, number: int, *, stage: str = "", has_cases: bool = 
     display.on(LaunchFinished(seconds=5.0))
 
 
-def test_a_log_has_a_line_for_each_stage() -> None:
+def test_a_log_has_a_line_for_each_stage():
     """Sum the launches of a stage and their time."""
 
     def tell(display: Display) -> None:
@@ -42,13 +42,13 @@ def test_a_log_has_a_line_for_each_stage() -> None:
     assert second.endswith("2 launches    10 s")
 
 
-def test_a_long_stage_tells_its_progress() -> None:
+def test_a_long_stage_tells_its_progress():
     """Tell how far a stage has come once a minute."""
     progress, _ = lines_of(lambda display: launch(display, 1), step_s=PROGRESS_S)
     assert "launch 2 of 3: 5 of 9 measurements" in progress
 
 
-def test_a_failure_is_told_at_once() -> None:
+def test_a_failure_is_told_at_once():
     """Print a failed case, and a launch that measured nothing."""
 
     def tell(display: Display) -> None:
@@ -68,7 +68,7 @@ class Full(io.StringIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_log_on_a_full_disk_ends_no_run() -> None:
+def test_a_log_on_a_full_disk_ends_no_run():
     """Ignore errors of the log, also at the end."""
     display = Display(make_console(Full()))
     launch(display, 0, has_cases=False)

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 from builders import read_info
-from commands import Command
 from launching import HERE, finished
 
-from commbench.launch.launchers import MpirunLauncher
 from commbench.results import load_run
 
 pytest.importorskip("torch")
@@ -28,7 +26,7 @@ FEW = "--steps 5 --launches 1 --confirm-launches 1 --seed 1"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Return the directory of a run, which is not made yet."""
     return tmp_path / "r"
 
@@ -69,7 +67,7 @@ def rows_of(folder: Path) -> dict[str, dict[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("mark")
-def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path, folder: Path) -> None:
+def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path, folder):
     """Measure the other configurations and exit with 3; the same command then resumes."""
     options = "--hook none,int8,fp16,bf16,topk:0.1 --bucket-cap-mb default --case-timeout 5"
     broken = train(tmp_path, "harmful", options, **{HARM: "1"})
@@ -104,7 +102,7 @@ def hook(state, bucket): ...
 
 
 @pytest.mark.usefixtures("mark")
-def test_hooks_of_a_file_are_swept(tmp_path: Path, folder: Path) -> None:
+def test_hooks_of_a_file_are_swept(tmp_path, folder):
     """Measure the bytes of a hook and of a factory's hook.
 
     Give one that fails, or that one rank lacks, a reason.
@@ -134,9 +132,7 @@ def test_hooks_of_a_file_are_swept(tmp_path: Path, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("mark")
-def test_ranks_that_a_person_starts_write_everything_and_add_launches(
-    tmp_path: Path, folder: Path, mpirun: MpirunLauncher
-) -> None:
+def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path, folder, mpirun):
     """Write all tables with each mpirun, which adds one launch of each stage."""
     words = words_of("tiny", "--hook none,fp16 --bucket-cap-mb default")
     for count in (1, 2):
@@ -161,7 +157,7 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("mark")
-def test_torchrun_trains_without_mpi(tmp_path: Path, folder: Path) -> None:
+def test_torchrun_trains_without_mpi(tmp_path, folder):
     """Write all tables if torchrun starts the ranks."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = words_of("tiny", "--hook none,powersgd:1 --bucket-cap-mb default")
@@ -173,7 +169,7 @@ def test_torchrun_trains_without_mpi(tmp_path: Path, folder: Path) -> None:
     assert (folder / "recommendation.json").is_file()
 
 
-def test_unused_parameters_are_looked_for_where_the_model_needs_it(tmp_path: Path) -> None:
+def test_unused_parameters_are_looked_for_where_the_model_needs_it(tmp_path):
     """Train every setting with the search if a parameter has no gradient, and say so."""
     done = train(tmp_path, "partly_used", "--hook none --bucket-cap-mb default,0.01")
     assert 0 == done.returncode, done.stderr
@@ -217,16 +213,14 @@ def sparse():
         pytest.param("--workload own.py:sparse", "weight", marks=pytest.mark.slow),
     ],
 )
-def test_workloads_that_cannot_be_trained_are_refused(
-    commbench: Command, line: str, words: str
-) -> None:
+def test_workloads_that_cannot_be_trained_are_refused(commbench, line, words):
     """Refuse an unusable workload after inspecting it, and write nothing."""
     (commbench.home / "own.py").write_text(OWN)
     (commbench.home / "failing.py").write_text("import no_such_module\n")
     commbench.refuses(f"train -n 2 --oversubscribe {line}", words)
 
 
-def test_tune_refuses_a_model_with_unused_parameters(commbench: Command) -> None:
+def test_tune_refuses_a_model_with_unused_parameters(commbench):
     """Name the parameters, because no candidate of a tuning looks for them."""
     (commbench.home / "own.py").write_text(OWN)
     line = "tune -n 2 --oversubscribe --workload own.py:half"

@@ -19,7 +19,7 @@ from commbench.errors import InputError
         ("4ch", Choice(channels=4)),
     ],
 )
-def test_what_is_asked_for_is_read_and_written(text: str, choice: Choice) -> None:
+def test_what_is_asked_for_is_read_and_written(text, choice):
     """Parse any of the parts, and format them unchanged."""
     assert choice == Choice.parse(text)
     assert choice == Choice.parse(str(choice))
@@ -29,7 +29,7 @@ def test_what_is_asked_for_is_read_and_written(text: str, choice: Choice) -> Non
 @pytest.mark.parametrize(
     "text", ["", "rings", "ll/ring", "ring/ring", "0ch", "ring/8", "ring/ll/8ch/", "ring//8ch"]
 )
-def test_what_is_not_understood_is_refused(text: str) -> None:
+def test_what_is_not_understood_is_refused(text):
     """Refuse unknown words, and list the valid ones."""
     with pytest.raises(
         InputError, match=r"is not understood; write auto, or any of ring, tree, .*e\.g\. tree"
@@ -37,13 +37,13 @@ def test_what_is_not_understood_is_refused(text: str) -> None:
         Choice.parse(text)
 
 
-def test_nccl_is_asked_by_its_variables() -> None:
+def test_nccl_is_asked_by_its_variables():
     """Set only the requested variables of NCCL."""
     assert {"NCCL_ALGO": "tree", "NCCL_PROTO": "ll"} == Choice.parse("tree/ll/2ch").variables
     assert {} == Choice.parse("auto").variables
 
 
-def test_an_axis_of_algorithms_is_for_operations_that_have_several() -> None:
+def test_an_axis_of_algorithms_is_for_operations_that_have_several():
     """Vary the algorithm only if NCCL has several, and keep the keys of default cases."""
     sweep = Sweep(
         operations=("all_reduce", "all_to_all"),
@@ -74,7 +74,7 @@ def test_an_axis_of_algorithms_is_for_operations_that_have_several() -> None:
         ("", "P2P/CUMEM"),
     ],
 )
-def test_nvls_is_named_for_algorithms_that_use_it(algorithm: str, transport: str) -> None:
+def test_nvls_is_named_for_algorithms_that_use_it(algorithm, transport):
     """Name NVLS beside the channels' transports, or alone."""
     assert transport == transport_by(algorithm, "P2P/CUMEM")
     assert transport.removesuffix("+P2P/CUMEM").removesuffix("P2P/CUMEM") == transport_by(

@@ -9,7 +9,7 @@ from builders import make_case
 from commbench.collectives.cases import Sweep, all_cases, shuffled
 
 
-def test_axes_that_do_not_apply_are_dropped() -> None:
+def test_axes_that_do_not_apply_are_dropped():
     """Drop axes that do not apply to an operation, and merge equal cases."""
     sweep = Sweep(
         operations=["all_gather", "barrier"],
@@ -27,14 +27,14 @@ def test_axes_that_do_not_apply_are_dropped() -> None:
     ]
 
 
-def test_a_text_is_read_as_the_option_reads_it() -> None:
+def test_a_text_is_read_as_the_option_reads_it():
     """Take texts for lists of names, numbers and sizes."""
     texts = Sweep(operations="broadcast,reduce", sizes="8:16", roots="0,1", env="A=1,2")
     lists = Sweep(operations=["broadcast", "reduce"], sizes=[8, 16], roots=[0, 1], env=["A=1,2"])
     assert lists.cases(2) == texts.cases(2)
 
 
-def test_sizes_that_round_to_one_are_one_case() -> None:
+def test_sizes_that_round_to_one_are_one_case():
     """Merge sizes that round to the same message."""
     assert [12] == [
         case.message_bytes
@@ -53,21 +53,19 @@ def test_sizes_that_round_to_one_are_one_case() -> None:
         ("both", "broadcast", [None]),
     ],
 )
-def test_places_follow_the_operation(
-    in_place: str, operation: str, expected: list[bool | None]
-) -> None:
+def test_places_follow_the_operation(in_place, operation, expected):
     """Vary in place and out of place only for operations with both."""
     cases = Sweep(operations=[operation], sizes=[8], backends=["mpi"], in_place=in_place).cases(2)
     assert expected == [case.in_place for case in cases]
 
 
-def test_several_sweeps_share_cases() -> None:
+def test_several_sweeps_share_cases():
     """Return a case of two sweeps once, in the order named."""
     a, b = (Sweep(sizes=sizes, backends=["mpi"]) for sizes in ([8, 64], [64, 512]))
     assert [8, 64, 512] == [case.message_bytes for case in all_cases([a, b], 2)]
 
 
-def test_a_key_names_every_field() -> None:
+def test_a_key_names_every_field():
     """Give cases that differ in any field different keys."""
     case = make_case()
     changes = {
@@ -94,7 +92,7 @@ def test_a_key_names_every_field() -> None:
     )
 
 
-def test_names_show_settings_that_differ_from_the_defaults() -> None:
+def test_names_show_settings_that_differ_from_the_defaults():
     """Name backend, operation, size and type, and only unusual settings."""
     assert "mpi all_reduce 1 KiB float32 sum" == str(make_case())
     assert "mpi reduce 1 KiB float32 max out of place root 1" == str(
@@ -109,7 +107,7 @@ def test_names_show_settings_that_differ_from_the_defaults() -> None:
     assert str(make_case()) == str(make_case(buffers=""))
 
 
-def test_cadences_and_buffers_are_axes() -> None:
+def test_cadences_and_buffers_are_axes():
     """Combine each cadence with each buffer mode; a barrier has no buffers."""
     sweep = Sweep(
         operations=["all_reduce", "barrier"],
@@ -135,7 +133,7 @@ def test_cadences_and_buffers_are_axes() -> None:
     assert "barrier" == replace(sweep, sync="barrier", cadences=["graph"]).cases(2)[0].sync
 
 
-def test_the_order_follows_from_seed_and_launch() -> None:
+def test_the_order_follows_from_seed_and_launch():
     """Shuffle cases by seed and launch."""
     cases = [make_case(message_bytes=4 * i) for i in range(1, 20)]
     assert shuffled(cases, 7, 0) == shuffled(cases, 7, 0)
@@ -144,7 +142,7 @@ def test_the_order_follows_from_seed_and_launch() -> None:
     assert all(set(cases) == set(order) for order in orders)
 
 
-def test_scaling_study_measures_each_number_of_ranks() -> None:
+def test_scaling_study_measures_each_number_of_ranks():
     """Make each case for each number of ranks with sizes rounded for it."""
     sweep = Sweep(operations=["all_gather"], sizes=[1024], backends=["mpi"], world_sizes=[2, 3, 4])
     cases = sweep.cases(4)

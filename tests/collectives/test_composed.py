@@ -3,7 +3,6 @@ ranks.
 """
 
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ RINGS_AND_FANS = [(p, name) for p in ("ring", "fan-in", "fan-out") for name in C
 MIB = 2**20
 
 
-def test_windows_share_the_bytes_in_flight() -> None:
+def test_windows_share_the_bytes_in_flight():
     """Limit all windows of the busiest rank to the bytes of one; shorten windows of a matrix."""
     assert 64 == window_of(operation_in_pattern("bandwidth", "ring", 9), MIB)
     assert 32 == window_of(operation_in_pattern("bibandwidth", "ring", 9), MIB)
@@ -52,7 +51,7 @@ def test_windows_share_the_bytes_in_flight() -> None:
         ("bandwidth", "matrix", 1),
     ],
 )
-def test_bandwidth_is_that_of_the_busiest_rank(operation: str, pattern: str, expected: int) -> None:
+def test_bandwidth_is_that_of_the_busiest_rank(operation, pattern, expected):
     """Count the bytes of the busiest link: a rank's own in a ring, the root's in a fan."""
     case = make_case(operation, pattern=pattern, message_bytes=1000)
     record = make_record(case, times_us=[1.0] * 6, group="0-4", group_size=5)
@@ -60,7 +59,7 @@ def test_bandwidth_is_that_of_the_busiest_rank(operation: str, pattern: str, exp
     assert (expected, expected) == (row.algbw_GBps, row.busbw_GBps)
 
 
-def test_sweeps_vary_the_root_of_a_fan() -> None:
+def test_sweeps_vary_the_root_of_a_fan():
     """Make a case per root, also for combinations that a row then refuses."""
     sweep = Sweep(
         operations=["bandwidth", "all_reduce"],
@@ -83,7 +82,7 @@ def test_sweeps_vary_the_root_of_a_fan() -> None:
         ("abcdef", "1 on a, 1 on b, 1 on c, 1 on d, ..."),
     ],
 )
-def test_no_hierarchy_is_refused(hosts: str, placement: str) -> None:
+def test_no_hierarchy_is_refused(hosts, placement):
     """Refuse hosts that form no hierarchy, and say what to do."""
     with pytest.raises(
         UnsupportedError, match=rf"on each, and this run has {placement}; use pattern flat$"
@@ -92,8 +91,8 @@ def test_no_hierarchy_is_refused(hosts: str, placement: str) -> None:
 
 
 def test_every_rank_makes_the_divisions_of_a_hierarchy_of_some(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """Create all groups on idle ranks too, because libraries count groups."""
     made = {rank: [] for rank in range(6)}
     split = FakeCommunicator._split
@@ -113,7 +112,7 @@ BACKENDS = "mpi,gloo" if importlib.util.find_spec("torch") else "mpi"
 
 
 @pytest.fixture(scope="module", params=[pytest.param(3, marks=pytest.mark.slow), 4])
-def verified(request: pytest.FixtureRequest, run_ranks: Any) -> Any:
+def verified(request, run_ranks):
     """Return all findings on each number of ranks, from one launch."""
     return read_cases(run_ranks(request.param, "verify_patterns.py", BACKENDS, "cases"))["cases"]
 
@@ -125,9 +124,7 @@ def refusal(case: Case, _: int) -> str:
 
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
-def test_results_are_right_and_wrong_ones_are_caught(
-    verified: Any, request: pytest.FixtureRequest
-) -> None:
+def test_results_are_right_and_wrong_ones_are_caught(verified, request):
     """Find no wrong element in either loop, exactly the flipped one, and missing messages."""
     size = request.node.callspec.params["verified"]
     possible = []
@@ -142,7 +139,7 @@ def test_results_are_right_and_wrong_ones_are_caught(
 
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
-def test_every_combination_ran(verified: Any, request: pytest.FixtureRequest) -> None:
+def test_every_combination_ran(verified, request):
     """Verify each operation of each pattern on each backend; hierarchies on four ranks."""
     expected = {(b, p, name) for b in BACKENDS.split(",") for p, name in RINGS_AND_FANS}
     if request.node.callspec.params["verified"] > 3:
@@ -158,7 +155,7 @@ def test_every_combination_ran(verified: Any, request: pytest.FixtureRequest) ->
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
 @pytest.mark.timeout(180)
-def test_the_algorithm_is_stated(tmp_path: Path) -> None:
+def test_the_algorithm_is_stated(tmp_path):
     """Record our algorithm, and Open MPI's component between hosts, without its log lines."""
     lab = ["--hosts", "2", "--ranks-per-host", "2", "--rate", "none"]
     options = "--collective all_reduce --pattern flat,hierarchical --sizes 4K --backend mpi"

@@ -57,7 +57,7 @@ PAIRS = [(name, redop) for name in DTYPES for redop in REDOPS if exact(name, red
 @pytest.mark.parametrize(("name", "redop"), PAIRS)
 @given(size=RANKS)
 @ROUGH
-def test_the_answer_is_the_reduction_of_all_ranks(name: str, redop: str, size: int) -> None:
+def test_the_answer_is_the_reduction_of_all_ranks(name, redop, size):
     """Match numpy's reduction over ranks in every element."""
     dtype = DTYPES[name]
     folded = reduce(FOLDS[redop], contributions(dtype, size, redop)) / (
@@ -72,9 +72,7 @@ def test_the_answer_is_the_reduction_of_all_ranks(name: str, redop: str, size: i
 @pytest.mark.parametrize(("name", "redop"), [pair for pair in PAIRS if pair[1] != "avg"])
 @given(size=RANKS, seed=st.integers(0, 2**32 - 1))
 @ROUGH
-def test_no_partial_result_is_rounded_or_overflows(
-    name: str, redop: str, size: int, seed: int
-) -> None:
+def test_no_partial_result_is_rounded_or_overflows(name, redop, size, seed):
     """Keep partial reductions in any order within the type's exact whole numbers."""
     held = contributions(DTYPES[name], size, redop)
     order = np.random.default_rng(seed).permutation(size)
@@ -85,7 +83,7 @@ def test_no_partial_result_is_rounded_or_overflows(
 
 @pytest.mark.parametrize(("name", "redop"), [*PAIRS, *((name, None) for name in DTYPES)])
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 64])
-def test_stale_buffers_differ_from_every_answer(name: str, redop: str | None, size: int) -> None:
+def test_stale_buffers_differ_from_every_answer(name, redop, size):
     """Count every element of a stale buffer as wrong."""
     dtype = DTYPES[name]
     stale = np.full(TILE * dtype.itemsize, STALE, dtype=np.uint8).view(dtype.storage)
@@ -96,7 +94,7 @@ def test_stale_buffers_differ_from_every_answer(name: str, redop: str | None, si
     assert TILE == answer.count_wrong(stale)
 
 
-def test_whole_numbers_have_no_average() -> None:
+def test_whole_numbers_have_no_average():
     """Refuse averages of integers, which libraries round differently."""
     with pytest.raises(UnsupportedError, match="int8"):
         KnownData(dtype=DTYPES["int8"], size=2, redop="avg")
@@ -105,7 +103,7 @@ def test_whole_numbers_have_no_average() -> None:
 @pytest.mark.parametrize("redop", ["sum", "min", "max", "prod"])
 @given(size=st.integers(2, 64))
 @ROUGH
-def test_every_rank_matters(redop: str, size: int) -> None:
+def test_every_rank_matters(redop, size):
     """Change the answer if any rank's contribution is omitted."""
     held = contributions(DTYPES["int32"], size, redop)
     whole = reduce(FOLDS[redop], held)
@@ -115,7 +113,7 @@ def test_every_rank_matters(redop: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "redop"), PAIRS)
-def test_neutral_data_stays_as_it_is(name: str, redop: str) -> None:
+def test_neutral_data_stays_as_it_is(name, redop):
     """Keep neutral data unchanged over a thousand reductions."""
     dtype = DTYPES[name]
     buffer = np.empty(5, dtype=dtype.storage)
@@ -129,7 +127,7 @@ def test_neutral_data_stays_as_it_is(name: str, redop: str) -> None:
 )
 @given(size=RANKS, target=st.integers(0, 300))
 @ROUGH
-def test_cancelling_data_reduces_to_neutral(name: str, redop: str, size: int, target: int) -> None:
+def test_cancelling_data_reduces_to_neutral(name, redop, size, target):
     """Cancel each element between two ranks, with zeros in the target."""
     dtype, data = DTYPES[name], KnownData(dtype=DTYPES[name], size=size, redop=redop)
     target = min(target, size)
@@ -148,7 +146,7 @@ def test_cancelling_data_reduces_to_neutral(name: str, redop: str, size: int, ta
 
 @given(pair=st.tuples(st.integers(0, 300), st.integers(0, 300)), target=st.integers(0, 300))
 @ROUGH
-def test_swapped_blocks_are_noticed(pair: tuple[int, int], target: int) -> None:
+def test_swapped_blocks_are_noticed(pair, target):
     """Distinguish the blocks of any two sources and targets in most elements."""
     a, b = pair
     if a != b:
@@ -157,7 +155,7 @@ def test_swapped_blocks_are_noticed(pair: tuple[int, int], target: int) -> None:
 
 
 @pytest.mark.parametrize("shift", [1 << i for i in range(24)])
-def test_shifted_data_is_noticed(shift: int) -> None:
+def test_shifted_data_is_noticed(shift):
     """Distinguish data from itself shifted by any power of two."""
     data = moved(3, count=2 * TILE)
     assert (data != np.roll(data, shift)).mean() > 0.9
@@ -166,7 +164,7 @@ def test_shifted_data_is_noticed(shift: int) -> None:
 @pytest.mark.parametrize("name", DTYPES)
 @given(count=st.integers(1, 9000), data=st.data())
 @ROUGH
-def test_wrong_elements_are_counted_exactly(name: str, count: int, data: st.DataObject) -> None:
+def test_wrong_elements_are_counted_exactly(name, count, data):
     """Count each flipped element once, also in its lowest bit."""
     dtype = DTYPES[name]
     buffer = np.empty(count + 2, dtype=dtype.storage)
@@ -182,7 +180,7 @@ def test_wrong_elements_are_counted_exactly(name: str, count: int, data: st.Data
     assert len(flipped) == known.count_wrong(buffer)
 
 
-def test_not_a_number_is_wrong() -> None:
+def test_not_a_number_is_wrong():
     """Count NaN as wrong, also with a tolerance."""
     for size in (2, 3):
         data = KnownData(dtype=DTYPES["float32"], size=size, redop="avg").content(

@@ -33,7 +33,7 @@ CONVENTIONS = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_bandwidth_factors_and_sizes_match_nccl_tests_and_osu(name: str) -> None:
+def test_bandwidth_factors_and_sizes_match_nccl_tests_and_osu(name):
     """Match the table of busbw factors and OSU sizes."""
     operation = OPERATIONS[name]
     factors = tuple(operation.busbw_factor(size) for size in (1, 2, 4, 8))
@@ -54,14 +54,12 @@ def test_bandwidth_factors_and_sizes_match_nccl_tests_and_osu(name: str) -> None
         ("latency", 8, 4, 3, 8),
     ],
 )
-def test_shares_are_rounded_up_to_an_element(
-    name: str, requested: int, itemsize: int, size: int, expected: int
-) -> None:
+def test_shares_are_rounded_up_to_an_element(name, requested, itemsize, size, expected):
     """Round up only messages made of blocks."""
     assert expected == true_message_bytes(OPERATIONS[name], requested, itemsize, size)
 
 
-def test_a_pair_is_the_two_ends() -> None:
+def test_a_pair_is_the_two_ends():
     """Return first and last rank for operations between two, else all ranks."""
     assert (0, 4) == OPERATIONS["latency"].participants(5)
     assert (0, 1, 2) == OPERATIONS["sendrecv"].participants(3)
@@ -77,7 +75,7 @@ def test_a_pair_is_the_two_ends() -> None:
         ("latency", 8, 1),
     ],
 )
-def test_the_window_is_bounded_in_bytes(name: str, size: int, expected: int) -> None:
+def test_the_window_is_bounded_in_bytes(name, size, expected):
     """Use 64 messages in flight, or fewer to stay within 64 MiB."""
     assert expected == window_of(OPERATIONS[name], size)
     assert 64 * MIB == WINDOW_BYTES

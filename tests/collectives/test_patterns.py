@@ -58,7 +58,7 @@ def groups_or_none(pattern: str, hosts: Sequence[str]) -> tuple[tuple[int, ...],
         ("bisection", "ABABABAB", "01 23 45 67"),
     ],
 )
-def test_patterns_make_the_groups_they_say(pattern: str, hosts: str, expected: str) -> None:
+def test_patterns_make_the_groups_they_say(pattern, hosts, expected):
     """Group ranks by host and number; a digit is a rank."""
     groups = groups_of(pattern, hosts)
     assert expected == " ".join("".join(map(str, group)) for group in groups)
@@ -73,7 +73,7 @@ def test_patterns_make_the_groups_they_say(pattern: str, hosts: str, expected: s
         ("split:1", "AAA", "3 ranks on 1 host"),
     ],
 )
-def test_hosts_that_make_no_group_are_refused(pattern: str, hosts: str, placed: str) -> None:
+def test_hosts_that_make_no_group_are_refused(pattern, hosts, placed):
     """Refuse hosts without groups, and list where the ranks are."""
     with pytest.raises(
         UnsupportedError,
@@ -83,7 +83,7 @@ def test_hosts_that_make_no_group_are_refused(pattern: str, hosts: str, placed: 
 
 
 @given(pattern=st.sampled_from(GROUPED), hosts=HOSTS)
-def test_groups_are_disjoint_ascending_and_in_order(pattern: str, hosts: list[str]) -> None:
+def test_groups_are_disjoint_ascending_and_in_order(pattern, hosts):
     """Put each rank in at most one group of at least two, in ascending order."""
     groups = groups_or_none(pattern, hosts)
     ranks = [rank for group in groups for rank in group]
@@ -95,7 +95,7 @@ def test_groups_are_disjoint_ascending_and_in_order(pattern: str, hosts: list[st
 @given(
     count=st.integers(1, 12), groups=st.integers(1, 12), kind=st.sampled_from(["split", "stride"])
 )
-def test_counted_groups_cover_all_ranks_evenly(count: int, groups: int, kind: str) -> None:
+def test_counted_groups_cover_all_ranks_evenly(count, groups, kind):
     """Use every rank: a split has K ranks per group, a stride K groups."""
     world_size = count * groups
     pattern = f"{kind}:{count}"
@@ -107,7 +107,7 @@ def test_counted_groups_cover_all_ranks_evenly(count: int, groups: int, kind: st
     assert (count if kind == "stride" else groups) == len(made)
 
 
-def test_the_unknown_is_refused() -> None:
+def test_the_unknown_is_refused():
     """Refuse an unknown pattern with the choices, and a number that does not divide the ranks."""
     for pattern in ("star", "split", "split:0", "stride:x", "pairs"):
         with pytest.raises(InputError, match=r"^Unknown pattern .*; choose from flat, node, .*\.$"):
@@ -127,7 +127,7 @@ def test_the_unknown_is_refused() -> None:
         check_pattern("ranks:0+4", 4)
 
 
-def test_every_pattern_is_grouped_or_whole() -> None:
+def test_every_pattern_is_grouped_or_whole():
     """Return groups for patterns that form them, and all ranks for the others."""
     whole = [pattern for pattern in PATTERNS if not makes_groups(pattern)]
     assert ["flat", "ring", "fan-in", "fan-out", "hierarchical", "matrix"] == whole
@@ -145,13 +145,13 @@ def test_every_pattern_is_grouped_or_whole() -> None:
         ("bisection", 8),
     ],
 )
-def test_cases_are_rounded_to_the_group_size(pattern: str, expected: int) -> None:
+def test_cases_are_rounded_to_the_group_size(pattern, expected):
     """Round 8 B to a float per rank of a fixed group size, else of all ranks."""
     sweep = Sweep(operations=["all_gather"], sizes=[8], backends=["mpi"], patterns=[pattern])
     assert [expected] == [case.message_bytes for case in sweep.cases(8)]
 
 
-def test_patterns_have_an_order() -> None:
+def test_patterns_have_an_order():
     """Sort patterns as listed, then by number."""
     shuffled = [
         "ranks:0+2",
@@ -182,7 +182,7 @@ def test_patterns_have_an_order() -> None:
     ("ranks", "expected"),
     [([0, 1, 2, 3], "0-3"), ([0, 3], "0,3"), ([0, 1], "0-1"), ([2], "2"), ([0, 0], "0")],
 )
-def test_ranks_are_named_briefly(ranks: list[int], expected: str) -> None:
+def test_ranks_are_named_briefly(ranks, expected):
     """Abbreviate consecutive ranks by their ends, and read them back."""
     assert expected == rank_list(ranks)
     assert sorted(set(ranks)) == ranks_of(expected)

@@ -17,14 +17,14 @@ def write(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("name", known_suites())
-def test_our_own_suites_load(name: str) -> None:
+def test_our_own_suites_load(name):
     """Load each shipped suite with cases."""
     suite = load_suite(name)
     assert name == suite.name
     assert all_cases(suite.sweeps, 2)
 
 
-def test_messages_of_training_follow_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_training_follow_the_model(monkeypatch):
     """Scale messages of training with the model: weights fourfold, activations twofold at twice the
     width.
     """
@@ -45,7 +45,7 @@ def test_messages_of_training_follow_the_model(monkeypatch: pytest.MonkeyPatch) 
     assert (1024 * 1024 * 4, 12 * 1024**2 * 4 // 2) == (wide["all_reduce"], wide["all_gather"])
 
 
-def test_a_person_s_own_file_is_a_suite(tmp_path: Path) -> None:
+def test_a_person_s_own_file_is_a_suite(tmp_path):
     """Load one sweep or a list from a file, named after it."""
     suite = load_suite(
         str(write(tmp_path / "mine.py", "from commbench import Sweep\nSUITE = Sweep(sizes='8')\n"))
@@ -76,7 +76,7 @@ def test_a_person_s_own_file_is_a_suite(tmp_path: Path) -> None:
         "from commbench import Sweep\nSUITE = Sweep(operations=['sum'])",
     ],
 )
-def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_suite_is_refused(tmp_path, text):
     """Refuse an invalid file on one line; name the option to whoever gives an operation in place of
     a suite.
     """
@@ -87,7 +87,7 @@ def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str) -> None:
         load_suite("all_reduce")
 
 
-def test_axes_are_replaced_in_every_sweep() -> None:
+def test_axes_are_replaced_in_every_sweep():
     """Replace the given axes in every sweep and keep the rest."""
     suite = Suite(
         name="s", sweeps=[Sweep(sizes=[8], backends=["mpi"]), Sweep(sizes=[16], dtypes=["int8"])]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from commands import COMMANDS, Command
+from commands import COMMANDS
 from kept import KEPT_RUNS
 
 from commbench.results import load_run
@@ -78,7 +78,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.kept
 @pytest.mark.parametrize("path", KEPT_RUNS, ids=lambda path: path.name)
-def test_a_kept_run_is_read_as_its_files_say(path: Path) -> None:
+def test_a_kept_run_is_read_as_its_files_say(path):
     """Make each table again from the samples, and no other; decide again as it is recorded."""
     run = load_run(path)
     made = {
@@ -109,7 +109,7 @@ def assert_recorded(text: str, recorded: Path) -> None:
     assert recorded.read_text() == text
 
 
-def test_options_are_as_recorded() -> None:
+def test_options_are_as_recorded():
     """Offer the same commands and options."""
     options = {}
     commands = [("", COMMANDS)]
@@ -126,7 +126,7 @@ def test_options_are_as_recorded() -> None:
 
 
 @pytest.fixture
-def here(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+def here(commbench, monkeypatch):
     """Return the command of a user who is no root, on a terminal of 100 columns, beside this
     repository and a text.
     """
@@ -144,13 +144,13 @@ def here(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 @pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("line", REFUSALS)
-def test_bad_input_is_refused(here: Command, line: str) -> None:
+def test_bad_input_is_refused(here, line):
     """Refuse bad input as it is recorded, and write nothing."""
     here.refuses(line, REFUSALS[line])
 
 
 @pytest.mark.parametrize("file", PRINTED)
-def test_printed_texts_are_as_recorded(here: Command, file: str) -> None:
+def test_printed_texts_are_as_recorded(here, file):
     """Print the same text for each kind of output."""
     text = here(PRINTED[file]).out.replace(str(here.home), "HOME").replace(str(ROOT), "REPO")
     assert_recorded(text, RECORDED / "printed" / file)

@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 import pytest
-from launching import HERE, RunRanks
-from trainings import Launch, case, launches_of
+from launching import HERE
+from trainings import case, launches_of
 
 pytest.importorskip("torch")
 
@@ -98,7 +98,7 @@ def some_of(ranks: int) -> tuple[dict[str, TrainingCase], dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def trained(run_ranks: RunRanks) -> Any:
+def trained(run_ranks):
     """Return launches on two ranks."""
     return launches_of(
         run_ranks,
@@ -131,13 +131,13 @@ def trained(run_ranks: RunRanks) -> Any:
 
 
 @pytest.fixture(scope="module")
-def first(trained: Any) -> Launch:
+def first(trained):
     """Return the launch of all configurations."""
     return trained["first"]
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
-def some_train(request: pytest.FixtureRequest, run_ranks: RunRanks) -> tuple[int, Launch]:
+def some_train(request, run_ranks):
     """Return a launch on which one, some or all ranks train.
 
     Three may exceed this machine's cores.
@@ -157,7 +157,7 @@ def dense_bytes(elements: int, ranks: int = 2) -> float:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
-def test_everything_is_trained(first: Launch, name: str) -> None:
+def test_everything_is_trained(first, name):
     """Time every step but the early ones; train the launch's baseline in three blocks. With DDP,
     end with equal bits on both ranks and a lower loss.
     """
@@ -194,7 +194,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_sent_bytes_match_the_theory_of_the_hook(first: Launch, name: str) -> None:
+def test_sent_bytes_match_the_theory_of_the_hook(first, name):
     """Count bytes on the wire within 5 % of theory, except Gloo's headers."""
     record = first.records[name]
     assert record["dense_bytes"] in {DENSE, NORM}
@@ -203,7 +203,7 @@ def test_sent_bytes_match_the_theory_of_the_hook(first: Launch, name: str) -> No
     assert record["sent_bytes"] == pytest.approx(record["expected_bytes"], abs=reach)
 
 
-def test_parameters_may_be_unused_everywhere_or_on_some_ranks(first: Launch) -> None:
+def test_parameters_may_be_unused_everywhere_or_on_some_ranks(first):
     """Average the gradients of a model with a layer that no rank uses and one that a single rank
     uses.
     """
@@ -213,7 +213,7 @@ def test_parameters_may_be_unused_everywhere_or_on_some_ranks(first: Launch) -> 
     assert first.records["partly used topk"]["grad_rel_error"] > 0.05
 
 
-def test_without_their_broadcast_buffers_are_not_sent(first: Launch) -> None:
+def test_without_their_broadcast_buffers_are_not_sent(first):
     """Learn the same: batch normalisation trains with the statistics of its batch."""
     with_them, alone = first.records["batch norm"], first.records["batch norm alone"]
     assert alone["sent_bytes"] < with_them["sent_bytes"]
@@ -222,7 +222,7 @@ def test_without_their_broadcast_buffers_are_not_sent(first: Launch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", COMPILE_MODES)
-def test_compiled_training_learns_the_same(run_ranks: RunRanks, mode: str) -> None:
+def test_compiled_training_learns_the_same(run_ranks, mode):
     """Train the compiled DDP object in each mode, with the losses of the plain one up to
     rounding.
     """
@@ -237,7 +237,7 @@ def test_compiled_training_learns_the_same(run_ranks: RunRanks, mode: str) -> No
     assert (mode == "python_reducer") == (not records["compiled"]["bucket_bytes"])
 
 
-def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
+def test_gradients_are_as_exact_as_the_hook(first):
     """Measure no gradient error without compression, rounding with half precision, more with sparse
     hooks.
     """
@@ -249,9 +249,7 @@ def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
     assert None is errors["local"]
 
 
-def test_blocks_of_a_launch_start_with_the_same_weights_and_data(
-    trained: Any, first: Launch
-) -> None:
+def test_blocks_of_a_launch_start_with_the_same_weights_and_data(trained, first):
     """Start blocks of a launch with equal losses, and another launch with others."""
     fp32 = [
         name for name, each in CASES.items() if each.workload == "tiny" and each.precision == "fp32"
@@ -265,7 +263,7 @@ def test_blocks_of_a_launch_start_with_the_same_weights_and_data(
     assert (5, 6) == (first.records["plain"]["seed"], trained["crowded"].records["plain"]["seed"])
 
 
-def test_exact_configurations_learn_the_same(first: Launch) -> None:
+def test_exact_configurations_learn_the_same(first):
     """Produce the same losses with any bucket sizes."""
     for name in EXACT:
         assert first.records["plain"]["losses"] == pytest.approx(
@@ -273,7 +271,7 @@ def test_exact_configurations_learn_the_same(first: Launch) -> None:
         )
 
 
-def test_buckets_match_the_rule_of_ddp(first: Launch) -> None:
+def test_buckets_match_the_rule_of_ddp(first):
     """Record the predicted size and a time of each bucket, also for hook none."""
     spec = f"{HERE / 'ranks' / 'train_workloads.py'}:tiny"
     facts = inspect_workload(load_workload(spec, seed=0, rank=0, world_size=1))
@@ -298,20 +296,20 @@ def test_buckets_match_the_rule_of_ddp(first: Launch) -> None:
     assert 2 == len(first.records["none"]["buckets"])
 
 
-def test_a_hook_is_called_once_a_bucket_and_step(first: Launch) -> None:
+def test_a_hook_is_called_once_a_bucket_and_step(first):
     """Call a hook only in the last backward pass of a step."""
     for name in ("passthrough", "accumulation", "bucket view", "topk:0.1", "powersgd:1"):
         for (block,) in first.seen[name]:
             assert [2] * (STEPS - EARLY_STEPS) == block, name
 
 
-def test_accumulation_takes_several_batches(first: Launch) -> None:
+def test_accumulation_takes_several_batches(first):
     """Return the mean loss over the batches of a step."""
     plain, record = first.records["plain"], first.records["accumulation"]
     assert plain["losses"][0] != record["losses"][0]
 
 
-def test_mixed_precision_counts_skipped_steps(first: Launch) -> None:
+def test_mixed_precision_counts_skipped_steps(first):
     """Skip a step on all ranks if one overflows, and no other step."""
     for name in ("overflow", "overflow topk"):
         record = first.records[name]
@@ -326,7 +324,7 @@ def test_mixed_precision_counts_skipped_steps(first: Launch) -> None:
         assert losses != first.records["plain"]["losses"]
 
 
-def test_without_ddp_nothing_is_sent(first: Launch) -> None:
+def test_without_ddp_nothing_is_sent(first):
     """Time local steps without communication."""
     record = first.records["local"]
     nothing = (
@@ -341,7 +339,7 @@ def test_without_ddp_nothing_is_sent(first: Launch) -> None:
     assert ([], [], []) == (record["losses"], record["buckets"], record["bucket_bytes"])
 
 
-def test_a_metric_is_taken_along_the_way(first: Launch) -> None:
+def test_a_metric_is_taken_along_the_way(first):
     """Evaluate the metric during a block without changing the training."""
     record = first.records["scored"]
     assert ("error", 0.0) == (record["metric_name"], record["target"])
@@ -359,9 +357,7 @@ def test_a_metric_is_taken_along_the_way(first: Launch) -> None:
         ("first", "static and accumulation", "unsupported", "static graph accumulates"),
     ],
 )
-def test_a_failure_on_all_ranks_fails_only_its_case(
-    trained: Any, launch: str, name: str, status: str, words: str
-) -> None:
+def test_a_failure_on_all_ranks_fails_only_its_case(trained, launch, name, status, words):
     """Record the reason of a failed case, and the device; train the others."""
     record = trained[launch].records[name]
     assert status == record["status"]
@@ -370,7 +366,7 @@ def test_a_failure_on_all_ranks_fails_only_its_case(
     assert ("Simulated" in record["device"]) == (launch == "stand_in")
 
 
-def test_every_block_is_begun_and_every_step_counted(trained: Any, first: Launch) -> None:
+def test_every_block_is_begun_and_every_step_counted(trained, first):
     """Count the blocks: three of the baseline, and two of each configuration with two blocks, each
     trained from the initial weights where the trainings do not fit into memory together.
     """
@@ -387,7 +383,7 @@ def test_every_block_is_begun_and_every_step_counted(trained: Any, first: Launch
     assert 2 == len(two.records["passthrough"]["buckets"])
 
 
-def test_divided_blocks_are_one_training(trained: Any, first: Launch) -> None:
+def test_divided_blocks_are_one_training(trained, first):
     """Train as without division, to the last bit of every loss, whatever trains in between.
 
     Time more rounds.
@@ -421,7 +417,7 @@ def test_divided_blocks_are_one_training(trained: Any, first: Launch) -> None:
     )
 
 
-def test_one_step_is_enough(trained: Any) -> None:
+def test_one_step_is_enough(trained):
     """Time a single step before DDP has its final buckets, and count no bytes."""
     for name in ("plain", *HOOKS):
         record = trained["one_step"].records[name]
@@ -431,7 +427,7 @@ def test_one_step_is_enough(trained: Any) -> None:
         assert record["expected_bytes"] in {whole["expected_bytes"], None}
 
 
-def test_time_runs_out_between_blocks(trained: Any) -> None:
+def test_time_runs_out_between_blocks(trained):
     """Stop before the fourth block, and keep the finished ones."""
     cut = trained["cut"]
     assert not cut.finished
@@ -440,7 +436,7 @@ def test_time_runs_out_between_blocks(trained: Any) -> None:
     assert trained_by_then == {name for name, record in cut.records.items() if record}
 
 
-def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
+def test_steps_fill_the_time_of_a_block(trained):
     """Choose one number of steps for all configurations from the baseline, which is timed before
     the first block, whatever its configuration.
     """
@@ -457,12 +453,12 @@ def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_stand_in(trained: Any) -> Launch:
+def on_stand_in(trained):
     """Return the launch on a stand-in for a GPU, with every call except CUDA's."""
     return trained["stand_in"]
 
 
-def test_nothing_waits_for_a_gpu_inside_a_step(on_stand_in: Launch) -> None:
+def test_nothing_waits_for_a_gpu_inside_a_step(on_stand_in):
     """Record six marks per step and five per bucket, and read them between steps."""
     counts = on_stand_in.device
     assert 0 == counts["inside"]
@@ -477,7 +473,7 @@ def test_nothing_waits_for_a_gpu_inside_a_step(on_stand_in: Launch) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "topk:0.1"])
-def test_steps_in_which_ddp_waits_for_a_gpu_are_not_timed(trained: Any, name: str) -> None:
+def test_steps_in_which_ddp_waits_for_a_gpu_are_not_timed(trained, name):
     """Exclude steps in which DDP itself waits for the GPU."""
     record = trained["settling"].records[name]
     assert (SETTLING, 2 * SETTLING) == (record["discarded"], record["block_steps"])
@@ -486,7 +482,7 @@ def test_steps_in_which_ddp_waits_for_a_gpu_are_not_timed(trained: Any, name: st
 
 
 @pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name != "broken"])
-def test_a_gpu_trains_as_a_host(first: Launch, on_stand_in: Launch, name: str) -> None:
+def test_a_gpu_trains_as_a_host(first, on_stand_in, name):
     """Produce the losses, buckets and gradient error of the host's launch; record the GPU, its
     memory and all times, and no bytes.
     """
@@ -517,7 +513,7 @@ def check_times(record: dict[str, Any]) -> None:
         assert min(bucket["comm_ms"], bucket["skew_wait_ms"], bucket["compress_ms"]) >= 0
 
 
-def test_some_of_the_ranks_train(some_train: tuple[int, Launch]) -> None:
+def test_some_of_the_ranks_train(some_train):
     """Train on some ranks with their bytes and equal bits, and leave the others idle."""
     ranks, launch = some_train
     for size in range(1, ranks + 1):

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import random
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("without_nccl_variables")
 
 
 @pytest.fixture
-def with_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_nccl(monkeypatch):
     """Simulate a torch with NCCL, without NCCL's variables."""
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
 
@@ -49,9 +48,7 @@ OLD = "The NVIDIA driver on your system is too old (found version 11040). Please
         (2, "NCCL", "", "needs NCCL, and torch .* is built without it"),
     ],
 )
-def test_what_is_missing_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, devices: int, lacking: str, refusal: str, words: str
-) -> None:
+def test_what_is_missing_is_one_sentence(monkeypatch, devices, lacking, refusal, words):
     """Refuse in one sentence what torch lacks, and say what to do; quote the first sentence of
     CUDA's error about the driver.
     """
@@ -64,7 +61,7 @@ def test_what_is_missing_is_one_sentence(
 
 
 @pytest.mark.usefixtures("with_nccl")
-def test_gpus_are_identified_by_pci_address() -> None:
+def test_gpus_are_identified_by_pci_address():
     """Use the UUID or the number of a GPU with an older torch."""
     cuda = SimulatedCuda(2, buses=[0x17, 0xC1])
     assert ["0000:17:00.0", "0000:c1:00.0"] == gpus_to_train_on(cuda)
@@ -76,7 +73,7 @@ def test_gpus_are_identified_by_pci_address() -> None:
         assert expected == find_gpus("torch-nccl", cuda)
 
 
-def test_gloo_trains_on_the_host() -> None:
+def test_gloo_trains_on_the_host():
     """Use no GPU for Gloo, and set no variable of NCCL."""
     before = dict(os.environ)
     (device,) = run_threads(1, lambda control: open_device("gloo", control, SimulatedCuda(8)))
@@ -88,7 +85,7 @@ def test_gloo_trains_on_the_host() -> None:
     assert before == dict(os.environ)
 
 
-def test_ddp_looks_back_at_ten_steps() -> None:
+def test_ddp_looks_back_at_ten_steps():
     """DDP records the times of its first ten iterations, each in the next one."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -109,7 +106,7 @@ def test_ddp_looks_back_at_ten_steps() -> None:
     ("devices", "numbers", "shared"),
     [(2, [0, 1, 0], 2), (3, [0, 1, 2], 1), (1, [0, 0, 0], 3), (8, [0, 1, 2], 1), (1, [0, 0, 0], 1)],
 )
-def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) -> None:
+def test_ranks_take_gpus_in_turn(devices, numbers, shared):
     """Assign each rank a GPU and make it torch's current one; report and configure a shared one.
 
     In the last case each rank sees a GPU of its own as number 0.
@@ -137,7 +134,7 @@ def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) 
     assert (shared > 1) == ("NCCL_HOSTID" in os.environ)
 
 
-def test_the_clock_is_that_of_the_gpu_where_it_is() -> None:
+def test_the_clock_is_that_of_the_gpu_where_it_is():
     """Find a GPU's clock by PCI address; return none if NVML lacks it or on the host."""
     reading = Reading(sm_MHz=1980.0, reasons=0, held_ns={})
     clocks = {"0000:c1:00.0": SimpleNamespace(read=lambda: reading)}
@@ -177,7 +174,7 @@ class Encoding(dict[str, Any]):
         return self
 
 
-def test_every_tensor_of_a_batch_is_copied() -> None:
+def test_every_tensor_of_a_batch_is_copied():
     """Copy tensors in tuples, lists, dicts and dataclasses, and keep other values."""
     ones = torch.ones(2)
     batch = [Pair(ones, [ones, "x"]), {"a": ones, "b": (ones, 3)}, Sample(ones, "name"), None, 1.5]
@@ -191,7 +188,7 @@ def test_every_tensor_of_a_batch_is_copied() -> None:
     assert ones is batch[2].inputs
 
 
-def test_what_can_move_itself_does() -> None:
+def test_what_can_move_itself_does():
     """Call ``to`` of models and batches, and copy nothing on the host."""
     device, encoding, model = StandIn(), Encoding(ids=torch.ones(1)), torch.nn.Linear(2, 1)
     assert encoding is device.moved((encoding, 3))[0]
@@ -205,7 +202,7 @@ def test_what_can_move_itself_does() -> None:
 # What is asked of it
 
 
-def test_a_gpu_is_asked_for_its_own_figures() -> None:
+def test_a_gpu_is_asked_for_its_own_figures():
     """Read memory and random state of the GPU, and count no bytes."""
     device = StandIn()
     device.reset_peak_memory()
@@ -217,7 +214,7 @@ def test_a_gpu_is_asked_for_its_own_figures() -> None:
 
 
 @pytest.mark.parametrize("make", [Device, StandIn])
-def test_random_numbers_come_again(make: Any) -> None:
+def test_random_numbers_come_again(make):
     """Restore the state of torch's, Python's and numpy's generators."""
     device, drawn = make(), []
     state = device.random_state()
@@ -230,7 +227,7 @@ def test_random_numbers_come_again(make: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["digits", pytest.param("trace:many-tiny", marks=pytest.mark.slow)]
 )
-def test_workloads_are_tried_out_on_a_gpu(name: str) -> None:
+def test_workloads_are_tried_out_on_a_gpu(name):
     """Train equal steps on the simulated GPU, with evaluation."""
     pytest.importorskip("numba")
     device = StandIn()
@@ -243,7 +240,7 @@ def test_workloads_are_tried_out_on_a_gpu(name: str) -> None:
     assert host_facts.ready_order == facts.ready_order
 
 
-def test_the_log_of_nccl_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_log_of_nccl_is_removed(monkeypatch, tmp_path):
     """Remove our NCCL log, and keep a person's own."""
     for name, is_kept in (("commbench-nccl-1-1.log", False), ("mine.log", True)):
         log = tmp_path / name

@@ -7,14 +7,12 @@ import dataclasses
 import functools
 import math
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
-from launching import RunRanks, succeeded
+from launching import succeeded
 from test_block import CASES as ON_HOST
 from test_block import check_times
-from trainings import Launch, case, launches_of
+from trainings import case, launches_of
 
 torch = pytest.importorskip("torch")
 
@@ -40,7 +38,7 @@ CASES = {name: dataclasses.replace(each, backend="nccl") for name, each in CASES
 
 
 @pytest.fixture(scope="module")
-def trained(run_ranks: RunRanks) -> Any:
+def trained(run_ranks):
     """Return a launch of all configurations, and a longer one of two."""
     two = {name: CASES[name] for name in ("plain", "topk:0.1")}
     return launches_of(
@@ -53,13 +51,13 @@ def trained(run_ranks: RunRanks) -> Any:
 
 
 @pytest.fixture(scope="module")
-def first(trained: Any) -> Launch:
+def first(trained):
     """Return the launch of all configurations."""
     return trained["first"]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_agree_and_learn(first: Launch, name: str) -> None:
+def test_ranks_agree_and_learn(first, name):
     """End with equal bits on both ranks and a lower loss; record parts that add up to the step, and
     buckets in the order ready, sent, done.
     """
@@ -77,7 +75,7 @@ def test_ranks_agree_and_learn(first: Launch, name: str) -> None:
     assert losses[4 if name != "accumulation" else 2] < losses[0]
 
 
-def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
+def test_gradients_are_as_exact_as_the_hook(first):
     """Measure no gradient error without compression, rounding in half precision, more with sparse
     hooks.
     """
@@ -86,20 +84,20 @@ def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
     assert min(errors[name] for name in HOOKS if name not in NEAR) > 0.1
 
 
-def test_a_density_of_one_is_dense(first: Launch) -> None:
+def test_a_density_of_one_is_dense(first):
     """Learn the same as plain DDP at density 1."""
     losses = [first.records[name]["losses"] for name in ("none", "topk:1.0")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_the_scaler_skips_on_all_ranks(first: Launch) -> None:
+def test_the_scaler_skips_on_all_ranks(first):
     """Skip exactly the step in which one rank overflows."""
     assert [1, 1] == [
         first.records[name]["skipped_steps"] for name in ("overflow", "overflow topk")
     ]
 
 
-def test_records_name_the_gpu(first: Launch) -> None:
+def test_records_name_the_gpu(first):
     """Record the GPU and its allocated memory, and no bytes."""
     record = first.records["plain"]
     assert torch.cuda.get_device_name(0) in record["device"]
@@ -110,7 +108,7 @@ def test_records_name_the_gpu(first: Launch) -> None:
 @pytest.mark.skipif(
     "gpu" not in EnergyMeter.find().kinds, reason="needs GPUs whose energy NVML tells"
 )
-def test_energy_of_a_step(trained: Any) -> None:
+def test_energy_of_a_step(trained):
     """Measure a plausible energy per step, below one kilowatt per GPU."""
     for record in trained["long"].records.values():
         step_s = record["measuring_s"] / sum(record["block_lengths"])
@@ -119,7 +117,7 @@ def test_energy_of_a_step(trained: Any) -> None:
             assert 0 < record["energy_J"] < 1000 * (2 + torch.cuda.device_count()) * step_s
 
 
-def test_the_command_trains_on_gpus(tmp_path: Path) -> None:
+def test_the_command_trains_on_gpus(tmp_path):
     """Write rows of the GPU by the command, flagged if ranks share one."""
     words = "-n 2 --oversubscribe --backend nccl --workload mlp --hook none,topk:0.01"
     words += " --bucket-cap-mb default,5 --steps 8 --launches 1 --confirm-launches 1 --out r"

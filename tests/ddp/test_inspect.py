@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ def workload(model: Any = None, loss: Any = None, **others: Any) -> Workload:
     )
 
 
-def test_facts_of_a_small_model() -> None:
+def test_facts_of_a_small_model():
     """Return parameters in registration order, gradient order, buffers and the workload's own
     fields.
     """
@@ -53,7 +52,7 @@ def test_facts_of_a_small_model() -> None:
     assert (6, "accuracy", 0.9, 7) == (facts.batch_size, facts.metric, facts.target, facts.steps)
 
 
-def test_dtypes_and_frozen_parameters() -> None:
+def test_dtypes_and_frozen_parameters():
     """Count only trained parameters, each in its own type."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2, dtype=torch.float64))
     model[0].bias.requires_grad_(False)  # noqa: FBT003 - torch's own signature
@@ -64,7 +63,7 @@ def test_dtypes_and_frozen_parameters() -> None:
     assert ["float32", "float64", "float64"] == [p.dtype for p in facts.parameters]
 
 
-def test_model_and_random_numbers_are_left_as_they_were() -> None:
+def test_model_and_random_numbers_are_left_as_they_were():
     """Restore weights, statistics, gradients and random state."""
     small = workload()
     before = {name: value.clone() for name, value in small.model.state_dict().items()}
@@ -75,7 +74,7 @@ def test_model_and_random_numbers_are_left_as_they_were() -> None:
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_facts_survive_json() -> None:
+def test_facts_survive_json():
     """Read the facts back from JSON."""
     facts = inspect_workload(workload())
     assert facts == WorkloadFacts.from_json(json.loads(json.dumps(facts.to_json())))
@@ -163,7 +162,7 @@ class OnePass:
         ({"model": "resnet"}, "of type str"),
     ],
 )
-def test_misuse_is_one_sentence(parts: dict[str, Any], says: str) -> None:
+def test_misuse_is_one_sentence(parts, says):
     """Refuse in one sentence what DDP cannot train, with the reason."""
     with pytest.raises(InputError) as caught:
         inspect_workload(workload(**parts))
@@ -171,7 +170,7 @@ def test_misuse_is_one_sentence(parts: dict[str, Any], says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_unused_parameters_are_named() -> None:
+def test_unused_parameters_are_named():
     """Name the parameters without a gradient, and take them as ready when the backward pass
     begins.
     """
@@ -186,7 +185,7 @@ def test_unused_parameters_are_named() -> None:
     assert () == inspect_workload(workload()).unused
 
 
-def test_failing_backward_is_one_sentence() -> None:
+def test_failing_backward_is_one_sentence():
     """Name the place of a failing backward pass."""
 
     class Broken(torch.autograd.Function):
@@ -202,7 +201,7 @@ def test_failing_backward_is_one_sentence() -> None:
         inspect_workload(workload(loss=lambda m, x: Broken.apply(m(x).mean())))
 
 
-def test_wrapped_model_is_refused() -> None:
+def test_wrapped_model_is_refused():
     """Refuse a model inside DDP, and ask for the bare one."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -216,7 +215,7 @@ def test_wrapped_model_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("forks")
-def test_command_prints_facts_and_nothing_else(tmp_path: Path) -> None:
+def test_command_prints_facts_and_nothing_else(tmp_path):
     """Print one line of JSON from a separate process, although the person's file prints too."""
     (tmp_path / "mine.py").write_text(
         "import torch\nprint('hello')\ndef workload(batch_size=3):\n"
@@ -233,13 +232,13 @@ def test_command_prints_facts_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["nonsense", ""])
-def test_command_prints_errors_as_json(capsys: pytest.CaptureFixture[str], spec: str) -> None:
+def test_command_prints_errors_as_json(capsys, spec):
     """Print a sentence as JSON and exit with the code of bad input."""
     assert 2 == main(json.dumps({"spec": spec}))
     assert f"no workload {spec!r}" in json.loads(capsys.readouterr().out)["error"]
 
 
-def test_command_names_the_line_of_batches_that_fail(tmp_path: Path) -> None:
+def test_command_names_the_line_of_batches_that_fail(tmp_path):
     """End with the line of the person's file where iterating the batches fails."""
     (tmp_path / "mine.py").write_text(
         "import torch\ndef workload():\n"
@@ -250,7 +249,7 @@ def test_command_names_the_line_of_batches_that_fail(tmp_path: Path) -> None:
         main(json.dumps({"spec": f"{tmp_path / 'mine.py'}:workload"}))
 
 
-def test_workload_needs_no_torch() -> None:
+def test_workload_needs_no_torch():
     """Import the workload protocol and the traces without torch."""
     code = (
         "import sys, commbench.ddp.plan.workload, commbench.ddp.traces; sys.exit('torch' in"
@@ -259,9 +258,7 @@ def test_workload_needs_no_torch() -> None:
     assert 0 == subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
 
 
-def test_an_error_on_a_gpu_names_the_device(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_on_a_gpu_names_the_device(monkeypatch, tmp_path, capsys):
     """Suggest CPUs if a workload fails on a GPU, but not on CPUs."""
     monkeypatch.setattr("commbench.ddp.inspect.gpus_to_train_on", lambda: ["one"])
     monkeypatch.setattr("commbench.ddp.inspect.Gpu", lambda _: StandIn())

@@ -75,22 +75,20 @@ def look(python: str, caps_by_model: Mapping[str, Sequence[str]], store: Path) -
 
 
 @pytest.fixture(scope="module")
-def logged(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def logged(forked_python, tmp_path_factory):
     """Return the buckets of DDP for every model."""
     return look(forked_python, ASKED, tmp_path_factory.mktemp("ddp") / "store")
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_rebuilt_buckets_match_ddp(logged: dict[str, Any], name: str) -> None:
+def test_rebuilt_buckets_match_ddp(logged, name):
     """Predict the parameters of each bucket in sending order."""
     check_rebuilt(logged[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
-def test_rebuilt_buckets_of_large_traces_match_ddp(
-    forked_python: str, tmp_path: Path, name: str
-) -> None:
+def test_rebuilt_buckets_of_large_traces_match_ddp(forked_python, tmp_path, name):
     """Predict the buckets of models up to half a gigabyte."""
     check_rebuilt(look(forked_python, {name: LARGE[name]}, tmp_path / "store")[name])
 
@@ -106,7 +104,7 @@ def check_rebuilt(model: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", STATIC)
-def test_static_graph_makes_the_same_buckets(logged: dict[str, Any], name: str) -> None:
+def test_static_graph_makes_the_same_buckets(logged, name):
     """Predict the same buckets with a static graph."""
     sizes = [
         {cap: ddp["sizes"] for cap, ddp in logged[name][kind].items()} for kind in ("ddp", "static")
@@ -114,7 +112,7 @@ def test_static_graph_makes_the_same_buckets(logged: dict[str, Any], name: str) 
     assert sizes[0] == sizes[1]
 
 
-def test_models_tell_bucket_sizes_apart(logged: dict[str, Any]) -> None:
+def test_models_tell_bucket_sizes_apart(logged):
     """Use models on which default, list and plain sizes differ, or the other tests show little."""
     for cap, another_cap in (
         ("default", "25"),
@@ -131,7 +129,7 @@ DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 
 @settings(max_examples=repetitions(60))
 @given(data=st.data())
-def test_any_parameters_are_assigned_as_torch_does(data: st.DataObject) -> None:
+def test_any_parameters_are_assigned_as_torch_does(data):
     """Match torch's own function for any sizes, dtypes, order and caps."""
     torch = pytest.importorskip("torch")
     parameters = data.draw(
@@ -155,7 +153,7 @@ def test_any_parameters_are_assigned_as_torch_does(data: st.DataObject) -> None:
     assert assigned == [list(bucket) for bucket in predicted]
 
 
-def test_default_is_not_25() -> None:
+def test_default_is_not_25():
     """Use torch's small first bucket only for the default, not for 25 or lists."""
     torch = pytest.importorskip("torch")
     assert MIB == torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
@@ -175,13 +173,13 @@ def stand_ins(caps: Sequence[str], sizes_mb: Sequence[float]) -> list[str]:
     return [each.bucket_cap_mb for each in groups.values()]
 
 
-def test_same_buckets_are_measured_once() -> None:
+def test_same_buckets_are_measured_once():
     """Keep one of the sizes that make one bucket per layer, and DDP's default before others."""
     assert ["0.5", "0.5", "0.5", "5"] == stand_ins(["0.5", "1", "4", "5"], [4, 4, 4])
     assert ["default"] * 3 == stand_ins(["25", "100", "default"], [0.2, 0.1])
 
 
-def test_other_settings_stay_apart() -> None:
+def test_other_settings_stay_apart():
     """Merge only settings that differ in nothing but the bucket size, and no step without DDP."""
     changes = [
         {},
@@ -199,7 +197,7 @@ def test_other_settings_stay_apart() -> None:
         assert {each: each for each in cases} == group_by_layout(cases, make_facts(sizes_mb))
 
 
-def test_search_for_unused_parameters_keeps_the_first_buckets() -> None:
+def test_search_for_unused_parameters_keeps_the_first_buckets():
     """Fill buckets in the order of registration, and send the last one first."""
     assert ((2,), (0, 1)) == case_layout(
         case(cap="2", unused_parameters=True), make_facts([1, 1.5, 1])
@@ -225,7 +223,7 @@ def facts_of(trace: str) -> WorkloadFacts:
 
 @pytest.mark.parametrize("trace", ["resnet50", "many-tiny", "gpt2-small"])
 @pytest.mark.parametrize("most", [5, 12])
-def test_candidates_have_layouts_of_their_own(trace: str, most: int) -> None:
+def test_candidates_have_layouts_of_their_own(trace, most):
     """List the default first, one single bucket last, and no layout twice."""
     facts = facts_of(trace)
     caps = candidate_caps(facts, most=most)
@@ -239,7 +237,7 @@ def test_candidates_have_layouts_of_their_own(trace: str, most: int) -> None:
     assert sorted(sizes) == sizes
 
 
-def test_a_small_model_has_few_candidates() -> None:
+def test_a_small_model_has_few_candidates():
     """Offer fractions of a small model's size, not sizes that all make one bucket."""
     facts = make_facts([0.1, 0.05, 0.05, 0.05, 0.05])
     caps = candidate_caps(facts)
@@ -247,7 +245,7 @@ def test_a_small_model_has_few_candidates() -> None:
     assert ["default"] == candidate_caps(make_facts([0.2]))
 
 
-def test_equal_layouts_are_one() -> None:
+def test_equal_layouts_are_one():
     """Keep the first of the sizes that make the same buckets."""
     facts = make_facts([4.0] * 4)
     assert ["2", "5", "100"] == unique_layouts(["2", "4", "5", "8", "100", "200", "2+4"], facts)

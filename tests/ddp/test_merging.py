@@ -84,7 +84,7 @@ def merged(
     )
 
 
-def test_times_are_of_the_slowest_rank() -> None:
+def test_times_are_of_the_slowest_rank():
     """Take each step and part from the slowest rank, without early steps."""
     record = merged([make_ranks()])
     assert [6.5, 9.0] == record.step_ms
@@ -96,7 +96,7 @@ def test_times_are_of_the_slowest_rank() -> None:
     assert (None, []) == (record.clocks, record.flags)
 
 
-def test_every_time_of_a_bucket() -> None:
+def test_every_time_of_a_bucket():
     """Return medians over two steps, the second three times as long: twice the first's times."""
     names = ("ready_ms", "start_ms", "done_ms", "comm_ms", "skew_wait_ms", "compress_ms")
     expected = [(3.0, 6.0, 10.0, 4.0, 0.75, 1.0), (6.0, 10.0, 17.0, 6.5, 0.25, 1.5)]
@@ -106,7 +106,7 @@ def test_every_time_of_a_bucket() -> None:
     ] == merged([make_ranks()]).buckets
 
 
-def test_communication_that_overlaps_counts_once() -> None:
+def test_communication_that_overlaps_counts_once():
     """Add overlapping communication once per rank, on the rank with least exposed time."""
     record = merged([make_ranks()])
     assert 2 * 5.25 == record.comm_ms
@@ -125,13 +125,13 @@ def test_communication_that_overlaps_counts_once() -> None:
     ],
     ids=["apart", "one within the other", "the later first", "touching"],
 )
-def test_the_union_of_intervals(intervals: Buckets, expected: float) -> None:
+def test_the_union_of_intervals(intervals, expected):
     """Count each instant once, in any order of intervals."""
     buckets = [(0, start, end, 0, 0) for start, end in intervals]
     assert expected == merged([[make_samples([TIMES_0[0]], buckets)]]).comm_ms
 
 
-def test_steps_with_other_buckets_are_left_out() -> None:
+def test_steps_with_other_buckets_are_left_out():
     """Exclude steps with unequal numbers of buckets across ranks or steps."""
     ranks = make_ranks()
     expected = merged([ranks])
@@ -143,7 +143,7 @@ def test_steps_with_other_buckets_are_left_out() -> None:
     assert expected.comm_ms == record.comm_ms
 
 
-def test_blocks_are_put_together() -> None:
+def test_blocks_are_put_together():
     """Concatenate the steps of all blocks, with medians over all."""
     slow = make_samples(10 * np.array(TIMES_0), RANK_0, seconds=2.0, skipped=2)
     first, second = make_ranks()
@@ -157,7 +157,7 @@ def test_blocks_are_put_together() -> None:
     assert (in_order[2] + in_order[3]) / 2 == record.buckets[0].comm_ms
 
 
-def test_losses_and_metrics_come_from_the_first_block() -> None:
+def test_losses_and_metrics_come_from_the_first_block():
     """Return the mean loss over ranks of the first block, and its metric if evaluated."""
     first = [
         make_samples(TIMES_0, losses=[4.0, 2.0], metrics=[(1, 0.5)]),
@@ -171,7 +171,7 @@ def test_losses_and_metrics_come_from_the_first_block() -> None:
     assert ("", None, ()) == (without.metric_name, without.target, without.metrics)
 
 
-def test_what_ranks_count_is_put_together() -> None:
+def test_what_ranks_count_is_put_together():
     """Average sent bytes over the ranks that count them; return the largest memory, and the
     gradient error of the block that measured it.
     """
@@ -189,7 +189,7 @@ def test_what_ranks_count_is_put_together() -> None:
     assert (None, None, None) == values
 
 
-def test_a_disagreement_in_any_block_is_recorded() -> None:
+def test_a_disagreement_in_any_block_is_recorded():
     """Compare checksums within each block."""
     same = [make_ranks(digest=1), make_ranks(digest=2)]
     assert merged(same).ranks_agree is True
@@ -201,7 +201,7 @@ def test_a_disagreement_in_any_block_is_recorded() -> None:
 
 
 @pytest.mark.parametrize(("value", "trainable"), [(1.0, True), (math.nan, True), (math.inf, False)])
-def test_parameters_that_are_not_finite_have_no_checksum(value: float, trainable: bool) -> None:
+def test_parameters_that_are_not_finite_have_no_checksum(value, trainable):
     """Find a value that is not finite among the trainable parameters only."""
     model = torch.nn.Linear(3, 1)
     model.bias = torch.nn.Parameter(torch.tensor([value]), requires_grad=trainable)
@@ -209,7 +209,7 @@ def test_parameters_that_are_not_finite_have_no_checksum(value: float, trainable
     assert (Training.digest(training) == NOT_FINITE) == math.isnan(value)
 
 
-def test_without_ddp_there_is_nothing_to_exchange() -> None:
+def test_without_ddp_there_is_nothing_to_exchange():
     """Leave communication fields empty without DDP."""
     record = merged([[make_samples(TIMES_0), make_samples(TIMES_1)]], make_training_case("local"))
     assert [6.5, 9.0] == record.step_ms
@@ -219,7 +219,7 @@ def test_without_ddp_there_is_nothing_to_exchange() -> None:
     assert not record.buckets
 
 
-def test_one_rank_waits_for_nobody() -> None:
+def test_one_rank_waits_for_nobody():
     """Return no skew and no expected bytes for one rank."""
     record = merged([[make_samples(TIMES_0, RANK_0)]], make_training_case("topk:0.1", world_size=1))
     assert (2 * 5.25, 0.0, 0.0) == (record.comm_ms, record.skew_wait_ms, record.dense_bytes)
@@ -230,16 +230,14 @@ def test_one_rank_waits_for_nobody() -> None:
     ("steps", "early", "discarded"),
     [(1, 3, 0), (2, 3, 1), (3, 3, 2), (4, 3, 3), (39, 3, 3), (20, 8, 8), (60, 8, 8)],
 )
-def test_blocks_lose_the_early_steps_that_ranks_state(
-    steps: int, early: int, discarded: int
-) -> None:
+def test_blocks_lose_the_early_steps_that_ranks_state(steps, early, discarded):
     """Keep at least one step of a short block."""
     times = np.full((steps, 4), 0.001)
     record = merged([[make_samples(TIMES_0, times=times, watched=[], early_steps=early)]])
     assert (discarded, [steps - discarded]) == (record.discarded, record.block_lengths)
 
 
-def test_long_blocks_lose_what_is_not_settled() -> None:
+def test_long_blocks_lose_what_is_not_settled():
     """Discard each block's own warm-up: at least the early steps, at most half."""
     noise = np.random.default_rng(0).normal(1e-3, 1e-6, 60)
     step_s = {
@@ -291,9 +289,7 @@ def energy_of_blocks(
     ],
     ids=["all blocks", "too short", "too short for a GPU", "GPU", "no answer", "no change"],
 )
-def test_the_energy_of_a_step_is_that_of_all_blocks(
-    blocks: Any, kinds: Sequence[Kind], expected: tuple[float | None, str]
-) -> None:
+def test_the_energy_of_a_step_is_that_of_all_blocks(blocks, kinds, expected):
     """Divide the joules of all machines and blocks by the steps, after the least time of the
     slowest counter, and if each counter answered and changed.
     """
@@ -304,9 +300,7 @@ def test_the_energy_of_a_step_is_that_of_all_blocks(
 
 
 @pytest.mark.parametrize(("flags", "slowed_by"), [(["throttled"], ("heat",)), ([], ())])
-def test_a_gpu_that_was_slowed_down_in_any_block_is_flagged(
-    flags: list[str], slowed_by: tuple[str, ...]
-) -> None:
+def test_a_gpu_that_was_slowed_down_in_any_block_is_flagged(flags, slowed_by):
     """Return the range of clocks and all slowdowns over ranks and blocks."""
     steady = Clocks(sm_low_MHz=1900.0, sm_high_MHz=1980.0)
     slow = Clocks(sm_low_MHz=1200.0, sm_high_MHz=1300.0, slowed_by=slowed_by)

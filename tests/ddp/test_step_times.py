@@ -35,12 +35,12 @@ def step(buckets: list[Stopwatch] | None = None) -> StepMarks:
     return StepMarks(begun=0, passes=passes, updating=MS * 41, ended=MS * 44, buckets=buckets or [])
 
 
-def test_parts_are_sums_over_passes() -> None:
+def test_parts_are_sums_over_passes():
     """Add the parts of all passes; time between them belongs to the whole step only."""
     assert (0.010, 0.020, 0.003, 0.044) == pytest.approx(step().seconds())
 
 
-def test_buckets_count_from_the_backward_pass() -> None:
+def test_buckets_count_from_the_backward_pass():
     """Return stamps since the backward pass began, in the order of sending."""
     buckets = [bucket(1), bucket(0, ready=31, start=32, arrived=34, done=37)]
     stamps = bucket_stamps(buckets, MS * 30, is_serial=False)
@@ -62,9 +62,7 @@ def test_buckets_count_from_the_backward_pass() -> None:
         "arrived before it was issued by a clock's whim",
     ],
 )
-def test_nccl_carries_one_after_the_other(
-    issued: list[int], arrived: list[int], starts: list[int]
-) -> None:
+def test_nccl_carries_one_after_the_other(issued, arrived, starts):
     """Start a bucket at the previous one's arrival, between its own issue and arrival."""
     stamps = np.array([[0, start, at + 1, 1, 1] for start, at in zip(issued, arrived, strict=True)])
     expected = stamps.copy()
@@ -81,7 +79,7 @@ def queued(clock: Any) -> StepMarks:
     return StepMarks(begun=begun, passes=passes, updating=clock(), ended=clock())
 
 
-def test_a_step_is_read_when_the_next_is_queued() -> None:
+def test_a_step_is_read_when_the_next_is_queued():
     """Read a step after the next is queued, and wait for the last one at the end."""
     cuda = SimulatedCuda()
     clock, log = event_clock(0, cuda), StepLog()
@@ -96,7 +94,7 @@ def test_a_step_is_read_when_the_next_is_queued() -> None:
     assert all(sum(parts[:3]) <= parts[3] + 1e-6 for parts in log.seconds)
 
 
-def test_a_log_knows_how_collectives_are_carried() -> None:
+def test_a_log_knows_how_collectives_are_carried():
     """Start the second of two buckets issued together at the first's arrival."""
     marked = [bucket(0, start=36, arrived=38, done=38), bucket(1, start=36, arrived=40, done=40)]
     starts = {}

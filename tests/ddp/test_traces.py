@@ -88,7 +88,7 @@ def write(made: Trace, path: Path, **changes: object) -> str:
 # The file
 
 
-def test_ready_order_breaks_ties_by_reverse_registration() -> None:
+def test_ready_order_breaks_ties_by_reverse_registration():
     """Order equal ready times by reverse registration, as a backward pass does."""
     assert (1, 3, 2, 0) == trace([5.0, 1.0, 5.0, 4.0]).ready_order
 
@@ -115,14 +115,14 @@ PARAMETER = {"name": "a", "shape": [2], "dtype": "float32", "ready_ms": 1.0}
         {"parameters": [PARAMETER | {"dtype": "int8"}]},
     ],
 )
-def test_unsound_file_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_unsound_file_is_refused(tmp_path, changes):
     """Refuse a file whose entries are not those of a trace, and name it."""
     path = write(trace([1.0]), tmp_path / "bad.json", **changes)
     with pytest.raises(InputError, match=r"bad\.json is not understood"):
         load_trace(path)
 
 
-def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_file_of_another_kind_is_refused(tmp_path):
     """Refuse what is absent, no file, no text, no JSON or no object."""
     contents = {"noise": b"\xff\xfe\x00", "broken": b"{", "list": b"[1]"}
     for name, content in contents.items():
@@ -136,7 +136,7 @@ def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_trace_is_sound(name: str) -> None:
+def test_shipped_trace_is_sound(name):
     """Ship traces that load, state their recording, spread gradients over the backward pass, and
     have the published numbers of elements and tensors.
     """
@@ -154,7 +154,7 @@ def test_shipped_trace_is_sound(name: str) -> None:
 # The recorder
 
 
-def test_recorded_trace_is_read_back(tmp_path: Path, load_benchmark: Any) -> None:
+def test_recorded_trace_is_read_back(tmp_path, load_benchmark):
     """Record parameters in the order of registration, ready in reverse order, and save them."""
     record_traces = load_benchmark("record_traces")
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
@@ -168,7 +168,7 @@ def test_recorded_trace_is_read_back(tmp_path: Path, load_benchmark: Any) -> Non
     assert ("sequential", "cpu", 5) == (read.name, read.device, read.batch)
 
 
-def test_replay_can_be_recorded_again(load_benchmark: Any) -> None:
+def test_replay_can_be_recorded_again(load_benchmark):
     """Record a replay with the order of its trace."""
     original = trace(shuffled_times(8, 16.0))
     model = replay(original)
@@ -181,7 +181,7 @@ def test_replay_can_be_recorded_again(load_benchmark: Any) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_replay_keeps_order_and_times(device: str, load_benchmark: Any) -> None:
+def test_replay_keeps_order_and_times(device, load_benchmark):
     """Release gradients in recorded order, none early, and end shortly after the recorded time."""
     made = trace(shuffled_times(12, 60.0), backward_ms=80.0, device=device)
     model = replay(made)
@@ -197,7 +197,7 @@ def test_replay_keeps_order_and_times(device: str, load_benchmark: Any) -> None:
     assert 0.9 * 85 < fastest.forward_ms + fastest.backward_ms < 6 * 85
 
 
-def test_busy_replay_uses_the_core_and_sleeping_does_not() -> None:
+def test_busy_replay_uses_the_core_and_sleeping_does_not():
     """Use CPU time in a CPU trace and almost none in a GPU trace."""
 
     def cpu_share(device: str) -> float:
@@ -212,7 +212,7 @@ def test_busy_replay_uses_the_core_and_sleeping_does_not() -> None:
     assert cpu_share("cuda") < 0.3
 
 
-def test_work_between_gradients_is_added() -> None:
+def test_work_between_gradients_is_added():
     """Delay later gradients by a hook's work on the core."""
     made = trace([10.0, 9.0, 8.0, 7.0, 6.0], backward_ms=10.0)
     model = replay(made)
@@ -237,7 +237,7 @@ def gradients(model: Replay, passes: int = 1) -> list[Any]:
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 
-def test_replayed_gradients_are_the_ranks_own_and_stay_so() -> None:
+def test_replayed_gradients_are_the_ranks_own_and_stay_so():
     """Draw each rank's own Gaussian gradients, whatever happened to the last ones; add those of
     micro-batches; and reuse their memory in every pass, without a copy by autograd.
     """
@@ -255,7 +255,7 @@ def test_replayed_gradients_are_the_ranks_own_and_stay_so() -> None:
 
 
 @pytest.mark.parametrize("names", [("a", "a.b"), ("forward",), ("a.x", "b.x", "a.y"), ("a..b",)])
-def test_impossible_names_are_one_sentence(names: tuple[str, ...]) -> None:
+def test_impossible_names_are_one_sentence(names):
     """Refuse names that no model can have, or not in this order."""
     parameters = tuple(
         TracedParameter(name=name, shape=(2,), dtype="float32", ready_ms=1.0) for name in names
@@ -265,7 +265,7 @@ def test_impossible_names_are_one_sentence(names: tuple[str, ...]) -> None:
         Replay(made, Pace(), seed=0, rank=0)
 
 
-def test_copy_of_a_replay_works_alone() -> None:
+def test_copy_of_a_replay_works_alone():
     """Replay a deep copy without effect on the original."""
     made = trace(shuffled_times(6, 3.0), backward_ms=3.0)
     model = replay(made)
@@ -274,7 +274,7 @@ def test_copy_of_a_replay_works_alone() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_replay_under_ddp_reduces_in_recorded_order() -> None:
+def test_replay_under_ddp_reduces_in_recorded_order():
     """Rebuild DDP's buckets in recorded order, with the gradients of the replay."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -295,7 +295,7 @@ def test_replay_under_ddp_reduces_in_recorded_order() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_trace_workload_is_inspected_like_a_model(tmp_path: Path) -> None:
+def test_trace_workload_is_inspected_like_a_model(tmp_path):
     """Load a trace by its file, return its batch, order and sizes, and refuse another batch."""
     made = trace(shuffled_times(6, 3.0), backward_ms=3.0)
     spec = f"trace:{write(made, tmp_path / 'made.json')}"
@@ -309,7 +309,7 @@ def test_trace_workload_is_inspected_like_a_model(tmp_path: Path) -> None:
         load_workload(spec, seed=0, rank=0, world_size=1, batch_size=3)
 
 
-def test_replayed_optimizer_takes_its_time_and_moves_the_parameters(load_benchmark: Any) -> None:
+def test_replayed_optimizer_takes_its_time_and_moves_the_parameters(load_benchmark):
     """Spend the recorded time in the optimiser's step, and change the parameters."""
     workload = load_workload("trace:many-tiny", seed=0, rank=0, world_size=1)
     assert workload.optimizer is not None

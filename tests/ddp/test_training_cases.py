@@ -48,7 +48,7 @@ def case(**changes: Any) -> TrainingCase:
         ("powersgd:4:start=10", "powersgd", None, "rank=4;start=10"),
     ],
 )
-def test_hooks_are_read(text: str, hook: str, density: float | None, options: str) -> None:
+def test_hooks_are_read(text, hook, density, options):
     """Parse name, number and options in any order."""
     assert {"hook": hook, "density": density, "hook_options": options} == parse_hook(text)
 
@@ -77,7 +77,7 @@ def test_hooks_are_read(text: str, hook: str, density: float | None, options: st
         "topk:0.01:values=float16:values=float32",
     ],
 )
-def test_bad_hooks_are_refused(text: str) -> None:
+def test_bad_hooks_are_refused(text):
     """Refuse a bad hook in one sentence."""
     with pytest.raises(InputError) as caught:
         parse_hook(text)
@@ -91,7 +91,7 @@ def test_bad_hooks_are_refused(text: str) -> None:
         {}, optional={"start": st.just("1"), "values": st.just("float16"), "clip": st.just("2.5")}
     ),
 )
-def test_hook_names_are_read_back(hook: str, density: float, options: dict[str, str]) -> None:
+def test_hook_names_are_read_back(hook, density, options):
     """Parse a hook's name back into the same configuration."""
     text = ":".join([hook, f"{density:g}", *(f"{key}={value}" for key, value in options.items())])
     parsed = case(**parse_hook(text))
@@ -115,7 +115,7 @@ def test_hook_names_are_read_back(hook: str, density: float, options: dict[str, 
         ("1e6", "1000000", (1e6,)),
     ],
 )
-def test_bucket_sizes_have_one_spelling(text: str, cap: str, caps_mb: tuple[float, ...]) -> None:
+def test_bucket_sizes_have_one_spelling(text, cap, caps_mb):
     """Format equal sizes equally, and return their numbers."""
     assert cap == canonical_cap(text)
     assert caps_mb == case(bucket_cap_mb=cap).caps_mb
@@ -124,14 +124,14 @@ def test_bucket_sizes_have_one_spelling(text: str, cap: str, caps_mb: tuple[floa
 @pytest.mark.parametrize(
     "text", ["", "big", "0", "-1", "nan", "inf", "1++5", "1+default", "25MB", "1+0", "1e12"]
 )
-def test_bad_bucket_sizes_are_refused(text: str) -> None:
+def test_bad_bucket_sizes_are_refused(text):
     """Refuse sizes that are not above 0, or too large."""
     with pytest.raises(InputError, match="write default, MiB such as 25"):
         canonical_cap(text)
 
 
 @given(caps=st.lists(st.floats(1e-4, 1e6), min_size=1, max_size=4))
-def test_bucket_sizes_are_read_back(caps: list[float]) -> None:
+def test_bucket_sizes_are_read_back(caps):
     """Format a size to nine decimals, so that it parses to the same value."""
     text = canonical_cap("+".join(f"{cap:.12f}" for cap in caps))
     assert text == canonical_cap(text)
@@ -141,7 +141,7 @@ def test_bucket_sizes_are_read_back(caps: list[float]) -> None:
 # ----------------------------------------------------------------------------------------- the case
 
 
-def test_the_case_without_ddp_keeps_model_batch_precision_and_phase() -> None:
+def test_the_case_without_ddp_keeps_model_batch_precision_and_phase():
     """Keep model, batch, precision, phase and accumulation, and reset DDP's settings."""
     local = case(
         hook="topk",
@@ -157,7 +157,7 @@ def test_the_case_without_ddp_keeps_model_batch_precision_and_phase() -> None:
     assert local.local() == local.local().local()
 
 
-def test_keys_tell_cases_apart() -> None:
+def test_keys_tell_cases_apart():
     """Give each configuration and phase its own constant key, which is read back; as in older runs
     it lacks later switches that have their default.
     """
@@ -177,7 +177,7 @@ def test_keys_tell_cases_apart() -> None:
     )
 
 
-def test_switches_are_swept_and_named() -> None:
+def test_switches_are_swept_and_named():
     """Cross every switch with the others, and name what differs from DDP's default."""
     sweep = TrainingSweep(
         workload="mlp",
@@ -198,7 +198,7 @@ def test_switches_are_swept_and_named() -> None:
     assert {"", "local"} == locals_
 
 
-def test_baseline_looks_for_unused_parameters_only_if_all_do() -> None:
+def test_baseline_looks_for_unused_parameters_only_if_all_do():
     """Compare the search with the default, unless the model needs the search."""
     plain, fp16 = case(unused_parameters=True), case(hook="fp16", unused_parameters=True)
     one = {"bucket_caps": ("default",), "hooks": ("fp16",)}
@@ -219,7 +219,7 @@ def test_baseline_looks_for_unused_parameters_only_if_all_do() -> None:
         ({"workload": "gpt"}, False),
     ],
 )
-def test_alternatives_share_their_group(changes: dict[str, Any], is_alternative: bool) -> None:
+def test_alternatives_share_their_group(changes, is_alternative):
     """Group the cases among which a person may choose."""
     assert is_alternative == (case().group == case(**changes).group)
 
@@ -227,7 +227,7 @@ def test_alternatives_share_their_group(changes: dict[str, Any], is_alternative:
 # ---------------------------------------------------------------------------------------- the sweep
 
 
-def test_sweep_is_the_product_of_its_axes() -> None:
+def test_sweep_is_the_product_of_its_axes():
     """Return every combination once, the baseline first and local steps last."""
     sweep = TrainingSweep(bucket_caps=("default", "25", "25.0", " 25 "), hooks=("none", "fp16"))
     expected = [
@@ -239,7 +239,7 @@ def test_sweep_is_the_product_of_its_axes() -> None:
     assert [*expected, case().local()] == sweep.cases(ranks=2, batch=32)
 
 
-def test_sweep_always_has_its_baseline() -> None:
+def test_sweep_always_has_its_baseline():
     """Add plain DDP to each group, at the least accumulation, and the local step of each."""
     sweep = TrainingSweep(
         workload="mlp",
@@ -265,13 +265,13 @@ def test_sweep_always_has_its_baseline() -> None:
     assert {setting.local() for setting in swept} == set(cases[len(swept) :])
 
 
-def test_more_ranks_than_started_are_refused() -> None:
+def test_more_ranks_than_started_are_refused():
     """Refuse more ranks than started, and say how to start them."""
     with pytest.raises(InputError, match=r"world size of 8 .* 4 ranks; raise -n"):
         TrainingSweep(world_sizes=(2, 8)).cases(ranks=4, batch=32)
 
 
-def test_baseline_is_ddp_as_it_comes() -> None:
+def test_baseline_is_ddp_as_it_comes():
     """Return fp32 without hook, default buckets and the least accumulation as baseline, in the same
     phase.
     """
@@ -290,7 +290,7 @@ CASES = TrainingSweep(bucket_caps=("default", "1", "25"), hooks=("none", "fp16")
 )
 
 
-def test_one_round_has_the_baseline_three_times() -> None:
+def test_one_round_has_the_baseline_three_times():
     """Train the baseline first, in the middle and last, and every other case once."""
     order = schedule(CASES, seed=1, launch=0, blocks=1)
     assert Counter({0: 3, **dict.fromkeys(range(1, len(CASES)), 1)}) == Counter(order)
@@ -306,14 +306,14 @@ def test_one_round_has_the_baseline_three_times() -> None:
     ],
     ids=["no baseline", "nothing else", "confirmation"],
 )
-def test_one_round_has_each_case_once(cases: Any) -> None:
+def test_one_round_has_each_case_once(cases):
     """Plan one block per case where the baseline does not show a drift."""
     order = schedule(cases, seed=1, launch=0, blocks=1)
     assert list(range(len(cases))) == sorted(order)
 
 
 @given(seed=st.integers(0, 1000), launch=st.integers(0, 30), blocks=st.integers(2, 5))
-def test_rounds_have_every_case_once(seed: int, launch: int, blocks: int) -> None:
+def test_rounds_have_every_case_once(seed, launch, blocks):
     """Train every case once per shuffled round, in an order that a launch repeats."""
     order = schedule(CASES, seed, launch, blocks)
     rounds = [order[i : i + len(CASES)] for i in range(0, len(order), len(CASES))]
@@ -323,9 +323,7 @@ def test_rounds_have_every_case_once(seed: int, launch: int, blocks: int) -> Non
 
 
 @given(steps=st.integers(4, 20_000), early=st.integers(0, 11), settling=st.integers(0, 2))
-def test_short_blocks_have_all_steps_and_some_are_timed(
-    steps: int, early: int, settling: int
-) -> None:
+def test_short_blocks_have_all_steps_and_some_are_timed(steps, early, settling):
     """Divide all steps into blocks of which each has timed steps, as equally as whole steps
     allow.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ SIZES = {
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     """Compute on one core, as a rank does."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -83,7 +82,7 @@ def train(workload: Any, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_workload_is_made_by_its_arguments(name: str) -> None:
+def test_a_workload_is_made_by_its_arguments(name):
     """Return the documented number of parameters and the requested batch; share weights but no data
     among ranks, and repeat both with the seed, without a draw from torch's global generator.
     """
@@ -113,7 +112,7 @@ def test_a_workload_is_made_by_its_arguments(name: str) -> None:
         pytest.param("text", 8, 25, 0.8, marks=pytest.mark.slow),
     ],
 )
-def test_loss_falls(name: str, batch_size: int, steps: int, falls_to: float) -> None:
+def test_loss_falls(name, batch_size, steps, falls_to):
     """Lower the loss within a few steps."""
     losses = train(load(name, seed=2, batch_size=batch_size, world_size=1), steps)
     first, last = sum(losses[:5]), sum(losses[-5:])
@@ -121,7 +120,7 @@ def test_loss_falls(name: str, batch_size: int, steps: int, falls_to: float) -> 
 
 
 @pytest.mark.slow
-def test_digits_reaches_its_target() -> None:
+def test_digits_reaches_its_target():
     """Reach the stated accuracy in the stated steps, and evaluate without side effects."""
     workload = load("digits", world_size=1)
     train(workload, workload.steps)
@@ -132,7 +131,7 @@ def test_digits_reaches_its_target() -> None:
     assert equal(weights, weights_of(workload))
 
 
-def test_digits_data_is_whole() -> None:
+def test_digits_data_is_whole():
     """Ship 1797 images with values from 0 to 1 and 170 to 190 of each digit."""
     images, labels = load_digits()
     assert (1797, 1, 8, 8) == tuple(images.shape)
@@ -142,14 +141,14 @@ def test_digits_data_is_whole() -> None:
     assert all(170 <= count <= 190 for count in counts)
 
 
-def test_text_evaluates_held_out_bytes() -> None:
+def test_text_evaluates_held_out_bytes():
     """Start near the entropy of a uniform guess, in nats per byte."""
     workload = load("text")
     assert "nats_per_byte" == workload.metric
     assert 5.0 < workload.evaluate(workload.model) < 6.1
 
 
-def test_text_without_documentation_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_without_documentation_is_one_sentence(monkeypatch):
     """Refuse in one sentence if Python's documentation is missing."""
     language.documentation.cache_clear()
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
@@ -157,7 +156,7 @@ def test_text_without_documentation_is_one_sentence(monkeypatch: pytest.MonkeyPa
         load("text")
 
 
-def test_shards_cover_an_epoch_without_overlap() -> None:
+def test_shards_cover_an_epoch_without_overlap():
     """Give each sample to one rank per epoch, in varying order; whole batches of too few, too."""
     ranks = [
         iter(sharded(24, 3, lambda i: i.tolist(), seed=5, rank=rank, ranks=2)) for rank in range(2)
@@ -177,7 +176,7 @@ def test_shards_cover_an_epoch_without_overlap() -> None:
 # Names
 
 
-def test_unknown_name_lists_the_known() -> None:
+def test_unknown_name_lists_the_known():
     """List the workloads, the traces and the form of a person's own."""
     with pytest.raises(InputError) as caught:
         load("resnet19")
@@ -203,7 +202,7 @@ def own(folder: Path, code: str, name: str = "workload") -> str:
     return f"{folder / 'mine.py'}:{name}"
 
 
-def test_own_tuple_becomes_a_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_tuple_becomes_a_workload(tmp_path, monkeypatch):
     """Accept (model, loss, batches), with the batch size of the first batch, from a file that
     imports its neighbours and itself.
     """
@@ -217,7 +216,7 @@ def test_own_tuple_becomes_a_workload(tmp_path: Path, monkeypatch: pytest.Monkey
     assert 5 == load(own(tmp_path, f"{code}{SOUND}"), batch_size=5).batch_size
 
 
-def test_own_example_loads_and_learns() -> None:
+def test_own_example_loads_and_learns():
     """Load and train the documented example."""
     spec = f"{ROOT / 'benchmarks' / 'own_model.py'}:workload"
     losses = train(load(spec, batch_size=32), 40)
@@ -225,7 +224,7 @@ def test_own_example_loads_and_learns() -> None:
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
-def test_own_workload_passes_and_gets_only_what_it_names(tmp_path: Path) -> None:
+def test_own_workload_passes_and_gets_only_what_it_names(tmp_path):
     """Accept a Workload, and pass a function the arguments it names, or all."""
     code = """
 import torch
@@ -242,7 +241,7 @@ def workload(**given):
     )
 
 
-def test_batch_in_a_dict_is_measured(tmp_path: Path) -> None:
+def test_batch_in_a_dict_is_measured(tmp_path):
     """Return the batch size of tensors in a dict."""
     code = (
         SOUND.replace("[torch.full", "[{'x': torch.full")
@@ -287,7 +286,7 @@ LOSS = "lambda m, x: m(x).mean()"
         "def workload(seed, /): pass",
     ],
 )
-def test_misuse_is_one_sentence(tmp_path: Path, code: str) -> None:
+def test_misuse_is_one_sentence(tmp_path, code):
     """Refuse an invalid file in one sentence that names the file or its part."""
     with pytest.raises(InputError) as caught:
         load(own(tmp_path, code))
@@ -304,16 +303,14 @@ def test_misuse_is_one_sentence(tmp_path: Path, code: str) -> None:
         ("mine.py:needing", None, "batch_size with a default value"),
     ],
 )
-def test_what_to_correct_is_named(
-    tmp_path: Path, spec: str, batch_size: int | None, words: str
-) -> None:
+def test_what_to_correct_is_named(tmp_path, spec, batch_size, words):
     """Refuse a missing file or function name, and a batch size that is not accepted or required."""
     own(tmp_path, f"{SOUND}def needing(batch_size): pass")
     with pytest.raises(InputError, match=words):
         load(f"{tmp_path}/{spec}", batch_size=batch_size)
 
 
-def test_a_failed_import_is_not_kept(tmp_path: Path) -> None:
+def test_a_failed_import_is_not_kept(tmp_path):
     """Load the corrected file after a failed import."""
     with pytest.raises(InputError):
         load(own(tmp_path, "1 / 0"))
@@ -321,7 +318,7 @@ def test_a_failed_import_is_not_kept(tmp_path: Path) -> None:
     assert all(name != "mine" for name in sys.modules)
 
 
-def test_ranks_that_make_other_models_are_refused() -> None:
+def test_ranks_that_make_other_models_are_refused():
     """Name the first rank whose parameters differ from rank 0's."""
     models = [torch.nn.Linear(3, 1), torch.nn.Linear(3, 1), torch.nn.Linear(3, 2)]
     run_threads(2, lambda control: check_same_model(control, models[control.rank]))

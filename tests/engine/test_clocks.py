@@ -27,7 +27,6 @@ from commbench.engine.timing.clocks import (
     fit_line,
     open_clock,
 )
-from commbench.launch.launchers import MpirunLauncher
 
 HERE = Path(__file__).parents[1]
 #: Clocks count from the boot of their host.
@@ -45,9 +44,7 @@ def truth(offset_ns: int, drift: float, begun_ns: int) -> Callable[[int], int]:
 
 @given(BOOTS, DRIFTS, TIMES, st.lists(st.tuples(DELAYS, DELAYS, DELAYS), min_size=1, max_size=30))
 @example(0, 0.00018796130030883476, 0, [(0, 15963, 0)])  # gained within the only exchange
-def test_an_offset_is_never_further_than_its_bound(
-    offset_ns: int, drift: float, begun_ns: int, delays: list[tuple[int, int, int]]
-) -> None:
+def test_an_offset_is_never_further_than_its_bound(offset_ns, drift, begun_ns, delays):
     """Keep the error of an offset within its bound for any message delays and drift."""
     other = truth(offset_ns, drift, begun_ns)
     now, pings = begun_ns, []
@@ -64,9 +61,7 @@ def test_an_offset_is_never_further_than_its_bound(
     TIMES,
     st.lists(st.tuples(st.integers(1, 10**9), DELAYS, st.floats(-1, 1)), min_size=2),
 )
-def test_a_line_is_never_further_than_its_bound(
-    offset_ns: int, drift: float, begun_ns: int, steps: list[tuple[int, int, float]]
-) -> None:
+def test_a_line_is_never_further_than_its_bound(offset_ns, drift, begun_ns, steps):
     """Keep the error of a line within its bound between its first and last point."""
     other = truth(offset_ns, drift, begun_ns)
     at, points = begun_ns, []
@@ -82,7 +77,7 @@ def test_a_line_is_never_further_than_its_bound(
 
 
 @pytest.mark.parametrize("drift", [-30e-6, 0.0, 1e-6, 80e-6])
-def test_drift_is_found_through_one_sided_noise(drift: float) -> None:
+def test_drift_is_found_through_one_sided_noise(drift):
     """Estimate the drift to a part per million from 20 offsets with one-sided noise and
     outliers.
     """
@@ -101,7 +96,7 @@ NEAR = st.integers(-(10**11), 10**11)
 
 
 @given(LINES, LINES, NEAR)
-def test_lines_can_be_put_together_and_turned_round(line: Line, further: Line, after: int) -> None:
+def test_lines_can_be_put_together_and_turned_round(line, further, after):
     """Compose and invert lines within a nanosecond for minutes around the origin."""
     local_ns = np.array([line.origin_ns + after])
     remote_ns = line.read(local_ns)
@@ -143,7 +138,7 @@ class Clocked:
 
 
 @pytest.mark.parametrize("domains", ["ab", "aab", "abba", "abcde", "abcdefgh"])
-def test_every_rank_reads_rank_0_s_clock(domains: str) -> None:
+def test_every_rank_reads_rank_0_s_clock(domains):
     """Estimate rank 0's clock within the common bound on any number of hosts, also over time after
     a further point.
     """
@@ -167,7 +162,7 @@ def test_every_rank_reads_rank_0_s_clock(domains: str) -> None:
     assert ("synchronised", len(set(domains))) == (facts["method"], facts["domains"])
 
 
-def test_a_clock_grows_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_grows_stale(monkeypatch):
     """Become stale after some time, and fresh again after a comparison."""
 
     def work(control: ThreadControl) -> list[bool]:
@@ -185,7 +180,7 @@ def test_a_clock_grows_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [[False, True, False]] * 2 == run_threads(2, work)
 
 
-def test_one_clock_needs_no_comparing() -> None:
+def test_one_clock_needs_no_comparing():
     """Use stamps unchanged if all ranks read one clock, and compare clocks otherwise."""
     exact, *_ = run_threads(2, lambda control: open_clock(control, ["x", "x"]))
     assert (True, 0.0, False) == (exact.is_shared, exact.error_ns, exact.is_stale())
@@ -205,7 +200,7 @@ exec "$@"
 
 
 @pytest.fixture
-def ahead(tmp_path: Path) -> str:
+def ahead(tmp_path):
     """Return a program that starts another, with rank 1 in a separate time namespace."""
     if finished("unshare", "--time", "true").returncode:
         pytest.skip("needs time namespaces")
@@ -219,9 +214,7 @@ def ahead(tmp_path: Path) -> str:
 @pytest.mark.usefixtures("forks")
 @pytest.mark.lab
 @pytest.mark.parametrize("launcher", ["mpirun", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_ranks_estimate_a_simulated_offset(
-    launcher: str, ahead: str, mpirun: MpirunLauncher, mpi_environment: dict[str, str]
-) -> None:
+def test_ranks_estimate_a_simulated_offset(launcher, ahead, mpirun, mpi_environment):
     """Estimate an offset of 1000 s between two real ranks within the bound."""
     script = [sys.executable, "-m", "mpi4py", str(HERE / "ranks" / "clocks_apart.py")]
     command = [mpirun.path, "-n", "2", "--oversubscribe", ahead, *script]

@@ -8,7 +8,7 @@ from commbench.findings import UnsupportedError
 
 
 @pytest.mark.parametrize("refusing", [set(), {2}, {1, 2}])
-def test_what_one_rank_cannot_do_none_does(refusing: set[int]) -> None:
+def test_what_one_rank_cannot_do_none_does(refusing):
     """Return every rank's result, or raise the reason of the first rank that refused."""
 
     def work(control: ThreadControl) -> int | str:

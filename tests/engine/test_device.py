@@ -108,7 +108,7 @@ HERE = Here()
 
 
 @pytest.fixture(autouse=True)
-def _host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def _host_clock(monkeypatch):
     """Replace the loop's clock by that of the simulated host."""
     monkeypatch.setattr(device_module, "perf_counter_ns", lambda: HERE.device.now_ns)
 
@@ -159,7 +159,7 @@ def lasting(stamps: Repetitions) -> list[int]:
 
 
 @pytest.mark.parametrize("host_ns", [1000.0, 70_000.0, 2_000_000.0])
-def test_what_the_host_takes_is_not_in_the_time(host_ns: float) -> None:
+def test_what_the_host_takes_is_not_in_the_time(host_ns):
     """Time the device alone, whatever the host takes to queue."""
     first, then = timed(SimulatedDevice(host_ns=lambda _: host_ns), [1, 5])
     assert (
@@ -170,7 +170,7 @@ def test_what_the_host_takes_is_not_in_the_time(host_ns: float) -> None:
     assert ([OPERATION_NS] * 5, [False] * 5) == (lasting(then), then.late.tolist())
 
 
-def test_what_one_operation_takes_to_queue_is_not_taken_for_several() -> None:
+def test_what_one_operation_takes_to_queue_is_not_taken_for_several():
     """Warm up one by one before every visit, and lose the first repetitions of the first only."""
     device = SimulatedDevice()
 
@@ -185,7 +185,7 @@ def test_what_one_operation_takes_to_queue_is_not_taken_for_several() -> None:
     assert [1.0, 0.0, 0.0] == run_threads(1, work)[0]
 
 
-def test_a_repetition_for_which_the_device_waited_is_late() -> None:
+def test_a_repetition_for_which_the_device_waited_is_late():
     """Mark exactly the repetition in which the host was interrupted as late."""
     device = SimulatedDevice(host_ns=lambda number: 300_000.0 if number == 7 else 5000.0)
     _, stamps = timed(device, [4, 6])
@@ -193,7 +193,7 @@ def test_a_repetition_for_which_the_device_waited_is_late() -> None:
     assert [number == 3 for number in range(6)] == [time > OPERATION_NS for time in lasting(stamps)]
 
 
-def test_the_slowest_host_decides_for_all() -> None:
+def test_the_slowest_host_decides_for_all():
     """Keep every device busy until the last rank has queued its operations."""
     devices = [SimulatedDevice(host_ns=lambda _, ns=ns: ns) for ns in (5000.0, 90_000.0)]
 
@@ -208,7 +208,7 @@ def test_the_slowest_host_decides_for_all() -> None:
     assert devices[0].spins[1] > 90_000 + MINIMUM_PYTHON_SLACK_NS
 
 
-def test_too_many_late_starts_keep_the_device_busy_for_longer() -> None:
+def test_too_many_late_starts_keep_the_device_busy_for_longer():
     """Lengthen the spin after late starts, and count only repetitions without waiting."""
     device = SimulatedDevice(
         host_ns=lambda number: 5000.0 + (number % 3 == 0) * MAXIMUM_SLACK_NS / 8
@@ -219,7 +219,7 @@ def test_too_many_late_starts_keep_the_device_busy_for_longer() -> None:
     assert {OPERATION_NS / 1e3} == set(samples.slowest_us(1))
 
 
-def test_what_waits_on_the_host_is_timed_with_the_host() -> None:
+def test_what_waits_on_the_host_is_timed_with_the_host():
     """Include host time in blocking calls, and mark them not as late."""
     device = SimulatedDevice(host_ns=lambda _: 70_000.0)
     _, stamps = timed(device, [1, 3], blocking=True)
@@ -228,7 +228,7 @@ def test_what_waits_on_the_host_is_timed_with_the_host() -> None:
 
 
 @pytest.mark.parametrize(("host_ns", "expected"), [(5000.0, OPERATION_NS), (70_000.0, 72_000)])
-def test_unsynchronised_times_sum_to_the_time_of_the_stream(host_ns: float, expected: int) -> None:
+def test_unsynchronised_times_sum_to_the_time_of_the_stream(host_ns, expected):
     """Time each repetition from the end of the previous one, waits for the host included."""
     device = SimulatedDevice(host_ns=lambda _: host_ns)
     (stamps,) = timed(device, [10], method="none")

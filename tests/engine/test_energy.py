@@ -29,7 +29,7 @@ GPUS = ["0000:17:00.0", "0000:65:00.0"]
 
 
 @pytest.fixture(autouse=True)
-def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpus(monkeypatch):
     """Hide the machine's own GPUs."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
@@ -63,7 +63,7 @@ def with_nvml(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedNvml:
 # ---------------------------------------------------------------------------------------- a machine
 
 
-def test_packages_and_memory_add_up_and_nothing_counts_twice(tmp_path: Path) -> None:
+def test_packages_and_memory_add_up_and_nothing_counts_twice(tmp_path):
     """Add packages and memory; exclude zones that contain or overlap them."""
     first = make_zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
     memory = make_zone(tmp_path, "intel-rapl:0:1", "dram", 1_000_000)
@@ -84,7 +84,7 @@ def test_packages_and_memory_add_up_and_nothing_counts_twice(tmp_path: Path) -> 
     assert pytest.approx(2.5 + 0.25 + 3.0) == meter.joules_since(before)
 
 
-def test_a_counter_that_begins_again_goes_on(tmp_path: Path) -> None:
+def test_a_counter_that_begins_again_goes_on(tmp_path):
     """Add the counter's maximum after an overflow; return no energy if a counter without one
     decreases.
     """
@@ -109,9 +109,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("machine", MISSING)
-def test_a_kind_is_counted_wholly_or_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
-) -> None:
+def test_a_kind_is_counted_wholly_or_not(tmp_path, monkeypatch, machine):
     """Count no kind of which one device has no counter, and say why."""
     if machine == "a counter that cannot be read":
         make_zone(tmp_path, "intel-rapl:0", "package-0", 1)
@@ -130,9 +128,7 @@ def test_a_kind_is_counted_wholly_or_not(
     assert ("gpu" in meter.missing) == (kind == "gpu")
 
 
-def test_gpus_are_counted_without_processors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_counted_without_processors(tmp_path, monkeypatch):
     """Add the millijoules of all GPUs."""
     with_nvml(monkeypatch, energy_mJ={GPUS[0]: [1_000, 1_000, 3_500], GPUS[1]: [500, 500, 600]})
     meter = EnergyMeter.find(tmp_path)
@@ -140,9 +136,7 @@ def test_gpus_are_counted_without_processors(
     assert pytest.approx(2.5 + 0.1) == meter.joules_since(meter.read())
 
 
-def test_a_counter_that_stops_answering_makes_the_energy_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_counter_that_stops_answering_makes_the_energy_unknown(tmp_path, monkeypatch):
     """Return no energy instead of raising when a counter fails."""
     file = make_zone(tmp_path, "intel-rapl:0", "package-0", 1)
     nvml = with_nvml(monkeypatch, energy_mJ={gpu: [1] for gpu in GPUS})
@@ -181,7 +175,7 @@ def on_machines(monkeypatch: pytest.MonkeyPatch, *meters: EnergyMeter) -> list[E
     )
 
 
-def test_one_rank_of_a_machine_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_of_a_machine_reads(monkeypatch):
     """Read on the lowest rank of a machine, also of one that tells no boot id; all ranks know what
     is counted.
     """
@@ -194,7 +188,7 @@ def test_one_rank_of_a_machine_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [[]] * 3 == [list(meter.kinds) for meter in nothing]
 
 
-def test_a_kind_is_counted_where_no_machine_misses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_is_counted_where_no_machine_misses_it(monkeypatch):
     """Count a type of energy only if no machine with such hardware lacks its counter."""
     silent = {"cpu": "no counters"}
     meters = on_machines(
@@ -205,7 +199,7 @@ def test_a_kind_is_counted_where_no_machine_misses_it(monkeypatch: pytest.Monkey
     assert {f"no counters ({socket.gethostname()})"} == {meter.missing["cpu"] for meter in meters}
 
 
-def test_a_backend_s_own_memory_must_be_counted() -> None:
+def test_a_backend_s_own_memory_must_be_counted():
     """Count processors for Gloo and GPUs for NCCL."""
     backends = ("gloo", "mpi", "nccl", "torch-nccl", "mpi-cuda", "mpi-staged")
     of_cpus, of_gpus = EnergyMeter({}, ("cpu",)), EnergyMeter({}, ("gpu",))
@@ -240,9 +234,7 @@ def measured(
 
 
 @pytest.mark.parametrize(("kinds", "energy_of"), [(("cpu",), "cpu"), (("cpu", "gpu"), "cpu+gpu")])
-def test_an_operation_has_its_share(
-    monkeypatch: pytest.MonkeyPatch, kinds: tuple[Kind, ...], energy_of: str
-) -> None:
+def test_an_operation_has_its_share(monkeypatch, kinds, energy_of):
     """Divide the joules between two readings by the number of operations, and name the counters."""
     record = measured(monkeypatch, lambda: meter_of(*kinds), least_s=0.0)
     operations = (len(record.times_us) + record.late_discarded) * record.batch
@@ -260,9 +252,7 @@ def test_an_operation_has_its_share(
         (lambda: of_readings(1.0, None), 0.0),  # one that stops
     ],
 )
-def test_a_case_may_lack_its_energy_alone(
-    monkeypatch: pytest.MonkeyPatch, find: Callable[[], EnergyMeter], least_s: float
-) -> None:
+def test_a_case_may_lack_its_energy_alone(monkeypatch, find, least_s):
     """Time the case although its energy is unknown."""
     record = measured(monkeypatch, find, least_s=least_s)
     assert ("ok", None, "") == (record.status, record.energy_J, record.energy_of)
@@ -276,9 +266,7 @@ def of_readings(*joules: float | None) -> EnergyMeter:
 
 
 @pytest.mark.parametrize(("energy_s", "least_s"), [(0.5, 0.0), (0.5, 1.0)])
-def test_a_case_can_go_on_for_its_energy(
-    monkeypatch: pytest.MonkeyPatch, energy_s: float, least_s: float
-) -> None:
+def test_a_case_can_go_on_for_its_energy(monkeypatch, energy_s, least_s):
     """Repeat as long as asked and no less than the counters need, without waiting for a common
     start; the joules are those of these repetitions alone.
     """
@@ -297,7 +285,7 @@ def test_a_case_can_go_on_for_its_energy(
 # --------------------------------------------------------------------------------------------- rows
 
 
-def test_a_row_has_the_median_over_launches() -> None:
+def test_a_row_has_the_median_over_launches():
     """Write the median energy over launches into the row."""
     records = [
         make_record(make_case(), launch=launch, energy_J=joules, energy_of="cpu")
@@ -307,7 +295,7 @@ def test_a_row_has_the_median_over_launches() -> None:
     assert (2.0, "cpu") == (row.energy_J, row.energy_of)
 
 
-def test_launches_that_count_different_things_have_no_energy_together() -> None:
+def test_launches_that_count_different_things_have_no_energy_together():
     """Combine no launches with different counters."""
     records = [
         make_record(make_case(), launch=launch, energy_J=1.0, energy_of=energy_of)
@@ -322,7 +310,7 @@ def test_launches_that_count_different_things_have_no_energy_together() -> None:
     assert rows_of(trained)["none default"].energy_J is None
 
 
-def test_groups_that_run_together_have_no_energy_of_their_own() -> None:
+def test_groups_that_run_together_have_no_energy_of_their_own():
     """Record no energy for concurrent groups."""
     records = make_grouped(make_case(pattern="split:2"), {"0-1": [1.0], "2-3": [1.0]})
     records = [dataclasses.replace(record, energy_J=1.0, energy_of="cpu") for record in records]

@@ -8,13 +8,13 @@ from commbench.engine.records import Record
 from commbench.errors import InputError
 
 
-def test_each_flag_has_its_own_mark() -> None:
+def test_each_flag_has_its_own_mark():
     """Give no two flags the same mark."""
     assert len({flag.mark for flag in FLAGS.values()}) == len(FLAGS)
     assert all(len(flag.mark) == 1 for flag in FLAGS.values())
 
 
-def test_cell_has_each_flag_once_in_order() -> None:
+def test_cell_has_each_flag_once_in_order():
     """Join flags in the order of the registry and split them again; raise those whose condition
     holds in the given order.
     """
@@ -27,7 +27,7 @@ def test_cell_has_each_flag_once_in_order() -> None:
     assert ("late", "clock") == raised_flags({"late": True, "unverified": False, "clock": True})
 
 
-def test_unregistered_names_are_refused() -> None:
+def test_unregistered_names_are_refused():
     """Raise on joining, splitting, raising and reading a name that is no flag."""
     for action in (
         lambda: join_flags(["zeta"]),

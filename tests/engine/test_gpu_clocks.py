@@ -42,15 +42,13 @@ def between(monkeypatch: pytest.MonkeyPatch, **readings: Any) -> Clocks | None:
         ),  # the voltage's limit, which holds the highest clock of many GPUs
     ],
 )
-def test_what_slows_a_gpu_is_named(
-    monkeypatch: pytest.MonkeyPatch, readings: dict[str, Any], slowed_by: tuple[str, ...]
-) -> None:
+def test_what_slows_a_gpu_is_named(monkeypatch, readings, slowed_by):
     """Name a slowdown that has a cause or is active at both readings, but not idleness."""
     clocks = between(monkeypatch, **readings)
     assert slowed_by == clocks.slowed_by
 
 
-def test_clocks_have_a_range_over_the_gpus_that_nvml_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_have_a_range_over_the_gpus_that_nvml_knows(monkeypatch):
     """Return the lowest and the highest clock of all readings; no clock without NVML, and none for
     a GPU unknown to it.
     """
@@ -64,7 +62,7 @@ def test_clocks_have_a_range_over_the_gpus_that_nvml_knows(monkeypatch: pytest.M
     assert {"clocks": None} == clocks.fields([clocks.after()])
 
 
-def test_clocks_stay_in_records_and_make_a_flag_of_the_row() -> None:
+def test_clocks_stay_in_records_and_make_a_flag_of_the_row():
     """Keep clocks through JSON, and flag a row if any of its launches was slowed."""
     clocks = Clocks(sm_low_MHz=1200.0, sm_high_MHz=1980.0, slowed_by=["power cap"])
     slowed = make_record(make_case(), launch=1, clocks=clocks, flags=["throttled"])

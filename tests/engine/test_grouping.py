@@ -27,7 +27,7 @@ def rows_of(records: list[Record], **info: Any) -> list[Row]:
 # ----------------------------------------------------------------------------------------- measured
 
 
-def test_each_group_has_its_own_times() -> None:
+def test_each_group_has_its_own_times():
     """Include a slow rank's time in its own group and in the case, but in no other group."""
     (record,) = FakeRun(script=SLOW, ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
     assert ("ok", "0-3", 4) == (record.status, record.group, record.group_size)
@@ -42,7 +42,7 @@ def test_each_group_has_its_own_times() -> None:
     assert [0, 0] == [g.wrong for g in record.groups]
 
 
-def test_ranks_in_no_group_only_keep_step() -> None:
+def test_ranks_in_no_group_only_keep_step():
     """Measure the only group although rank 0 is idle."""
     (record,) = FakeRun(ranks=3, hosts="ABB").launch([fake_case(pattern="node")])
     assert ("1-2", 2, 1) == (record.group, record.group_size, record.batch)
@@ -50,14 +50,14 @@ def test_ranks_in_no_group_only_keep_step() -> None:
     assert ["1-2"] == [g.group for g in record.groups]
 
 
-def test_pairs_are_the_ends_of_each_group() -> None:
+def test_pairs_are_the_ends_of_each_group():
     """Run ping-pong between the first and the last rank of every group."""
     (record,) = FakeRun(ranks=6, hosts="AAABBB").launch([fake_case("latency", pattern="node")])
     assert [("0,2", 2), ("3,5", 2)] == [(g.group, g.group_size) for g in record.groups]
     assert [2, 2] == [len(g.rank_median_us) for g in record.groups]
 
 
-def test_what_cannot_be_grouped_is_a_row() -> None:
+def test_what_cannot_be_grouped_is_a_row():
     """Refuse hosts without groups, a root outside a group, and unsupported arrangements."""
     cases = [
         fake_case(pattern="cross"),
@@ -75,7 +75,7 @@ def test_what_cannot_be_grouped_is_a_row() -> None:
     )
 
 
-def test_wrong_data_is_named_by_group() -> None:
+def test_wrong_data_is_named_by_group():
     """Count wrong elements by group, and time no group of the case."""
     script = replace(EXACT, wrong=lambda rank: 5 if rank == 3 else 0)
     (record,) = FakeRun(script=script, ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
@@ -94,7 +94,7 @@ def test_wrong_data_is_named_by_group() -> None:
 # --------------------------------------------------------------------------------------- summarised
 
 
-def test_a_row_is_one_group() -> None:
+def test_a_row_is_one_group():
     """Write size, bandwidth and flags of each group."""
     case = make_case("all_gather", pattern="node", in_place=False)
     groups = {"0-1": [10.0] * 6, "2-5": [20.0] * 6}
@@ -118,9 +118,7 @@ def test_a_row_is_one_group() -> None:
         ([STEADY[:1], STEADY[:1]], [20.0], False),
     ],
 )
-def test_the_slowest_group_is_flagged_beyond_noise(
-    others: list[list[float]], last: list[float], flagged: bool
-) -> None:
+def test_the_slowest_group_is_flagged_beyond_noise(others, last, flagged):
     """Flag a group whose interval lies above the median group's by more than the margin."""
     times = {f"{2 * i}-{2 * i + 1}": group for i, group in enumerate([*others, last])}
     rows = rows_of(make_grouped(make_case(pattern="split:2"), times))
@@ -129,7 +127,7 @@ def test_the_slowest_group_is_flagged_beyond_noise(
     ]
 
 
-def test_equal_groups_are_rarely_called_slow() -> None:
+def test_equal_groups_are_rarely_called_slow():
     """Flag none of eight equal groups in nearly all of 200 runs of six noisy launches."""
     generator = np.random.default_rng(3)
     flagged, runs = 0, repetitions(200)
@@ -143,7 +141,7 @@ def test_equal_groups_are_rarely_called_slow() -> None:
     assert flagged <= runs * (0.03 + slack(0.03, 200))
 
 
-def test_a_launch_that_failed_counts_for_every_group() -> None:
+def test_a_launch_that_failed_counts_for_every_group():
     """Show the latest failure in the rows of all groups, or in one row without results."""
     case = make_case(pattern="node")
     failed = make_record(case, launch=6, status="hung", reason="rank 1 stopped.", group="")
@@ -160,7 +158,7 @@ def make_run(groups: dict[str, list[float]], *more: Record) -> Run:
     return run_of([*make_grouped(make_case(pattern="node"), groups), *more])
 
 
-def test_groups_are_compared_each() -> None:
+def test_groups_are_compared_each():
     """Judge the one group that became slower."""
     slower = [2 * time for time in STEADY]
     table = compare(
@@ -171,7 +169,7 @@ def test_groups_are_compared_each() -> None:
     ]
 
 
-def test_a_case_that_failed_stands_for_its_groups() -> None:
+def test_a_case_that_failed_stands_for_its_groups():
     """List every group as broken if the other run could not measure the case."""
     failed = run_of([make_record(make_case(pattern="node"), status="failed", group="")])
     table = compare(make_run({"0-1": STEADY, "2-3": STEADY}), failed)

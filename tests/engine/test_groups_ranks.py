@@ -1,9 +1,7 @@
 """Tests of concurrent groups on real ranks: formed, verified and timed separately."""
 
 import importlib.util
-from collections.abc import Mapping
 from statistics import median
-from typing import Any
 
 import pytest
 
@@ -51,7 +49,7 @@ RUNS = [
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def verified(request: pytest.FixtureRequest, run_ranks: Any) -> Mapping[str, Any]:
+def verified(request, run_ranks):
     """Return all findings of a backend on ranks of one placement, and the backend and placement."""
     backend, placement = request.param
     return {"placement": placement, **run_ranks(4, "verify_groups.py", backend, placement)}
@@ -64,7 +62,7 @@ def refusal(case: Case) -> str:
     return "torch.distributed reduces in place only" if refused else ""
 
 
-def test_every_operation_is_right_in_every_group(verified: Mapping[str, Any]) -> None:
+def test_every_operation_is_right_in_every_group(verified):
     """Find no wrong element in any operation and pattern, in the timed loop and in plain calls."""
     entries = verified["cases"]
     assert [] == [
@@ -83,7 +81,7 @@ def test_every_operation_is_right_in_every_group(verified: Mapping[str, Any]) ->
     assert GROUPS[verified["placement"]] == made
 
 
-def test_wrong_results_are_found_in_their_group(verified: Mapping[str, Any]) -> None:
+def test_wrong_results_are_found_in_their_group(verified):
     """Count one changed element in its rank's group and in no other, and wrong elements in every
     group without communication; hold the ranks of each group in a real barrier.
     """
@@ -98,7 +96,7 @@ def test_wrong_results_are_found_in_their_group(verified: Mapping[str, Any]) -> 
         assert counts["late"] == counts["idle"], pattern
 
 
-def test_records_hold_every_group_and_all_together(verified: Mapping[str, Any]) -> None:
+def test_records_hold_every_group_and_all_together(verified):
     """Time groups in the same repetitions; all together take at least the slowest's time.
 
     A late overlap may lack.
@@ -122,7 +120,7 @@ def test_records_hold_every_group_and_all_together(verified: Mapping[str, Any]) 
     assert all(overlap["pure_us"] > 0 for overlap in overlaps if overlap)
 
 
-def test_sizes_are_rounded_for_each_group(verified: Mapping[str, Any]) -> None:
+def test_sizes_are_rounded_for_each_group(verified):
     """Round 4096 B up to a multiple of three shares for groups of three."""
     sizes = {
         (record["case"]["operation"], group["group_size"]): group["message_bytes"]

@@ -1,6 +1,5 @@
 """Tests of whole runs of patterns from the command line, on emulated hosts."""
 
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -14,7 +13,7 @@ TRANSPORTS = {"mpi": ("sm", "tcp"), "gloo": ("tcp/lo", "tcp/eth0")}
 
 
 @pytest.fixture(scope="module")
-def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shaped(forked_python, tmp_path_factory):
     """Return a run of two emulated hosts with two ranks each, behind links of 200 Mbit/s."""
     pytest.importorskip("torch")
     out = tmp_path_factory.mktemp("lab") / "run"
@@ -30,7 +29,7 @@ def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.mark.lab
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", TRANSPORTS)
-def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str) -> None:
+def test_groups_across_hosts_are_as_slow_as_the_link(shaped, backend):
     """Measure groups within a host as much faster than those across, which share the link, and
     name the transport of each.
     """

@@ -12,7 +12,7 @@ PROGRAM = Path(__file__).parents[2] / "benchmarks" / "evidence" / "host_call_cos
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
-def test_a_table_and_a_file_have_every_collective(tmp_path: Path) -> None:
+def test_a_table_and_a_file_have_every_collective(tmp_path):
     """Time each possible collective over Gloo, with an interval."""
     pytest.importorskip("torch")
     file = tmp_path / "cost.csv"

@@ -28,7 +28,7 @@ def run(calls: list[Call], *runs: tuple[int, int]) -> None:
     run_threads(1, work)
 
 
-def test_sets_take_turns_from_run_to_run() -> None:
+def test_sets_take_turns_from_run_to_run():
     """Continue with the next set in the next run, and wrap around after the last; start a longer
     batch with the next multiple of its sets.
     """
@@ -40,7 +40,7 @@ def test_sets_take_turns_from_run_to_run() -> None:
     assert [0, 1, 2, 4, 5, 6, 7] == used_sets
 
 
-def test_all_calls_of_a_set_belong_together() -> None:
+def test_all_calls_of_a_set_belong_together():
     """Make both calls of an operation on one set before the next."""
     used_sets = []
     turns = Turns(numbered(2, used_sets, calls=2))

@@ -3,7 +3,6 @@ ranks.
 """
 
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from commbench.engine.records import Record
 
 
 @given(size=st.integers(0, 60))
-def test_every_pair_meets_once(size: int) -> None:
+def test_every_pair_meets_once(size):
     """Pair every two ranks exactly once, with no rank in two pairs of a round."""
     rounds = rounds_of(size)
     met = [pair for pairs in rounds for pair in pairs]
@@ -53,7 +52,7 @@ def matrix(
 
 @pytest.mark.parametrize("operation", ["bandwidth", "bibandwidth", "latency", "sendrecv"])
 @pytest.mark.parametrize("ranks", [2, 3, 6])
-def test_every_ordered_pair_is_measured(operation: str, ranks: int) -> None:
+def test_every_ordered_pair_is_measured(operation, ranks):
     """Report all ordered pairs with their repetitions; the record's times are theirs."""
     record = matrix(operation, ranks=ranks)
     expected = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
@@ -68,7 +67,7 @@ def test_every_ordered_pair_is_measured(operation: str, ranks: int) -> None:
     )
 
 
-def test_pairs_with_a_slow_rank_are_slow() -> None:
+def test_pairs_with_a_slow_rank_are_slow():
     """Measure only the pairs of a slow rank as slow."""
     record = matrix("latency", script=replace(EXACT, slow_rank=3, slow_rank_factor=2.0))
     slow = {
@@ -77,7 +76,7 @@ def test_pairs_with_a_slow_rank_are_slow() -> None:
     assert {(p.source, p.target) for p in pairs_of(record) if 3 in {p.source, p.target}} == slow
 
 
-def test_wrong_data_is_counted_by_pair() -> None:
+def test_wrong_data_is_counted_by_pair():
     """Count wrong elements at the receiver; the record names the pairs and has no times."""
     record = matrix(ranks=4, script=replace(EXACT, wrong=lambda rank: 7 * (rank == 2)))
     assert ("wrong", 21, ()) == (record.status, record.wrong, tuple(record.times_us))
@@ -87,7 +86,7 @@ def test_wrong_data_is_counted_by_pair() -> None:
     assert record.reason.endswith("sent from rank 0 to 2, rank 1 to 2, rank 3 to 2")
 
 
-def test_launches_are_alike_and_take_turns_otherwise() -> None:
+def test_launches_are_alike_and_take_turns_otherwise():
     """Reuse warm-ups and batch of launch 1, and measure the pairs in another order."""
     first, second = FakeRun(ranks=6, slice_s=0.05).launches(
         [fake_case("latency", 8, pattern="matrix")], 2
@@ -96,7 +95,7 @@ def test_launches_are_alike_and_take_turns_otherwise() -> None:
     assert len(first.pairs) == len(second.pairs) == 30
 
 
-def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_starts_are_dropped_by_pair(monkeypatch):
     """Drop late repetitions of one rank's pairs only."""
     make_late(monkeypatch, lambda rank, _: [rank == 1, False, False])
     record = matrix(ranks=4, slice_s=5.0)  # enough for all repetitions on a busy machine
@@ -106,9 +105,7 @@ def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("operation", ["bandwidth", "latency"])
-def test_repetitions_and_late_starts_count_alike(
-    operation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repetitions_and_late_starts_count_alike(operation, monkeypatch):
     """Warn if more than a fifth of a matrix was late, also for symmetric operations."""
     make_late(monkeypatch, lambda *_: [True, False, False, False])
     record = matrix(operation, ranks=2)
@@ -117,7 +114,7 @@ def test_repetitions_and_late_starts_count_alike(
     assert ("late",) == record.flags
 
 
-def test_collectives_have_no_pairs() -> None:
+def test_collectives_have_no_pairs():
     """Refuse an operation that is not between two ranks, and a matrix of one rank."""
     run = FakeRun(ranks=3)
     (refused,) = run.launch([fake_case(pattern="matrix")])
@@ -133,7 +130,7 @@ OPERATIONS = ("latency", "bandwidth", "bibandwidth", "sendrecv")
 
 
 @pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
-def matrices(request: pytest.FixtureRequest, run_ranks: Any) -> Mapping[tuple[str, str], Record]:
+def matrices(request, run_ranks):
     """Return the records by backend and variant, from one launch."""
     records = run_ranks(request.param, "verify_patterns.py", ",".join(BACKENDS), "matrices")
     return {
@@ -145,7 +142,7 @@ def matrices(request: pytest.FixtureRequest, run_ranks: Any) -> Mapping[tuple[st
 
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
-def test_real_pairs_are_measured_and_verified(matrices: Mapping[tuple[str, str], Record]) -> None:
+def test_real_pairs_are_measured_and_verified(matrices):
     """Measure all pairs without wrong elements, twice, in each loop, with and without an agreed
     start.
     """
@@ -167,7 +164,7 @@ def test_real_pairs_are_measured_and_verified(matrices: Mapping[tuple[str, str],
 
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
-def test_a_corrupted_pair_is_found(matrices: Mapping[tuple[str, str], Record]) -> None:
+def test_a_corrupted_pair_is_found(matrices):
     """Count all elements from rank 2 to rank 1 as wrong, and no others."""
     for backend in BACKENDS:
         for operation in OPERATIONS:

@@ -32,7 +32,7 @@ from commbench.stats.budgets import BUDGETS
 TRUE_US = Script().time_us(1024)
 
 
-def test_a_record_states_how_it_was_measured() -> None:
+def test_a_record_states_how_it_was_measured():
     """Record ranks, synchronisation, loop, overhead and times in microseconds."""
     (record,) = FakeRun(ranks=3).launch([fake_case()], number=4)
     assert ("ok", 4, "0-2", 3) == (record.status, record.launch, record.group, record.group_size)
@@ -47,7 +47,7 @@ def test_a_record_states_how_it_was_measured() -> None:
     assert record.measuring_s > 0
 
 
-def test_the_slowest_rank_is_named() -> None:
+def test_the_slowest_rank_is_named():
     """Use the slowest rank's time, and count how often each rank was slowest."""
     script = replace(EXACT, slow_rank=2, slow_rank_factor=1.2)
     (record,) = FakeRun(script=script, ranks=4).launch([fake_case()])
@@ -59,7 +59,7 @@ def test_the_slowest_rank_is_named() -> None:
     assert (3 + 1.2) / 4 * TRUE_US == pytest.approx(median(record.rank_mean_us), abs=1e-3)
 
 
-def test_skew_needs_clocks_that_agree() -> None:
+def test_skew_needs_clocks_that_agree():
     """Report arrivals only if the ranks' clocks agree closely enough."""
     script = replace(EXACT, skew_us=1.0)
     (shared,) = FakeRun(script=script, ranks=3).launch([fake_case()])
@@ -73,7 +73,7 @@ def test_skew_needs_clocks_that_agree() -> None:
     )
 
 
-def test_wrong_data_is_no_measurement_and_what_a_backend_cannot_do_a_row() -> None:
+def test_wrong_data_is_no_measurement_and_what_a_backend_cannot_do_a_row():
     """Record the number of wrong elements over all ranks, or the reason, and no times."""
     script = replace(EXACT, wrong=lambda rank: rank, unsupported=("all_gather",))
     refused, wrong = FakeRun(script=script, ranks=4).launch([fake_case("all_gather"), fake_case()])
@@ -87,7 +87,7 @@ def test_wrong_data_is_no_measurement_and_what_a_backend_cannot_do_a_row() -> No
     )
 
 
-def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch):
     """Refuse on all ranks what only the root's library refuses, and stay in step."""
     make_call = FakeCommunicator.call
 
@@ -103,9 +103,7 @@ def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
-def test_memory_that_is_full_on_one_rank_stops_the_case_on_all(
-    monkeypatch: pytest.MonkeyPatch, last: int
-) -> None:
+def test_memory_that_is_full_on_one_rank_stops_the_case_on_all(monkeypatch, last):
     """Refuse on all ranks when one rank has no room to fill its buffers, before verification, for
     the native loop, or before timing.
     """
@@ -138,7 +136,7 @@ def test_memory_that_is_full_on_one_rank_stops_the_case_on_all(
         ),
     ],
 )
-def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason: str) -> None:
+def test_conditions_that_cannot_be_met_are_rows(changes, reason):
     """Refuse an unavailable loop or synchronisation in a row."""
     (record,) = FakeRun().launch([fake_case(**changes)])
     assert "unsupported" == record.status
@@ -146,9 +144,7 @@ def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason:
 
 
 @pytest.mark.parametrize(("size", "in_cache"), [(8, True), (2**20, False)])
-def test_rotated_buffers_that_fit_into_the_cache_are_flagged(
-    monkeypatch: pytest.MonkeyPatch, size: int, in_cache: bool
-) -> None:
+def test_rotated_buffers_that_fit_into_the_cache_are_flagged(monkeypatch, size, in_cache):
     """Flag buffers that take turns and stay in the cache all the same."""
     monkeypatch.setattr(FakeCommunicator, "cache_bytes", lambda _: 2**20)
     (record,) = FakeRun().launch([fake_case("all_reduce", size, buffers="rotated")])
@@ -165,9 +161,7 @@ def test_rotated_buffers_that_fit_into_the_cache_are_flagged(
         (150.0, "dissemination", "dissemination", False),
     ],
 )
-def test_clocks_that_agree_within_a_bound_suit_long_operations(
-    alpha_us: float, sync: str, expected: str, flagged: bool
-) -> None:
+def test_clocks_that_agree_within_a_bound_suit_long_operations(alpha_us, sync, expected, flagged):
     """Warn of an agreed start if the clock error exceeds a tenth of the time."""
     script = replace(EXACT, alpha_us=alpha_us)
     (record,) = FakeRun(script=script, clock=Coarse).launch([fake_case(sync=sync)])
@@ -175,7 +169,7 @@ def test_clocks_that_agree_within_a_bound_suit_long_operations(
     assert (alpha_us > 100) == bool(record.skew_us) == bool(record.rank_arrival_us)
 
 
-def test_later_launches_start_ranks_as_the_first_did() -> None:
+def test_later_launches_start_ranks_as_the_first_did():
     """Keep the start method of launch 1, even if the operation became shorter."""
     long, short = (replace(EXACT, alpha_us=us) for us in (150.0, 80.0))
     (first,) = FakeRun(script=long, clock=Coarse).launch([fake_case()])
@@ -185,7 +179,7 @@ def test_later_launches_start_ranks_as_the_first_did() -> None:
     assert ("round-time", "round-time") == (first.sync, later.sync)
 
 
-def test_stale_clocks_are_compared_before_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_clocks_are_compared_before_a_case(monkeypatch):
     """Compare stale clocks on every rank before a case, and in every turn of a matrix."""
     monkeypatch.setattr(Coarse, "compared", 0)
     matrix = fake_case("latency", pattern="matrix")
@@ -199,8 +193,8 @@ def test_stale_clocks_are_compared_before_a_case(monkeypatch: pytest.MonkeyPatch
     [("all_reduce", 40, "ok"), ("all_reduce", 44, "unsupported"), ("all_gather", 80, "ok")],
 )
 def test_more_elements_than_a_call_can_count_are_refused(
-    operation: str, message_bytes: int, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    operation, message_bytes, status, monkeypatch
+):
     """Refuse more elements than a call can count, per message or per block."""
     monkeypatch.setattr(FakeCommunicator, "most_elements", 10)
     (record,) = FakeRun(ranks=2).launch([fake_case(operation, message_bytes)])
@@ -208,7 +202,7 @@ def test_more_elements_than_a_call_can_count_are_refused(
     assert ("at most 10 elements" in record.reason) == (status == "unsupported")
 
 
-def test_warm_up_is_found_first_and_frozen_later() -> None:
+def test_warm_up_is_found_first_and_frozen_later():
     """Detect a slow start in launch 0, and discard as many repetitions in later launches."""
     records = FakeRun(script=replace(EXACT, warmup=30)).launches([fake_case()], 3)
     assert records[0].warmups >= 30
@@ -216,7 +210,7 @@ def test_warm_up_is_found_first_and_frozen_later() -> None:
     assert all(TRUE_US == pytest.approx(max(record.times_us), abs=1e-3) for record in records)
 
 
-def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_operations_are_timed_together(monkeypatch):
     """Batch by the power of two that lasts 20 readings, keep it in later launches, and state times
     of one.
     """
@@ -228,8 +222,8 @@ def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_buffers_that_are_made_again_have_the_same_window(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """Keep as many messages in flight as the first visit, whether or not buffers are kept."""
     case = fake_case("bandwidth", 1024)
     fixed = FixedSettings(warmups=1, batch=1, visits=3, repetitions=6, window=2)
@@ -243,7 +237,7 @@ def test_buffers_that_are_made_again_have_the_same_window(
 # -------------------------------------------------------------------------------------- late starts
 
 
-def test_late_starts_are_dropped_counted_and_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_starts_are_dropped_counted_and_flagged(monkeypatch):
     """Drop a repetition late on any rank, widen the slack, and flag more than a fifth."""
     slack = make_late(
         monkeypatch, lambda rank, n: np.arange(n) % 3 == 0 if rank == 1 else np.zeros(n)
@@ -256,7 +250,7 @@ def test_late_starts_are_dropped_counted_and_flagged(monkeypatch: pytest.MonkeyP
     assert max(slack) > MINIMUM_SLACK_NS
 
 
-def test_a_case_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_that_never_starts_on_time_has_failed(monkeypatch):
     """Fail a case or a matrix without any start on time, and say what to do."""
     make_late(monkeypatch, lambda _, n: np.ones(n))
     cases = [fake_case(), fake_case("bandwidth", pattern="matrix")]
@@ -279,7 +273,7 @@ def summarise(records: Sequence[Record]) -> list[Any]:
 
 
 @pytest.mark.parametrize("launches", [6, pytest.param(10, marks=pytest.mark.slow)])
-def test_intervals_cover_the_truth(launches: int) -> None:
+def test_intervals_cover_the_truth(launches):
     """Cover the scripted time with 92 to 98.5 % of the 95 % intervals of 600 runs."""
     run = FakeRun(script=Script(seed=launches), ranks=1, slice_s=1e-6)
     records = run.launches(MANY, launches)
@@ -293,7 +287,7 @@ def test_intervals_cover_the_truth(launches: int) -> None:
     assert 0.92 - slack(0.92, 600) <= sum(covered) / len(covered) <= 0.985 + slack(0.985, 600)
 
 
-def test_launches_in_two_modes_are_flagged() -> None:
+def test_launches_in_two_modes_are_flagged():
     """Flag rows whose launches have modes 50 % apart, but not those with 1 % noise."""
     bimodal = Script(launch_effect=0.01, slow_launches=0.5, seed=5)
     cases = MANY[:20]

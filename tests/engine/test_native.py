@@ -64,14 +64,14 @@ def call(*functions: Recorded, arguments: tuple[int, ...] = (1,)) -> Call:
 
 
 @pytest.mark.parametrize("arity", ARITIES)
-def test_arguments_arrive_in_order(arity: int) -> None:
+def test_arguments_arrive_in_order(arity):
     """Pass every argument unchanged, including negative and 64-bit ones."""
     function, arguments = Recorded(arity), tuple((-1) ** i * ((i + 1) << 33) for i in range(arity))
     make_timer()[0].run([call(function, arguments=arguments)], 1, 1)
     assert [arguments] == function.calls
 
 
-def test_rows_run_in_order() -> None:
+def test_rows_run_in_order():
     """Make the calls of an operation in order, batch after batch."""
     order = []
     first = Recorded(1, act=lambda _: order.append("first"))
@@ -80,7 +80,7 @@ def test_rows_run_in_order() -> None:
     assert 2 * ["first", "second", "second"] == order
 
 
-def test_stamps_enclose_the_calls() -> None:
+def test_stamps_enclose_the_calls():
     """Read the clock before the first and after the last call of each repetition."""
     entered = []
     function = Recorded(1, act=lambda _: entered.append(time.monotonic_ns()))
@@ -89,7 +89,7 @@ def test_stamps_enclose_the_calls() -> None:
     assert bool((stamps.start_ns[1:] >= stamps.end_ns[:-1]).all())
 
 
-def test_errors_are_reported() -> None:
+def test_errors_are_reported():
     """Raise with the number of errors after the loop; refuse a call without C functions."""
     function = Recorded(1, code=3)
     with pytest.raises(CommbenchError, match="reported 6 errors"):
@@ -100,7 +100,7 @@ def test_errors_are_reported() -> None:
 
 
 @pytest.mark.parametrize("method", ["barrier", "dissemination"])
-def test_ranks_meet_before_every_repetition(method: str) -> None:
+def test_ranks_meet_before_every_repetition(method):
     """Synchronise before each repetition and never within a batch."""
     order = []
     meet = Recorded(1, act=lambda _: order.append("meet"))
@@ -111,7 +111,7 @@ def test_ranks_meet_before_every_repetition(method: str) -> None:
 
 
 @pytest.mark.parametrize(("ahead_ns", "late"), [(-1, True), (2_000_000, False)])
-def test_round_time_notes_late_starts(ahead_ns: int, late: bool) -> None:
+def test_round_time_notes_late_starts(ahead_ns, late):
     """Start at rank 0's instant, and mark a repetition as late if it had passed."""
     instant = np.zeros(1, dtype=np.int64)
     instants = []
@@ -127,7 +127,7 @@ def test_round_time_notes_late_starts(ahead_ns: int, late: bool) -> None:
     assert late or bool((stamps.start_ns >= np.array(instants)).all())
 
 
-def test_round_time_goes_by_rank_0_s_clock() -> None:
+def test_round_time_goes_by_rank_0_s_clock():
     """Start at rank 0's instant on the local clock, and return stamps of rank 0's clock."""
     clock, instant = GlobalClock(), np.zeros(1, dtype=np.int64)
     hour_ns = 3600 * 10**9
@@ -152,14 +152,14 @@ def test_round_time_goes_by_rank_0_s_clock() -> None:
 
 
 @pytest.mark.mpi
-def test_mpi_calls_on_one_rank(run_ranks: Any) -> None:
+def test_mpi_calls_on_one_rank(run_ranks):
     """Count repetitions with every start method, and report MPI's error for a negative count."""
     results = run_ranks(1, "native_self.py")
     assert "reported 6 errors" in results.pop("error")
     assert [{"counted": [5, 5], "ordered": True}] * 4 == list(results.values())
 
 
-def test_sets_of_calls_take_turns() -> None:
+def test_sets_of_calls_take_turns():
     """Use the sets in turn, also within a batch, and continue in the next run."""
     function = Recorded(1)
     turns = Turns([[call(function, arguments=(number,))] * 2 for number in range(4)])

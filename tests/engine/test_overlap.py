@@ -26,7 +26,7 @@ from commbench.engine.timing.loops import Call, Repetitions
         (90.0, 100.0),  # noise: never above a hundred
     ],
 )
-def test_overlap_follows_the_definition_of_osu(overall: float, percent: float) -> None:
+def test_overlap_follows_the_definition_of_osu(overall, percent):
     """Compute max(0, 100 (1 - (overall - compute) / pure)) for communication and computing of 100
     us each.
     """
@@ -35,7 +35,7 @@ def test_overlap_follows_the_definition_of_osu(overall: float, percent: float) -
     )
 
 
-def test_scripted_communication_that_nothing_hides_overlaps_by_nothing() -> None:
+def test_scripted_communication_that_nothing_hides_overlaps_by_nothing():
     """Measure no overlap if the fake backend never overlaps."""
     (case,) = Sweep(operations=("iall_reduce",), sizes="4K", backends=("gloo",)).cases(2)
 
@@ -47,7 +47,7 @@ def test_scripted_communication_that_nothing_hides_overlaps_by_nothing() -> None
     assert record.overlap.percent == pytest.approx(0.0, abs=1.0)
 
 
-def test_computing_lasts_as_long_as_asked() -> None:
+def test_computing_lasts_as_long_as_asked():
     """Compute for at least the requested time."""
     begun = time.perf_counter_ns()
     Computing(2_000_000).run()
@@ -76,7 +76,7 @@ class LateTimer:
 @pytest.mark.parametrize(
     ("late", "expected"), [(0, (100.0, 50.0, 150.0)), (3, (100.0, 50.0, 150.0)), (99, None)]
 )
-def test_late_starts_are_tried_again(late: int, expected: tuple[float, ...] | None) -> None:
+def test_late_starts_are_tried_again(late, expected):
     """Widen the slack if no rank started on time; report no overlap if that never helps."""
     calls = [Call(run=lambda: None)] * 2
 

@@ -34,7 +34,7 @@ def collected(ranks: list[Repetitions], **changes: Any) -> Samples:
     return samples
 
 
-def test_a_repetition_lasts_as_long_as_its_slowest_rank() -> None:
+def test_a_repetition_lasts_as_long_as_its_slowest_rank():
     """Span all ranks if they share a clock and an agreed start, else use the longest of their own
     times; divide by the operations per repetition, and append chunk after chunk.
     """
@@ -46,7 +46,7 @@ def test_a_repetition_lasts_as_long_as_its_slowest_rank() -> None:
     assert [2.0, 2.0, 4.0] * 2 == samples.slowest_us(1)
 
 
-def test_the_summary_has_means_medians_arrivals_and_the_slowest() -> None:
+def test_the_summary_has_means_medians_arrivals_and_the_slowest():
     """Fill a record's fields in microseconds; arrivals are never divided."""
     summary = collected(TWO).summary(2)
     assert [0.725, 0.7, 1.675] == pytest.approx(summary["rank_mean_us"])
@@ -56,7 +56,7 @@ def test_the_summary_has_means_medians_arrivals_and_the_slowest() -> None:
     assert [2, 1] == summary["rank_slowest"]
 
 
-def test_clocks_that_cannot_be_compared_give_no_skew() -> None:
+def test_clocks_that_cannot_be_compared_give_no_skew():
     """Omit arrivals if clocks agree too poorly, or if each rank's stamps are of its own device."""
     rough = collected(TWO, clock_error_ns=1000.0)
     own = collected([replace(each, comparable=False) for each in TWO], spanning=False)
@@ -65,7 +65,7 @@ def test_clocks_that_cannot_be_compared_give_no_skew() -> None:
     assert [1.9, 2.0, 4.0] == own.within([0, 1]).slowest_us(1)
 
 
-def test_a_repetition_that_any_rank_started_late_is_dropped() -> None:
+def test_a_repetition_that_any_rank_started_late_is_dropped():
     """Drop a repetition late on any rank, count it, and return the chunk's share."""
     samples = Samples([0, 1], spanning=True)
     share = samples.add(
@@ -75,7 +75,7 @@ def test_a_repetition_that_any_rank_started_late_is_dropped() -> None:
     assert [2.0, 4.0] == samples.slowest_us(1)
 
 
-def test_only_participants_count() -> None:
+def test_only_participants_count():
     """Use only the two ends of a pair, but drop repetitions late on any rank."""
     idle = stamps([0] * 3, [10**9] * 3, [True, False, False])
     samples = Samples([0, 2], spanning=True)

@@ -106,7 +106,7 @@ def sample(
     return results[0][0], samples, [chunks for _, _, chunks, _ in results], results[0][3]
 
 
-def test_all_ranks_do_the_same() -> None:
+def test_all_ranks_do_the_same():
     """Request the same chunks on every rank although their times differ."""
     _, samples, chunks, _ = sample(
         lambda rank, i: 10_000 * (rank + 1) + 3000 * (i * (rank + 2) % 7), ranks=3
@@ -115,7 +115,7 @@ def test_all_ranks_do_the_same() -> None:
     assert samples.valid >= 30
 
 
-def test_steady_times_need_two_windows_and_one_visit_fills_its_time() -> None:
+def test_steady_times_need_two_windows_and_one_visit_fills_its_time():
     """Discard the first, the guess and two windows, then repeat until time or the maximum."""
     settled, samples, _, _ = sample(lambda _r, _i: 10_000)
     assert (1 + 3 + 40, 1, MOST_REPETITIONS) == (settled.warmups, settled.batch, samples.valid)
@@ -124,14 +124,14 @@ def test_steady_times_need_two_windows_and_one_visit_fills_its_time() -> None:
 
 
 @pytest.mark.parametrize("decay", [20, 50])
-def test_a_slow_beginning_is_discarded(decay: int) -> None:
+def test_a_slow_beginning_is_discarded(decay):
     """Warm up until times are within 10 % of their final level."""
     settled, samples, _, _ = sample(lambda _r, i: 10_000 * (1 + 4 * math.exp(-i / decay)))
     assert settled.warmups > 2 * decay
     assert max(samples.slowest_us(1)) < 11
 
 
-def test_warm_up_ends_where_times_never_settle() -> None:
+def test_warm_up_ends_where_times_never_settle():
     """Stop warming up at the maximum."""
     settled, *_ = sample(lambda _r, i: 10_000 * 1.05**i if i < 400 else 10_000)
     assert WARMUP_CAP <= settled.warmups <= WARMUP_CAP + 41
@@ -140,9 +140,7 @@ def test_warm_up_ends_where_times_never_settle() -> None:
 @pytest.mark.parametrize(
     ("operation_s", "repetitions"), [(2.0, FEWEST_REPETITIONS), (0.035, 5), (0.001, 8)]
 )
-def test_the_first_visits_of_a_long_operation_have_few_repetitions(
-    operation_s: float, repetitions: int
-) -> None:
+def test_the_first_visits_of_a_long_operation_have_few_repetitions(operation_s, repetitions):
     """Repeat in a visit of the first launch as often as its share of the time slice allows, within
     bounds.
     """
@@ -152,7 +150,7 @@ def test_the_first_visits_of_a_long_operation_have_few_repetitions(
     assert (FEWEST_VISITS, repetitions) == (settled.visits, samples.valid)
 
 
-def test_what_is_frozen_is_obeyed() -> None:
+def test_what_is_frozen_is_obeyed():
     """Reuse warm-ups and batch of launch 1, whatever the times."""
     fixed = FixedSettings(warmups=7, batch=8)
     settled, _, chunks, _ = sample(lambda _r, i: 10_000 * (1 + i), fixed=fixed)
@@ -165,13 +163,13 @@ def test_what_is_frozen_is_obeyed() -> None:
     ("time_ns", "batch"),
     [(1000.0, 1), (999.0, 2), (500.0, 2), (100.0, 16), (1.0, 1024), (0.0, MAXIMUM_BATCH)],
 )
-def test_a_batch_lasts_twenty_readings(time_ns: float, batch: int) -> None:
+def test_a_batch_lasts_twenty_readings(time_ns, batch):
     """Batch by the least power of two that lasts 20 readings of 50 ns, up to the limit."""
     settled, *_ = sample(lambda _r, _i: time_ns, cost_ns=50.0)
     assert batch == settled.batch
 
 
-def test_repetitions_within_a_moment_are_not_enough() -> None:
+def test_repetitions_within_a_moment_are_not_enough():
     """Continue until the repetitions of a visit span 2 ms."""
     _, samples, *_ = sample(
         lambda _r, _i: 10_000,
@@ -183,7 +181,7 @@ def test_repetitions_within_a_moment_are_not_enough() -> None:
 
 
 @pytest.mark.parametrize(("share", "widened"), [(3, True), (20, False)])
-def test_slack_widens_where_too_many_are_late(share: int, widened: bool) -> None:
+def test_slack_widens_where_too_many_are_late(share, widened):
     """Widen the slack above a tenth of late starts, on all ranks."""
     _, samples, _, slack_ns = sample(
         lambda _r, i: 10_000 * (1 + i % 2),
@@ -196,13 +194,13 @@ def test_slack_widens_where_too_many_are_late(share: int, widened: bool) -> None
     assert widened == (slack_ns > 1000)
 
 
-def test_endless_lateness_ends() -> None:
+def test_endless_lateness_ends():
     """Stop after four times the minimum repetitions without a valid one once time is up."""
     _, samples, *_ = sample(lambda _r, _i: 10_000, late=lambda _r, _i: True, slice_s=0.0)
     assert (0, 24) == (samples.valid, samples.late)
 
 
-def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank() -> None:
+def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank():
     """Continue by rank 0's clock, in chunks that fit the loop."""
 
     def work(control: ThreadControl) -> tuple[float, list[tuple[int, int]]]:
@@ -222,9 +220,7 @@ def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank() ->
 @pytest.mark.parametrize(
     ("operation_s", "warmups", "repetitions"), [(0.3, 2, 9), (0.9, 2, 3), (2.0, 1, 1), (9.0, 1, 1)]
 )
-def test_a_long_operation_is_measured_in_one_brief_visit(
-    operation_s: float, warmups: int, repetitions: int
-) -> None:
+def test_a_long_operation_is_measured_in_one_brief_visit(operation_s, warmups, repetitions):
     """Make the repetitions that fit into the time left for the case, at least one."""
     settled, samples, chunks, slack_ns = sample(
         lambda _r, _i: 1e9 * operation_s, ranks=2, slice_s=0.2, longest_s=3.0, visits=24
@@ -235,7 +231,7 @@ def test_a_long_operation_is_measured_in_one_brief_visit(
     assert 0.05e9 * operation_s == pytest.approx(slack_ns)
 
 
-def test_later_launches_are_as_brief() -> None:
+def test_later_launches_are_as_brief():
     """Repeat as often as the first launch, and no more for late starts."""
     fixed = FixedSettings(warmups=1, batch=1, visits=1, repetitions=2, is_brief=True)
     _, samples, chunks, _ = sample(

@@ -20,7 +20,7 @@ MIB = 2**20
         (256 * MIB, 2**30, MOST_BYTES // (256 * MIB)),  # a cache that is larger than we can afford
     ],
 )
-def test_sets_exceed_the_cache(message_bytes: int, cache_bytes: int, expected: int) -> None:
+def test_sets_exceed_the_cache(message_bytes, cache_bytes, expected):
     """Use the power of two of sets that exceeds twice the cache, within bounds; refuse if its size
     is unknown.
     """

@@ -49,7 +49,7 @@ def soaked(*chunks: list[Repetitions]) -> SoakSamples:
     return samples
 
 
-def test_memory_is_bounded_and_the_median_exact() -> None:
+def test_memory_is_bounded_and_the_median_exact():
     """Keep at most a fixed number of repetitions, count all, and record quantiles of the kept
     ones.
     """
@@ -64,7 +64,7 @@ def test_memory_is_bounded_and_the_median_exact() -> None:
     assert MOST_INTERRUPTIONS == len(point.longest)
 
 
-def test_recorded_repetitions_have_the_quantiles_of_the_kept_ones() -> None:
+def test_recorded_repetitions_have_the_quantiles_of_the_kept_ones():
     """Record repetitions evenly spaced by their time, in their order."""
     start = PERIOD_NS * np.arange(CHUNK, dtype=np.int64)
     lasting = np.random.default_rng(1).permutation(np.arange(CHUNK)) * 10 + 1000
@@ -78,7 +78,7 @@ def test_recorded_repetitions_have_the_quantiles_of_the_kept_ones() -> None:
     assert times_us == soaked(ranks).within([0, 1]).slowest_us(1)
 
 
-def test_a_late_rank_shows_in_the_longest_interruption() -> None:
+def test_a_late_rank_shows_in_the_longest_interruption():
     """Keep a discarded repetition with every rank's arrival and the time of day."""
     now_ns, now_s = time.perf_counter_ns(), time.time()
     samples = soaked(chunk(now_ns, late_rank=1, long_at=500, lasted_ns=10**9))
@@ -91,7 +91,7 @@ def test_a_late_rank_shows_in_the_longest_interruption() -> None:
     assert max(other.lasted_s for other in others) < 0.001
 
 
-def test_an_interruption_between_two_chunks_counts() -> None:
+def test_an_interruption_between_two_chunks_counts():
     """Measure from the last end of a chunk to the first end of the next."""
     begun_ns = time.perf_counter_ns()
     samples = soaked(chunk(begun_ns), chunk(begun_ns + CHUNK * PERIOD_NS + 10**9))
@@ -107,7 +107,7 @@ class FakeSoak(FakeRun):
         return replace(super().budget, is_soak=True, visits=4)
 
 
-def test_a_soak_fills_its_time_with_visits() -> None:
+def test_a_soak_fills_its_time_with_visits():
     """Make the planned visits, each with a point, keep few repetitions, and read the record
     back.
     """
@@ -124,7 +124,7 @@ def test_a_soak_fills_its_time_with_visits() -> None:
     assert (4, first.warmups) == (len(later.points), later.warmups)
 
 
-def test_stalls_are_taken_once_and_bounded() -> None:
+def test_stalls_are_taken_once_and_bounded():
     """Return the stalls since the last call, at most a fixed number."""
     progress = Progress()
     for number in range(2 * MOST_STALLS):
@@ -133,7 +133,7 @@ def test_stalls_are_taken_once_and_bounded() -> None:
     assert [] == progress.take_stalls()
 
 
-def test_stalls_of_all_ranks_are_of_a_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalls_of_all_ranks_are_of_a_point(monkeypatch):
     """Keep the stalls that each rank has noted during a visit."""
     monkeypatch.setattr(Progress, "take_stalls", lambda _: [(7.0, 1.0)])
     (record,) = FakeSoak(slice_s=0.02).launch([fake_case()])

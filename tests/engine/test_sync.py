@@ -57,7 +57,7 @@ def rounds(rank: int, size: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("size", range(1, 34))
-def test_dissemination_reaches_everybody(size: int) -> None:
+def test_dissemination_reaches_everybody(size):
     """Inform every rank of every other in ceil(log2(size)) rounds."""
     partners = [rounds(rank, size) for rank in range(size)]
     assert {(size - 1).bit_length()} == {len(pairs) for pairs in partners}
@@ -74,7 +74,7 @@ def test_dissemination_reaches_everybody(size: int) -> None:
 
 @pytest.mark.parametrize("patient", [False, True])
 @pytest.mark.parametrize("yielding", [False, True])
-def test_nobody_starts_before_the_instant(patient: bool, yielding: bool) -> None:
+def test_nobody_starts_before_the_instant(patient, yielding):
     """Return at the agreed instant or later, polling, yielding or sleeping; mark a repetition as
     late if its instant has passed.
     """
@@ -111,7 +111,7 @@ class Ahead(GlobalClock):
         self.compared += 1
 
 
-def test_an_instant_is_of_rank_0_s_clock() -> None:
+def test_an_instant_is_of_rank_0_s_clock():
     """Wait for the local time of rank 0's instant, and time broadcasts on rank 0's clock."""
 
     def tell(_: int) -> int:
@@ -123,7 +123,7 @@ def test_an_instant_is_of_rank_0_s_clock() -> None:
     assert 5_000_000 <= time.perf_counter_ns() - before < 10**9
 
 
-def test_late_starts_widen_the_slack_and_compare_the_clocks_again() -> None:
+def test_late_starts_widen_the_slack_and_compare_the_clocks_again():
     """Quadruple the slack up to the limit, and compare the clocks each time."""
     clock = Ahead()
     sync = Synchroniser(Recording(), "round-time", slack_ns=1000, clock=clock)
@@ -137,7 +137,7 @@ def test_late_starts_widen_the_slack_and_compare_the_clocks_again() -> None:
 @pytest.mark.parametrize(
     ("yielding", "least"), [(False, MINIMUM_SLACK_NS), (True, OVERSUBSCRIBED_SLACK_NS)]
 )
-def test_calibration_keeps_the_least_slack(yielding: bool, least: int) -> None:
+def test_calibration_keeps_the_least_slack(yielding, least):
     """Set the slack to the minimum, or more if broadcasts are slow or ranks share cores."""
     quick = Synchroniser(Recording(), "round-time", yielding=yielding)
     quick.calibrate(MINIMUM_SLACK_NS)
@@ -163,9 +163,7 @@ def test_calibration_keeps_the_least_slack(yielding: bool, least: int) -> None:
         ("round-time", False, False, "round-time"),
     ],
 )
-def test_the_method_follows_from_clocks_and_threads(
-    requested: str, shared: bool, threads: bool, expected: str
-) -> None:
+def test_the_method_follows_from_clocks_and_threads(requested, shared, threads, expected):
     """Choose the method by clocks and threads, or as requested; only agreed instants span ranks."""
     method = choose_method(requested, shared_clock=shared, own_threads=threads)
     assert (expected, expected == "round-time") == (

@@ -29,7 +29,7 @@ QUICK = BUDGETS["quick"]
 
 
 @pytest.mark.parametrize(("visits", "rounds"), [(1, 1), (1, 8), (3, 8), (4, 24), (8, 8), (5, 24)])
-def test_visits_are_spread_over_the_rounds(visits: int, rounds: int) -> None:
+def test_visits_are_spread_over_the_rounds(visits, rounds):
     """Visit in the first round, at most once per round, at even distances."""
     made, at = 0, []
     for number in range(rounds):
@@ -41,7 +41,7 @@ def test_visits_are_spread_over_the_rounds(visits: int, rounds: int) -> None:
     assert len(gaps) <= 2
 
 
-def test_rounds_are_the_most_visits_of_any_case() -> None:
+def test_rounds_are_the_most_visits_of_any_case():
     """Use the pilot's visits for a case without settings."""
     settings = FixedSettings(warmups=1, batch=1, visits=5)
     assert 5 == rounds_of_launch([settings], QUICK)
@@ -72,7 +72,7 @@ def visited(*visits: list[float]) -> Record:
     return record
 
 
-def test_visits_extend_the_record_of_their_launch() -> None:
+def test_visits_extend_the_record_of_their_launch():
     """Concatenate times, add counts and seconds, and average rank medians by repetitions."""
     record = visited([1.0, 2.0], [4.0, 4.0, 4.0, 4.0])
     assert [1.0, 2.0, 4.0, 4.0, 4.0, 4.0] == record.times_us
@@ -84,7 +84,7 @@ def test_visits_extend_the_record_of_their_launch() -> None:
     assert text == json.dumps(Record.from_json(json.loads(text)).to_json())
 
 
-def test_writing_a_record_copies_no_times() -> None:
+def test_writing_a_record_copies_no_times():
     """Hand out the record's own times and pairs: a thousand ranks have a million pairs."""
     pairs = Pairs(source=[0], target=[1], time_us=[1.0])
     record = dataclasses.replace(visited([1.0, 2.0]), pairs=pairs)
@@ -94,7 +94,7 @@ def test_writing_a_record_copies_no_times() -> None:
 
 
 @pytest.mark.parametrize(("late", "is_flagged"), [(5, False), (30, True)])
-def test_late_starts_are_judged_over_all_visits(late: int, is_flagged: bool) -> None:
+def test_late_starts_are_judged_over_all_visits(late, is_flagged):
     """Flag a launch by the share of late starts in all its visits."""
     first = dataclasses.replace(visited([1.0]), late_discarded=late, flags=("late",))
     assert is_flagged == (
@@ -102,7 +102,7 @@ def test_late_starts_are_judged_over_all_visits(late: int, is_flagged: bool) -> 
     )
 
 
-def test_a_launch_is_the_median_of_its_visits_unless_one_fails() -> None:
+def test_a_launch_is_the_median_of_its_visits_unless_one_fails():
     """Weight long and short visits equally; mark a launch as failed if a later visit fails."""
     assert 2.0 == launch_value(visited([1.0], [2.0], [9.0] * 50))
     assert 3.0 == launch_value(Record(case=fake_case(), launch=0, times_us=[2.0, 3.0, 4.0]))
@@ -111,7 +111,7 @@ def test_a_launch_is_the_median_of_its_visits_unless_one_fails() -> None:
     assert ("failed", 0) == (launch.status, launch.visit)
 
 
-def test_the_first_launch_plans_the_visits_of_the_others() -> None:
+def test_the_first_launch_plans_the_visits_of_the_others():
     """Plan visits and repetitions from launch 1; none for a case without times."""
     (record,) = FakeRun(script=dataclasses.replace(EXACT, noise=0.05), visits=24).launch(
         [fake_case()]
@@ -123,7 +123,7 @@ def test_the_first_launch_plans_the_visits_of_the_others() -> None:
     assert settings_after(dataclasses.replace(record, times_us=[]), QUICK) is None
 
 
-def test_later_launches_keep_a_shortened_case_short() -> None:
+def test_later_launches_keep_a_shortened_case_short():
     """Keep the window that the link had time for, and the repetitions of a brief visit."""
     record = dataclasses.replace(
         visited([1.0, 2.0]), window=3, late_discarded=1, flags=("small_window", "brief")
@@ -133,7 +133,7 @@ def test_later_launches_keep_a_shortened_case_short() -> None:
     assert settings.is_brief
 
 
-def test_visits_that_only_started_late_leave_the_launch_to_the_others() -> None:
+def test_visits_that_only_started_late_leave_the_launch_to_the_others():
     """Stay failed while every repetition of every visit started late.
 
     Take the first visit that has times.
@@ -150,7 +150,7 @@ def test_visits_that_only_started_late_leave_the_launch_to_the_others() -> None:
     assert [1.0, 2.0, 4.0] == extended(extended(record, late), visited([4.0])).times_us
 
 
-def test_later_launches_follow_the_plan() -> None:
+def test_later_launches_follow_the_plan():
     """Make the planned visits of the planned length in every later launch."""
     records = FakeRun(script=Script(noise=0.05, tail=0.0), visits=24).launches([fake_case()], 3)
     planned = settings_after(records[0], QUICK)
@@ -158,7 +158,7 @@ def test_later_launches_follow_the_plan() -> None:
         assert [planned.repetitions] * planned.visits == list(record.visit_lengths)
 
 
-def test_a_disturbed_visit_is_repeated_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disturbed_visit_is_repeated_and_counted(monkeypatch):
     """Repeat visits in which a rank waited for a CPU.
 
     Keep the planned visits, and their times alone.
@@ -171,8 +171,8 @@ def test_a_disturbed_visit_is_repeated_and_counted(monkeypatch: pytest.MonkeyPat
 
 
 def test_visits_are_repeated_at_most_a_quarter_as_often_as_planned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """Go on with the planned number of visits where all are disturbed."""
     monkeypatch.setattr(Disturbance, "after", lambda _: 1.0)
     (record,) = FakeRun(visits=24).launch([fake_case()])
@@ -180,9 +180,7 @@ def test_visits_are_repeated_at_most_a_quarter_as_often_as_planned(
 
 
 @pytest.mark.parametrize(("delay_s", "stolen_s"), [(60.0, 0.0), (0.0, 60.0)])
-def test_waiting_for_a_cpu_is_no_disturbance_where_ranks_share_cpus(
-    monkeypatch: pytest.MonkeyPatch, delay_s: float, stolen_s: float
-) -> None:
+def test_waiting_for_a_cpu_is_no_disturbance_where_ranks_share_cpus(monkeypatch, delay_s, stolen_s):
     """Count the time of other guests in any case, and waiting only where a rank has a CPU of its
     own.
     """
@@ -197,13 +195,13 @@ def test_waiting_for_a_cpu_is_no_disturbance_where_ranks_share_cpus(
     assert (stolen_s > 0) == (shared.after() > 1)
 
 
-def test_the_kernel_counts_what_this_thread_waits() -> None:
+def test_the_kernel_counts_what_this_thread_waits():
     """Read counters that do not fall."""
     before, after = waiting_s(), waiting_s()
     assert all(0 <= early <= late for early, late in zip(before, after, strict=True))
 
 
-def test_each_visit_begins_with_the_calibrated_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_visit_begins_with_the_calibrated_slack(monkeypatch):
     """Tolerate no later start in a visit because an earlier one had late starts."""
     collect, seen = Sampler.collect, []
 

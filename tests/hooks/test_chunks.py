@@ -47,9 +47,7 @@ def draw(elements: int, seed: int) -> Any:
     st.sampled_from([(), ("residual",), ("residual", "momentum")]),
     st.sampled_from([0.0, 2e30, math.inf, math.nan]),
 )
-def test_compiled_work_is_that_of_the_reference(
-    elements: int, chunk: int, density: float, kinds: tuple[str, ...], planted: float
-) -> None:
+def test_compiled_work_is_that_of_the_reference(elements, chunk, density, kinds, planted):
     """Choose the same chunks, the first of equal ones, and write the same values and memory.
 
     If an element is not finite, all values are NaN, and the memory is kept. An element whose square
@@ -74,7 +72,7 @@ def test_compiled_work_is_that_of_the_reference(
             assert torch.equal(results[0][name], results[1][name]), name
 
 
-def test_the_chunks_with_the_largest_norms_are_sent() -> None:
+def test_the_chunks_with_the_largest_norms_are_sent():
     """Send halves of two of four chunks, keep the others, forget the momentum of sent elements."""
     layout = ChunkLayout.of(7, density=0.5, chunk=2)
     memory = {"residual": torch.tensor([0.0, 0, 0, 2, 0, 0, 0]), "momentum": torch.ones(7)}
@@ -88,8 +86,8 @@ def test_the_chunks_with_the_largest_norms_are_sent() -> None:
 
 @pytest.mark.parametrize(("planted", "readings"), [(1.0, 1), (2e30, 2)])
 def test_chunks_on_a_host_are_read_again_only_if_a_square_is_too_large(
-    monkeypatch: pytest.MonkeyPatch, planted: float, readings: int
-) -> None:
+    monkeypatch, planted, readings
+):
     """Compute norms once where float32 holds the squares of all elements."""
     calls = []
     compute = torch.linalg.vector_norm
@@ -105,7 +103,7 @@ def test_chunks_on_a_host_are_read_again_only_if_a_square_is_too_large(
     assert [planted, 5.0] == pytest.approx(work.norms.tolist())
 
 
-def test_work_is_compiled_on_the_host_only() -> None:
+def test_work_is_compiled_on_the_host_only():
     """Use torch on other devices and where it is asked for.
 
     Preparing for another device does nothing.

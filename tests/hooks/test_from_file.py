@@ -5,7 +5,6 @@ Those on ranks are in test_train.py.
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from launching import HERE
@@ -30,7 +29,7 @@ from commbench.tuner.snippet import snippet_of
 FILE = HERE / "ranks" / "file_hooks.py"
 
 
-def test_a_hook_is_named_by_file_and_callable() -> None:
+def test_a_hook_is_named_by_file_and_callable():
     """Name the hook without directories, which differ between machines."""
     fields = {"hook": "file_hooks.py:half", "density": None, "hook_options": ""}
     assert fields == parse_hook(f" {FILE}:half ") == parse_hook("file_hooks.py:half")
@@ -41,9 +40,7 @@ def test_a_hook_is_named_by_file_and_callable() -> None:
     )
 
 
-def test_files_are_found_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_found_before_anything_starts(tmp_path, monkeypatch):
     """Return absolute paths, and refuse a missing file, a missing name and two hooks of the same
     name.
     """
@@ -62,7 +59,7 @@ def test_files_are_found_before_anything_starts(
             find_file_hooks(hooks)
 
 
-def test_a_case_is_read_back() -> None:
+def test_a_case_is_read_back():
     """Read the key of a case whose hook is of a file that this machine lacks."""
     case = make_training_case("elsewhere/mine.py:hook")
     assert case == TrainingCase.from_key(json.loads(json.dumps(case.key)))
@@ -71,7 +68,7 @@ def test_a_case_is_read_back() -> None:
     assert len(HOOKS) == hook_position(case.hook) < hook_position(LOCAL)
 
 
-def test_it_is_lossy_and_its_messages_are_unknown() -> None:
+def test_it_is_lossy_and_its_messages_are_unknown():
     """Treat the effect on learning as unknown, and predict no bytes."""
     case = make_training_case("mine.py:hook")
     assert "lossy" == effect_of(case, make_training_case())
@@ -79,7 +76,7 @@ def test_it_is_lossy_and_its_messages_are_unknown() -> None:
         read_hook(case.hook).messages(BucketShape(elements=8, world_size=2))
 
 
-def test_the_snippet_makes_the_hook() -> None:
+def test_the_snippet_makes_the_hook():
     """Write lines that work for hooks and factories."""
     lines = snippet_of(make_training_case("mine.py:hook", "5", precision="amp-fp16")).splitlines()
     assert "from commbench.hooks import make_hook" in lines
@@ -90,7 +87,7 @@ def test_the_snippet_makes_the_hook() -> None:
 
 
 @pytest.mark.parametrize("name", ["half", "make", "make_pair", "made", "Made", "make_class"])
-def test_hooks_and_factories_are_told_apart(name: str) -> None:
+def test_hooks_and_factories_are_told_apart(name):
     """Guard a hook that requires two arguments, and what a callable without required arguments
     returns.
     """
@@ -103,7 +100,7 @@ def test_hooks_and_factories_are_told_apart(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["absent", "NUMBER", "partly", "make_seven", "make_nothing"])
-def test_misuse_is_one_sentence(name: str) -> None:
+def test_misuse_is_one_sentence(name):
     """Say what is wrong with a callable."""
     pytest.importorskip("torch")
     with pytest.raises(InputError, match=name) as caught:
@@ -111,9 +108,7 @@ def test_misuse_is_one_sentence(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_hooks_are_tried_before_ranks_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hooks_are_tried_before_ranks_start(tmp_path, capsys):
     """Import a hook in the inspecting process, and call neither hook nor factory."""
     pytest.importorskip("torch")
     from commbench.ddp.inspect import main

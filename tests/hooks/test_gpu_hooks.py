@@ -44,7 +44,7 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def _nccl(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def _nccl(tmp_path_factory):
     """Open NCCL on the GPU and Gloo on the host for a single rank."""
     store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
     torch.cuda.set_device(DEVICE)
@@ -61,7 +61,7 @@ def draw(n: int, seed: int) -> Any:
 
 @pytest.mark.parametrize("values", ["float32", "float16"])
 @pytest.mark.parametrize("mib", [25, 100])
-def test_a_gpu_sends_what_the_host_sends(mib: int, values: Any) -> None:
+def test_a_gpu_sends_what_the_host_sends(mib, values):
     """Send the host's bytes over three steps, and add up to the same values."""
     n = mib * MIB // 4
     k = n // 100
@@ -86,7 +86,7 @@ def test_a_gpu_sends_what_the_host_sends(mib: int, values: Any) -> None:
 
 @pytest.mark.parametrize("block", [5, 256, 4096])
 @pytest.mark.parametrize("mib", [1, 25])
-def test_a_gpu_quantises_as_the_host(mib: int, block: int) -> None:
+def test_a_gpu_quantises_as_the_host(mib, block):
     """Send the host's bytes over three steps, sums included, and keep the same residuals."""
     n = mib * MIB // 4 + 3
     layout = QuantisedLayout.of(n, shards=2, block=block)
@@ -110,7 +110,7 @@ def test_a_gpu_quantises_as_the_host(mib: int, block: int) -> None:
         assert all(torch.equal(*pair) for pair in zip(results[HOST], results[DEVICE], strict=True))
 
 
-def test_the_stream_under_way_is_used() -> None:
+def test_the_stream_under_way_is_used():
     """Wait in another stream for pending work of this stream."""
     n, k = 5_000_000, 50_000
     selector = selectors.make_selector(n, k, "float32", fast=True, device=DEVICE)
@@ -146,7 +146,7 @@ def make_model(device: Any) -> Any:
 @pytest.mark.usefixtures("_nccl")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("name", OPTIONS)
-def test_steps_are_as_on_the_host(name: str) -> None:
+def test_steps_are_as_on_the_host(name):
     """Train to the same parameters on the GPU, without host synchronisation, and on the host."""
     trained = []
     for device in (HOST, DEVICE):
@@ -174,7 +174,7 @@ def test_steps_are_as_on_the_host(name: str) -> None:
 
 @pytest.mark.usefixtures("_nccl")
 @pytest.mark.parametrize("name", ["topk", "topk momentum", "powersgd", "int8"])
-def test_a_scaler_drops_a_step(name: str) -> None:
+def test_a_scaler_drops_a_step(name):
     """Drop the updates of a step that the GradScaler skips, decided on the GPU."""
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
     hook = make_hook(name.split(maxsplit=1)[0], options=OPTIONS[name])

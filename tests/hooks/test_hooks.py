@@ -5,7 +5,6 @@ bytes.
 import math
 import sys
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +46,7 @@ SELECTIONS = st.builds(
 # Names and options
 
 
-def test_options_reach_the_hook() -> None:
+def test_options_reach_the_hook():
     """Parse each type of option from text."""
     options = {
         "selection": "exact",
@@ -93,7 +92,7 @@ def test_options_reach_the_hook() -> None:
         ("powersgd", "rank=two"),
     ],
 )
-def test_refused_options(name: str, options: str) -> None:
+def test_refused_options(name, options):
     """Refuse bad options in one sentence."""
     with pytest.raises(InputError) as caught:
         make_hook(name, options=dict(option.split("=") for option in options.split()))
@@ -104,9 +103,7 @@ def test_refused_options(name: str, options: str) -> None:
 
 
 @given(SHAPES, SELECTIONS)
-def test_messages_hold_every_element_once(
-    shapes: list[tuple[int, ...]], selection: catalogue.TopK
-) -> None:
+def test_messages_hold_every_element_once(shapes, selection):
     """Cover each element of a bucket exactly once by its parts, and lay these out one after
     another.
     """
@@ -130,12 +127,12 @@ def test_messages_hold_every_element_once(
     ("numel", "density", "k"),
     [(100, 0.07, 7), (1000, 0.001, 1), (1, 0.001, 1), (0, 0.5, 0), (101, 0.01, 2), (7, 1, 7)],
 )
-def test_kept_elements(numel: int, density: float, k: int) -> None:
+def test_kept_elements(numel, density, k):
     """Round k up, except for binary rounding errors."""
     assert k == kept_elements(numel, density)
 
 
-def test_seeds_leave_the_global_generator() -> None:
+def test_seeds_leave_the_global_generator():
     """Draw differently by step, bucket and seed, without torch's global generator."""
     before = torch.random.get_rng_state()
     parts = ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"))
@@ -168,7 +165,7 @@ def residuals(memory: Memory) -> dict[str, list[float]]:
     return {name: tensor.tolist() for name, tensor in memory.state()["residual"].items()}
 
 
-def test_memory_moves_with_the_parameters() -> None:
+def test_memory_moves_with_the_parameters():
     """Keep every parameter's residual when buckets split, merge or reorder."""
     memory = Memory(["residual"])
     residual_in(memory, 0, a=2, b=3, c=1).copy_(torch.arange(6.0))
@@ -178,7 +175,7 @@ def test_memory_moves_with_the_parameters() -> None:
     assert {"a": [0, 1], "b": [2, 3, 4], "c": [5]} == residuals(memory)
 
 
-def test_memory_is_loaded_before_buckets_are_known() -> None:
+def test_memory_is_loaded_before_buckets_are_known():
     """Keep a loaded residual until its bucket is known, with zeros for the others, and copy it."""
     state = {"residual": {"b": torch.ones(3), "c": torch.full((1,), 2.0)}}
     memory = Memory(["residual"])
@@ -189,7 +186,7 @@ def test_memory_is_loaded_before_buckets_are_known() -> None:
 
 
 @pytest.mark.parametrize("rejected", [False, True])
-def test_memory_takes_all_updates_or_none(rejected: bool) -> None:
+def test_memory_takes_all_updates_or_none(rejected):
     """Drop the updates of all buckets if one is rejected."""
     memory = Memory(["residual"])
     memory.can_undo = True
@@ -201,7 +198,7 @@ def test_memory_takes_all_updates_or_none(rejected: bool) -> None:
     assert expected == residuals(memory) == residuals(memory)
 
 
-def test_memory_scales_by_name() -> None:
+def test_memory_scales_by_name():
     """Scale residuals in buckets and those still waiting for one."""
     memory = Memory(["residual"])
     memory.load({"residual": {"a": torch.ones(1), "b": torch.ones(2), "c": torch.ones(1)}})
@@ -213,7 +210,7 @@ def test_memory_scales_by_name() -> None:
 # The thread
 
 
-def test_jobs_run_in_order_on_one_thread() -> None:
+def test_jobs_run_in_order_on_one_thread():
     """Run jobs first in, first out, and return their results."""
     thread, executed = CommThread(), []
     futures = [
@@ -228,7 +225,7 @@ def test_jobs_run_in_order_on_one_thread() -> None:
         thread.submit(print)
 
 
-def test_a_failed_job_fails_those_after_it() -> None:
+def test_a_failed_job_fails_those_after_it():
     """Return a job's error, and run no later job, because ranks would disagree on the order."""
     thread, executed = CommThread(), []
     failed = thread.submit(lambda: executed[3])
@@ -248,7 +245,7 @@ def test_a_failed_job_fails_those_after_it() -> None:
         pytest.param("threading.Event().wait", STUCK, marks=pytest.mark.programs),
     ],
 )
-def test_the_thread_lets_the_process_end(job: str, status: int) -> None:
+def test_the_thread_lets_the_process_end(job, status):
     """Exit with 0 despite an idle thread, and with its own status in a blocked collective."""
     program = f"""if True:
         import threading
@@ -293,14 +290,14 @@ MANY, TENSORS = (1_000_000, None), (2050, [(50, 40), (50,)])
         (PowerSGD(rank=2, values="bfloat16"), TENSORS, ring(2 * (2 * (50 + 40) + 50), 4)),
     ],
 )
-def test_wire_bytes(hook: Any, bucket: tuple[int, Any], expected: int) -> None:
+def test_wire_bytes(hook, bucket, expected):
     """Predict the bytes that four ranks send, with and without the shapes of tensors."""
     elements, shapes = bucket
     assert expected == hook.wire_bytes(elements, 4, shapes=shapes)
     assert 0 == hook.wire_bytes(elements, 1, shapes=shapes)
 
 
-def test_chunks_larger_than_the_model_are_refused() -> None:
+def test_chunks_larger_than_the_model_are_refused():
     """Refuse a chunk that is larger than the model, and no other."""
     hook = TopK(exchange="aligned", chunk=500)
     hook.check_size(500)
@@ -314,7 +311,7 @@ def test_chunks_larger_than_the_model_are_refused() -> None:
 # State
 
 
-def test_a_loaded_step_has_its_density() -> None:
+def test_a_loaded_step_has_its_density():
     """Send the density of the step that was loaded, not of the steps before."""
     hook = TopK(density=0.1, warmup=(0.5,), warmup_steps=5)
     hook._group = SimpleNamespace(size=lambda: 1)
@@ -326,7 +323,7 @@ def test_a_loaded_step_has_its_density() -> None:
     assert [50, 10] == kept
 
 
-def test_fresh_state_is_of_the_hook() -> None:
+def test_fresh_state_is_of_the_hook():
     """Refuse the state of another hook or version."""
     hook = PowerSGD()
     hook.load_state_dict(PowerSGD().state_dict())
@@ -340,7 +337,7 @@ def test_fresh_state_is_of_the_hook() -> None:
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
+def alone():
     """Let this process be a group of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -359,9 +356,7 @@ def alone() -> Iterator[None]:
         ("topk", {"clip": "0.5", "dense_below": "999"}),
     ],
 )
-def test_squares_that_float32_cannot_hold_change_nothing(
-    name: str, options: dict[str, str], scale: float
-) -> None:
+def test_squares_that_float32_cannot_hold_change_nothing(name, options, scale):
     """Send matrices of rank 1 by PowerSGD whatever their scale, and clip large gradients to the
     limit.
     """

@@ -4,9 +4,7 @@ Those on ranks are in test_hooks_ranks.py.
 """
 
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import cuda_on_host
 import pytest
@@ -24,9 +22,7 @@ needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="ne
 
 @pytest.mark.parametrize("device", ["host", "device"])
 @pytest.mark.parametrize("holds", [False, True])
-def test_writing_under_a_truth_value(
-    monkeypatch: pytest.MonkeyPatch, device: str, holds: bool
-) -> None:
+def test_writing_under_a_truth_value(monkeypatch, device, holds):
     """Write or keep a value by a condition on the device, in any data type."""
     if device == "device":
         monkeypatch.setattr("commbench.hooks.feedback.on_host", lambda _: False)
@@ -40,7 +36,7 @@ def test_writing_under_a_truth_value(
     assert holds == bool(is_finite(poisoned))
 
 
-def test_which_selection_serves_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_selection_serves_which_device(monkeypatch):
     """Choose compiled selection if its compiler is installed, else torch, or torch on request."""
     monkeypatch.setattr(selectors, "CudaSelector", lambda *arguments: arguments)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -71,7 +67,7 @@ HOST = torch.device("cpu")
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[cuda_on_host.Launches]:
+def cuda(monkeypatch):
     """Return kernels compiled for the host, and their record of launches."""
     monkeypatch.setattr(compilers, "find_compiler", lambda _: "cupy")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -81,9 +77,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[cuda_on_host.Launches]:
 
 @needs_compiler
 @pytest.mark.parametrize("module", [selectors, quantisers])
-def test_every_kernel_is_compiled_and_launched_beforehand(
-    cuda: cuda_on_host.Launches, module: Any
-) -> None:
+def test_every_kernel_is_compiled_and_launched_beforehand(cuda, module):
     """Compile and load all kernels before the first step."""
     module.prepare(HOST)
     assert set(module.KERNELS) == {name for name, _ in cuda}
@@ -94,9 +88,7 @@ def test_every_kernel_is_compiled_and_launched_beforehand(
     ("lacks", "quoted"),
     [("cupy", "import of cupy halted"), ("headers", "auto-detect CUDA root directory")],
 )
-def test_a_cupy_that_cannot_compile_is_bad_input(
-    monkeypatch: pytest.MonkeyPatch, lacks: str, quoted: str
-) -> None:
+def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch, lacks, quoted):
     """Quote cupy's error, what to install, and the alternative."""
     if lacks == "headers":
         monkeypatch.setattr(sys.modules["cupy"], "RawModule", cuda_on_host.without_headers)
@@ -119,11 +111,11 @@ def test_a_cupy_that_cannot_compile_is_bad_input(
     ],
 )
 def test_only_what_is_used_is_compiled(
-    monkeypatch: pytest.MonkeyPatch,
-    hooks: tuple[str, ...],
-    compiled: list[Any],
-    selection: str | None,
-) -> None:
+    monkeypatch,
+    hooks,
+    compiled,
+    selection,
+):
     """Compile what the hooks use before their cases, for the training's device, and name the
     selection.
     """
@@ -140,7 +132,7 @@ def test_only_what_is_used_is_compiled(
     assert selection == session.fast_selection(cases, gpu)
 
 
-def test_powersgd_needs_a_device_whose_collectives_it_can_order() -> None:
+def test_powersgd_needs_a_device_whose_collectives_it_can_order():
     """Refuse PowerSGD on a device that is neither host nor GPU."""
     model = SimpleNamespace(module=torch.nn.Linear(2, 2, device="meta"))
     with pytest.raises(InputError, match="on the host or on one GPU, this one is on meta"):
@@ -151,9 +143,7 @@ def test_powersgd_needs_a_device_whose_collectives_it_can_order() -> None:
 @pytest.mark.parametrize(
     ("module", "threads", "warps"), [(selectors, 1024, 64), (quantisers, 256, 32)]
 )
-def test_the_source_compiles_for_gpus(
-    module: Any, threads: int, warps: int, architecture: str
-) -> None:
+def test_the_source_compiles_for_gpus(module, threads, warps, architecture):
     """Compile without warnings and without spilling, in registers that let so many warps of a
     multiprocessor be resident: all of them, or half.
     """

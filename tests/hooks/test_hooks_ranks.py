@@ -5,7 +5,6 @@ errors; and on the path of devices, where no hook may read a tensor on the host.
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import cuda_on_host
@@ -43,7 +42,7 @@ Start = Callable[..., list[tuple[int, str, str]]]
 
 
 @pytest.fixture(scope="module")
-def start(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Start:
+def start(forked_python, tmp_path_factory):
     """Return ``start(ranks, script, *arguments)``: exit status, output and messages of each
     rank.
     """
@@ -60,7 +59,7 @@ def start(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Start
 
 
 @pytest.fixture(scope="module")
-def checked(start: Start) -> Any:
+def checked(start):
     """Return the results of all checks on two ranks."""
     names = ["density_one", "low_rank", "shapes_and_options", "feedback", "without_feedback", STEPS]
     names += ["compression_gradients", "two_models", "chosen_chunks", "dense_start"]
@@ -69,26 +68,26 @@ def checked(start: Start) -> Any:
 
 
 @pytest.fixture(scope="module")
-def trained(checked: Any) -> Any:
+def trained(checked):
     """Return the results of training with each hook on two ranks."""
     return checked["train"]
 
 
 @pytest.fixture(scope="module")
-def checked_by_three(start: Start) -> Any:
+def checked_by_three(start):
     """Return the results at density 1 on three ranks, where sums depend on their order."""
     return found_by(start(3, "hooks_check.py", "density_one"))
 
 
 @pytest.fixture(scope="module")
-def checked_by_four(start: Start) -> Any:
+def checked_by_four(start):
     """Return the results of some checks on four ranks."""
     names = ["density_one", "low_rank", "compression_gradients", "chosen_chunks"]
     return found_by(start(4, "hooks_check.py", *names, f"scaled:{ALL_MEMORIES}"))
 
 
 @pytest.fixture(scope="module")
-def on_devices(start: Start) -> Any:
+def on_devices(start):
     """Return the results of all checks on the path of devices, by what works on elements."""
     return found_by(
         start(2, "hooks_device.py", *(f"{kind}:{ALL_MEMORIES}" for kind in KINDS), timeout=280)
@@ -96,7 +95,7 @@ def on_devices(start: Start) -> Any:
 
 
 @pytest.fixture(scope="module", params=["host", *KINDS])
-def checked_by_two(request: pytest.FixtureRequest) -> Any:
+def checked_by_two(request):
     """Return the results of checks on two ranks, on the host and on the path of devices."""
     if request.param == "host":
         return request.getfixturevalue("checked")
@@ -106,7 +105,7 @@ def checked_by_two(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(
     scope="module", params=["host", *KINDS, pytest.param("four", marks=pytest.mark.slow)]
 )
-def checked_by_any(request: pytest.FixtureRequest) -> Any:
+def checked_by_any(request):
     """Return the results of checks on two ranks, as above, and on four."""
     if request.param == "host":
         return request.getfixturevalue("checked")
@@ -116,7 +115,7 @@ def checked_by_any(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="module")
-def errors(start: Start) -> Any:
+def errors(start):
     """Return the error messages on one rank."""
     return found_by(start(1, "hooks_broken.py", "broken", "registering", "sparse"))
 
@@ -131,14 +130,14 @@ def check_training(results: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", DENSE + LOSSY)
-def test_every_step_is_right_on_two_ranks(trained: Any, name: str) -> None:
+def test_every_step_is_right_on_two_ranks(trained, name):
     """Average in every step what each rank sent of gradient plus residual."""
     check_training(trained[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_every_step_is_right_for_long(start: Start, ranks: int) -> None:
+def test_every_step_is_right_for_long(start, ranks):
     """Average correctly over many steps on two, three and four ranks."""
     results = found_by(start(ranks, "hooks_check.py", "train:200"))["train"]
     for name in DENSE + LOSSY:
@@ -146,14 +145,14 @@ def test_every_step_is_right_for_long(start: Start, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["topk", "topk aligned", "powersgd", "int8"])
-def test_first_steps_send_everything(checked: Any, name: str) -> None:
+def test_first_steps_send_everything(checked, name):
     """Average exactly in the first two steps, and compress in the next ones."""
     *dense, third, fourth = checked["dense_start"][name]
     assert max(dense) < 1e-6
     assert min(third, fourth) > 1e-4
 
 
-def test_a_fault_is_found(trained: Any) -> None:
+def test_a_fault_is_found(trained):
     """Detect a wrong element of one bucket, and rounding errors of sums that were not kept, which
     shows that the tests above can fail.
     """
@@ -161,7 +160,7 @@ def test_a_fault_is_found(trained: Any) -> None:
     assert trained["forgetful int8"]["wrong"]
 
 
-def test_only_lossy_hooks_have_a_residual(trained: Any) -> None:
+def test_only_lossy_hooks_have_a_residual(trained):
     """Keep a residual only if not everything is sent."""
     assert [0.0] * len(DENSE) == [trained[name]["residual"] for name in DENSE]
     assert all(trained[name]["residual"] > 0 for name in LOSSY)
@@ -170,7 +169,7 @@ def test_only_lossy_hooks_have_a_residual(trained: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["topk", "topk exact", "topk parameter", "topk whole", "topk aligned"]
 )
-def test_density_one_is_dense(checked_by_any: Any, checked_by_three: Any, name: str) -> None:
+def test_density_one_is_dense(checked_by_any, checked_by_three, name):
     """Send everything at density 1: the mean, and for top-k the bits of the sum in rank order."""
     for results in (checked_by_any["density_one"][name], checked_by_three["density_one"][name]):
         assert 1e-6 > results["error"]
@@ -181,7 +180,7 @@ def test_density_one_is_dense(checked_by_any: Any, checked_by_three: Any, name: 
         }  # these are all-reduced
 
 
-def test_low_rank(checked_by_any: Any) -> None:
+def test_low_rank(checked_by_any):
     """Send everything in the first step and at full rank, and approach the best rank-2
     approximation.
     """
@@ -194,39 +193,39 @@ def test_low_rank(checked_by_any: Any) -> None:
 
 
 @pytest.mark.parametrize("check", OF_MEMORIES)
-def test_memories(checked_by_two: Any, check: str) -> None:
+def test_memories(checked_by_two, check):
     """Resume with identical bits, obey a scaler, and keep infinity out of the residual."""
     found = checked_by_two[check]
     assert dict.fromkeys(found, OF_MEMORIES[check]) == found != {}
 
 
 @pytest.mark.slow
-def test_scaler(checked_by_four: Any) -> None:
+def test_scaler(checked_by_four):
     """Keep every bit under a scaler; on one rank's infinity skip the step and drop all updates."""
     found = checked_by_four["scaled"]
     assert dict.fromkeys(MEMORIES, OF_MEMORIES["scaled"]) == found
 
 
-def test_asking_is_noticed(on_devices: Any) -> None:
+def test_asking_is_noticed(on_devices):
     """Detect a host read, which shows that the tests on the path of devices can fail."""
     assert "a hook asks what is in a tensor" in on_devices["torch"]["asked"]
 
 
-def test_memory_layouts_and_options(checked_by_two: Any) -> None:
+def test_memory_layouts_and_options(checked_by_two):
     """Average correctly in other memory layouts and with DDP's options."""
     errors = checked_by_two["shapes_and_options"]
     assert 20 == len(errors)
     assert dict.fromkeys(errors, pytest.approx(0, abs=1e-5)) == errors
 
 
-def test_one_percent_needs_feedback(checked: Any) -> None:
+def test_one_percent_needs_feedback(checked):
     """Learn with error feedback as well as without compression, and worse without it."""
     losses = checked["feedback"]
     assert losses["with"] < 1.05 * losses["dense"]
     assert losses["without"] > 1.3 * losses["with"]
 
 
-def test_without_feedback(checked_by_two: Any) -> None:
+def test_without_feedback(checked_by_two):
     """Send the largest elements, without residual."""
     result = checked_by_two["without_feedback"]
     assert 1e-6 > result["error"]
@@ -234,7 +233,7 @@ def test_without_feedback(checked_by_two: Any) -> None:
     assert 647 <= result["sent"] <= 2 * 647
 
 
-def test_deep_gradient_compression(checked_by_any: Any) -> None:
+def test_deep_gradient_compression(checked_by_any):
     """Match a reference of momentum correction, masking, clipping, warm-up and learning-rate
     change.
     """
@@ -243,7 +242,7 @@ def test_deep_gradient_compression(checked_by_any: Any) -> None:
     assert [100, 100, 20, 20, 10, 10, 10] == results["counts"]
 
 
-def test_all_ranks_send_the_same_chunks(checked_by_any: Any) -> None:
+def test_all_ranks_send_the_same_chunks(checked_by_any):
     """Choose the chunks with the largest sums of norms on all ranks, and average only these."""
     results = checked_by_any["chosen_chunks"]
     assert all(results["expected"] == chunks for chunks in results["chunks"])
@@ -251,7 +250,7 @@ def test_all_ranks_send_the_same_chunks(checked_by_any: Any) -> None:
     assert 1e-6 > results["error"]
 
 
-def test_two_models_share_a_thread(checked: Any) -> None:
+def test_two_models_share_a_thread(checked):
     """Serve two models by one thread beside other collectives until both close, and then a
     third.
     """
@@ -264,7 +263,7 @@ def test_two_models_share_a_thread(checked: Any) -> None:
 # What a person is told
 
 
-def test_broken_hooks_are_named(errors: Any) -> None:
+def test_broken_hooks_are_named(errors):
     """Name the hook and the bucket in an error of ours, also in the next step; pass the state to a
     person's good hook, and its result to DDP.
     """
@@ -278,7 +277,7 @@ def test_broken_hooks_are_named(errors: Any) -> None:
             assert "INTERNAL ASSERT" not in text
 
 
-def test_refused_registrations(errors: Any) -> None:
+def test_refused_registrations(errors):
     """Refuse models and states that a hook cannot serve; pass double precision without
     compression.
     """
@@ -289,7 +288,7 @@ def test_refused_registrations(errors: Any) -> None:
         assert "InputError: " in text
 
 
-def test_sparse_gradients_are_refused(errors: Any) -> None:
+def test_sparse_gradients_are_refused(errors):
     """Refuse sparse gradients, and ask for dense ones."""
     assert "InputError: Bucket 0 holds sparse gradients" in errors["sparse"][0]
 
@@ -299,7 +298,7 @@ def test_sparse_gradients_are_refused(errors: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hook", ["topk", "powersgd", "int8"])
-def test_processes_end_by_themselves(tmp_path: Path, hook: str) -> None:
+def test_processes_end_by_themselves(tmp_path, hook):
     """Exit with 0 and no message after the last line, also with an unclosed thread."""
     command = [sys.executable, str(RANKS / "hooks_end.py"), "good", hook]
     processes = [
@@ -320,7 +319,7 @@ def test_processes_end_by_themselves(tmp_path: Path, hook: str) -> None:
 
 
 @pytest.mark.parametrize("hook", [pytest.param("topk", marks=pytest.mark.slow), "powersgd"])
-def test_a_lost_rank_is_an_error_not_a_hang(start: Start, hook: str) -> None:
+def test_a_lost_rank_is_an_error_not_a_hang(start, hook):
     """Raise an error that another rank probably ended."""
     status, text, _ = start(2, "hooks_end.py", "bereft", hook)[0]
     assert 0 == status

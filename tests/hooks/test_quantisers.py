@@ -4,7 +4,7 @@ By torch, by compiled code, and by CUDA kernels that are compiled for the host, 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cuda_on_host
@@ -51,7 +51,7 @@ if cuda_on_host.find_compiler():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _cuda() -> Iterator[None]:
+def _cuda():
     """Compile kernels with blocks of few threads."""
     with cuda_on_host.installed():
         yield
@@ -135,7 +135,7 @@ def check_alike(gradient: Any, residual: Any, *, block: int, ranks: int) -> None
     ("elements", "shards", "block"),
     [(1, 1, 1), (1, 7, 256), (3, 2, 10**9), (4, 3, 6), (1000, 2, 6), (1000, 7, 1), (4099, 3, 256)],
 )
-def test_shards_hold_every_element_once(elements: int, shards: int, block: int) -> None:
+def test_shards_hold_every_element_once(elements, shards, block):
     """Divide a bucket into equal aligned shards that end with it, and shards into blocks."""
     layout = QuantisedLayout.of(elements, shards=shards, block=block)
     spans = [range(elements)[layout.span(shard)] for shard in range(shards)]
@@ -146,7 +146,7 @@ def test_shards_hold_every_element_once(elements: int, shards: int, block: int) 
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(DISTRIBUTIONS)))
-def test_all_send_the_same(number: int, name: str) -> None:
+def test_all_send_the_same(number, name):
     """Send, receive and keep the same bits, for all kinds of data and blocks."""
     gradient, block = make(name, N // 3, 3), BLOCKS[number % len(BLOCKS)]
     check_alike(gradient, make(name, N // 3, 1), block=block, ranks=3)
@@ -154,7 +154,7 @@ def test_all_send_the_same(number: int, name: str) -> None:
 
 @settings(max_examples=repetitions(150), deadline=None)
 @given(data=st.data())
-def test_any_small_array(data: st.DataObject) -> None:
+def test_any_small_array(data):
     """Send the same for a few elements of any size, also where shards lie beyond the bucket."""
     n, ranks, block = (data.draw(st.integers(1, most)) for most in (40, 5, 45))
     gradient = data.draw(arrays(np.float32, n, elements=ELEMENTS))
@@ -163,7 +163,7 @@ def test_any_small_array(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3, 5, 31, 33, 255, 257, 1023])
-def test_every_end_of_a_row_and_a_block(n: int) -> None:
+def test_every_end_of_a_row_and_a_block(n):
     """Read and write all elements and no others."""
     for block in (4, 32, 256, 300):
         check_alike(make("gauss", n), make("gauss", n, 1), block=block, ranks=2)
@@ -172,7 +172,7 @@ def test_every_end_of_a_row_and_a_block(n: int) -> None:
 @pytest.mark.parametrize(
     ("bad", "block"), [(np.nan, 16), (-np.nan, 256), (np.inf, 600), (-np.inf, 16), (2.0**127, 256)]
 )
-def test_values_that_cannot_be_sent_reach_all_ranks(bad: float, block: int) -> None:
+def test_values_that_cannot_be_sent_reach_all_ranks(bad, block):
     """Make the block of such a value NaN and keep its residual; average all other blocks."""
     gradient, residual = make("gauss", 2000), make("gauss", 2000, 1)
     for broken in (gradient, residual):
@@ -189,14 +189,14 @@ def test_values_that_cannot_be_sent_reach_all_ranks(bad: float, block: int) -> N
         broken[1990] = before
 
 
-def test_blocks_of_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_full_size(monkeypatch):
     """Send the same with a GPU's number of threads per block."""
     monkeypatch.setattr(quantisers, "THREADS", 256)
     check_alike(make("few values"), make("gauss", seed=1), block=256, ranks=2)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_averages_of_representable_values_are_exact(ranks: int) -> None:
+def test_averages_of_representable_values_are_exact(ranks):
     """Lose nothing if gradients and their sum are whole multiples of one step in every block."""
     numbers = torch.Generator().manual_seed(ranks)
     levels = torch.randint(-127, 128, (1000,), generator=numbers).float()
@@ -211,7 +211,7 @@ def test_averages_of_representable_values_are_exact(ranks: int) -> None:
 
 @settings(max_examples=repetitions(40), deadline=None)
 @given(st.integers(1, 300), st.sampled_from([1, 5, 64, 1000]), st.integers(0, 100))
-def test_errors_are_at_most_half_a_step(elements: int, block: int, seed: int) -> None:
+def test_errors_are_at_most_half_a_step(elements, block, seed):
     """Round to the nearest of the values that can be sent in a block."""
     [gradient] = draw(elements, 1, seed)
     sharing = Ranks(NativeQuantiser, elements, 1, block)
@@ -222,7 +222,7 @@ def test_errors_are_at_most_half_a_step(elements: int, block: int, seed: int) ->
         assert float(error.abs().max()) <= half * (1 + 254 * ROUNDING)
 
 
-def test_averages_and_residuals_add_up_to_all_gradients() -> None:
+def test_averages_and_residuals_add_up_to_all_gradients():
     """Lose nothing over 50 steps: averages times ranks plus all residuals are the sum of all
     gradients.
     """
@@ -238,7 +238,7 @@ def test_averages_and_residuals_add_up_to_all_gradients() -> None:
     assert not torch.allclose(expected, received, **near)
 
 
-def test_a_sum_that_overflows_is_nan() -> None:
+def test_a_sum_that_overflows_is_nan():
     """Make a block NaN if only the sum of its elements is too large."""
     large = np.full(8, 2.0**126, dtype=np.float32)
     assert bool(Ranks(NativeQuantiser, 8, 2).average([large, large]).isnan().all())
@@ -247,7 +247,7 @@ def test_a_sum_that_overflows_is_nan() -> None:
 
 
 @pytest.mark.parametrize("tiny", [-0.0, 1e-44, 2.0**-120, 1.0])
-def test_tiny_values_are_kept_or_sent(tiny: float) -> None:
+def test_tiny_values_are_kept_or_sent(tiny):
     """Send zeros in place of values too small for a scale, and keep them in the residual."""
     sharing, values = Ranks(NativeQuantiser, 40, 2), torch.full((40,), tiny)
     average = sharing.average([values, values])
@@ -255,7 +255,7 @@ def test_tiny_values_are_kept_or_sent(tiny: float) -> None:
     assert (tiny >= 2.0**-119) == bool(average.any())
 
 
-def test_a_loss_scale_may_lie_on_the_device() -> None:
+def test_a_loss_scale_may_lie_on_the_device():
     """Divide by a tensor as by the number in it."""
     layout = QuantisedLayout.of(100, shards=1, block=64)
     payload = torch.zeros((1, layout.row_bytes), dtype=torch.uint8)
@@ -269,7 +269,7 @@ def test_a_loss_scale_may_lie_on_the_device() -> None:
         assert not torch.equal(owns[0], owns[2])
 
 
-def test_nothing_is_compiled_after_preparing() -> None:
+def test_nothing_is_compiled_after_preparing():
     """Compile everything in ``prepare``, and release the interpreter lock in it."""
     prepare(HOST)
     kernels = (quantisation.quantise, quantisation.combine, quantisation.dequantise)

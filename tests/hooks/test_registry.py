@@ -5,7 +5,7 @@ import sys
 from launching import succeeded
 
 
-def test_the_table_needs_no_torch() -> None:
+def test_the_table_needs_no_torch():
     """Read the messages of hooks without torch, and name what a hook's class needs."""
     program = """if True:
         import sys

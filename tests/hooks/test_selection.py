@@ -4,7 +4,6 @@ By compiled code, and by CUDA kernels that are compiled for the host, bit for bi
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +39,7 @@ needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="ne
 
 
 @pytest.fixture(autouse=True, scope="module")
-def launches() -> Iterator[cuda_on_host.Launches]:
+def launches():
     """Return the launches of kernels with blocks of few threads."""
     with cuda_on_host.installed() as launches:
         yield launches
@@ -138,7 +137,7 @@ def check(gradient: Floats, residual: Floats | None, k: int, *options: Any, **ho
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(DISTRIBUTIONS)))
-def test_the_largest_are_sent_and_nothing_is_lost(number: int, name: str) -> None:
+def test_the_largest_are_sent_and_nothing_is_lost(number, name):
     """Fill k slots with the largest elements; sent plus residual is exactly the input."""
     k = math.ceil(DENSITIES[number % len(DENSITIES)] * N)
     gradient, values = make(name, seed=3), VALUE_TYPES[number % 2]
@@ -148,7 +147,7 @@ def test_the_largest_are_sent_and_nothing_is_lost(number: int, name: str) -> Non
 
 @settings(max_examples=repetitions(150), deadline=None)
 @given(st.data())
-def test_any_small_array(data: st.DataObject) -> None:
+def test_any_small_array(data):
     """Send the largest and lose nothing, for a few elements of any size."""
     n = data.draw(st.integers(1, 40))
     k, step = data.draw(st.integers(1, n)), data.draw(st.integers(0, 2**40))
@@ -159,7 +158,7 @@ def test_any_small_array(data: st.DataObject) -> None:
 
 @settings(max_examples=repetitions(60), deadline=None)
 @given(st.integers(1, 4000), st.floats(0, 1), st.integers(1, 50), st.integers(0, 2**32 - 1))
-def test_any_number_of_equal_elements(n: int, density: float, levels: int, seed: int) -> None:
+def test_any_number_of_equal_elements(n, density, levels, seed):
     """Send the largest and lose nothing, for whole and partial blocks with any number of equal
     elements.
     """
@@ -169,26 +168,26 @@ def test_any_number_of_equal_elements(n: int, density: float, levels: int, seed:
 
 
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 255, 1023, 1024, 1025, 4 * 1024, 4 * 1024 + 1])
-def test_every_end_of_a_row_and_a_chunk(n: int) -> None:
+def test_every_end_of_a_row_and_a_chunk(n):
     """Read all elements and no others."""
     for k in sorted({1, max(1, n // 3), n}):
         check(np.arange(1, n + 1, dtype=np.float32), np.zeros(n, dtype=np.float32), k)
 
 
 @pytest.mark.parametrize("chunks", [64, 65, 129, 200])
-def test_more_chunks_than_threads_add_up(chunks: int) -> None:
+def test_more_chunks_than_threads_add_up(chunks):
     """Add up if threads of the last block have several chunks or none."""
     n = 1024 * chunks - 5
     check(make("few values", n), make("gauss", n, 1), n // 90, step=3)
 
 
-def test_blocks_of_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_full_size(monkeypatch):
     """Send the same with a GPU's number of threads per block."""
     monkeypatch.setattr(selectors, "THREADS", 1024)
     check(make("few values", 200_003), make("few values", 200_003, 1), 2001, step=3)
 
 
-def test_no_more_candidates_than_there_is_room_for() -> None:
+def test_no_more_candidates_than_there_is_room_for():
     """Handle the maximum number of candidates: all of all blocks but one."""
     n, k = 100_000, 100
     gradient = np.linspace(1, 2, n, dtype=np.float32)
@@ -201,7 +200,7 @@ def test_no_more_candidates_than_there_is_room_for() -> None:
     ("levels", "larger"),
     [((1.0,), 0), ((1.0, -1.0), 100), ((1.0, 0.5, 0.25), 100), ((1.0, 0.0), 0)],
 )
-def test_equal_elements_take_turns_without_feedback(levels: tuple[float, ...], larger: int) -> None:
+def test_equal_elements_take_turns_without_feedback(levels, larger):
     """Send each of m equal elements equally often, within ceil(m / free slots) steps."""
     k = 300
     gradient = np.random.default_rng(0).choice(np.array(levels, dtype=np.float32), N)
@@ -223,7 +222,7 @@ def test_equal_elements_take_turns_without_feedback(levels: tuple[float, ...], l
         (3e38, 77, "float16"),
     ],
 )
-def test_values_that_are_not_finite_reach_all_ranks(bad: float, position: int, values: Any) -> None:
+def test_values_that_are_not_finite_reach_all_ranks(bad, position, values):
     """Send NaN in valid slots and keep the residual, also if two finite numbers overflow; the next
     step is as if this one had not happened.
     """
@@ -240,7 +239,7 @@ def test_values_that_are_not_finite_reach_all_ranks(bad: float, position: int, v
         assert np.array_equal(fresh.payload, after.payload)
 
 
-def test_no_residual_is_one_of_zeros() -> None:
+def test_no_residual_is_one_of_zeros():
     """Select alike without residual and from zeros."""
     gradient = make("student t2")
     from_zeros = send_alike(gradient, np.zeros(N, dtype=np.float32), 555)
@@ -249,7 +248,7 @@ def test_no_residual_is_one_of_zeros() -> None:
 
 @pytest.mark.parametrize("values", VALUE_TYPES)
 @pytest.mark.parametrize("bad", [0.0, np.nan, -np.inf])
-def test_torch_sends_the_same_elements(values: Any, bad: float) -> None:
+def test_torch_sends_the_same_elements(values, bad):
     """Send and keep by torch what compiled code does, with rounding and overflow."""
     gradient, residual = 3e4 * make("gauss"), 3e4 * make("gauss", seed=1)
     gradient[4] += bad
@@ -261,7 +260,7 @@ def test_torch_sends_the_same_elements(values: Any, bad: float) -> None:
     assert np.isfinite(bad) == bool(np.isfinite(one).all())
 
 
-def test_float16_values_are_rounded_as_numpy_rounds() -> None:
+def test_float16_values_are_rounded_as_numpy_rounds():
     """Send the nearest float16, ties to even, and decode every float16."""
     rng = np.random.default_rng(0)
     numbers = np.ldexp(rng.uniform(-2, 2, N), rng.integers(-28, 15, N)).astype(np.float32)
@@ -273,7 +272,7 @@ def test_float16_values_are_rounded_as_numpy_rounds() -> None:
         assert np.array_equal(gradient.astype(np.float16), decoded(sent, len(gradient)))
 
 
-def test_float16_values_are_cut_not_infinite() -> None:
+def test_float16_values_are_cut_not_infinite():
     """Clamp to 65504, or less if float32 cannot hold the exact residual."""
     large = [65504, -65519, 65520, 1e5, 2.0**29, -(2.0**38) - 2.0**15, 2.0**39, 3e38]
     gradient = np.array(large, dtype=np.float32)
@@ -284,7 +283,7 @@ def test_float16_values_are_cut_not_infinite() -> None:
 
 
 @pytest.mark.parametrize("values", VALUE_TYPES)
-def test_payloads_of_several_ranks_add_up(values: Any) -> None:
+def test_payloads_of_several_ranks_add_up(values):
     """Add every rank's payload, also with an odd number of slots and unused ones."""
     k, expected = 133, make("mostly zeros", seed=9)
     made = make_selectors(N, k, values)
@@ -300,7 +299,7 @@ def test_payloads_of_several_ranks_add_up(values: Any) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, N])
-def test_an_index_that_is_not_there_is_seen(index: int) -> None:
+def test_an_index_that_is_not_there_is_seen(index):
     """Write nothing beyond the bucket; refuse it on the host, and report it to all ranks on a
     GPU.
     """
@@ -317,7 +316,7 @@ def test_an_index_that_is_not_there_is_seen(index: int) -> None:
     check_margins(into)
 
 
-def test_nothing_is_compiled_after_preparing() -> None:
+def test_nothing_is_compiled_after_preparing():
     """Compile everything in ``prepare``, and release the interpreter lock in it."""
     prepare(HOST)
     compiled = (kernels.select, kernels.take, kernels.add)
@@ -331,7 +330,7 @@ def test_nothing_is_compiled_after_preparing() -> None:
 
 
 @needs_compiler
-def test_launches_do_not_depend_on_the_data(launches: cuda_on_host.Launches) -> None:
+def test_launches_do_not_depend_on_the_data(launches):
     """Launch the same kernels in the same sizes for all data."""
     names = ["survey", "divide", "refine", "refine", "tally", "emit"]
     broken = make("gauss")

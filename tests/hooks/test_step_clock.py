@@ -25,7 +25,7 @@ class Ticking:
         return self.ns
 
 
-def test_the_host_counts_nanoseconds() -> None:
+def test_the_host_counts_nanoseconds():
     """Return host marks as nanoseconds."""
     assert 1500 == elapsed_ns(500, 2000)
     assert -2.5 == elapsed_ms(3_000_000, 500_000)
@@ -33,13 +33,13 @@ def test_the_host_counts_nanoseconds() -> None:
     assert 0 <= elapsed_ns(first, host_clock()) < 10**9
 
 
-def test_a_model_on_the_host_is_timed_by_the_host() -> None:
+def test_a_model_on_the_host_is_timed_by_the_host():
     """Choose the clock by the parameters' device, and the host's without parameters."""
     assert host_clock is clock_of(torch.nn.Linear(2, 1))
     assert host_clock is clock_of(torch.nn.ReLU())
 
 
-def test_marking_waits_for_nothing_and_reading_for_both_events() -> None:
+def test_marking_waits_for_nothing_and_reading_for_both_events():
     """Queue events without waiting, and read signed microseconds between them."""
     cuda = SimulatedCuda(now=Ticking())
     clock = event_clock(0, cuda)
@@ -91,7 +91,7 @@ class Sending(Hook):
         return future, finish
 
 
-def test_a_bucket_is_marked_on_its_way() -> None:
+def test_a_bucket_is_marked_on_its_way():
     """Report when each bucket was ready, started and done, relative to a reference mark."""
     now = Ticking()
     cuda = SimulatedCuda(now=now)
@@ -106,7 +106,7 @@ def test_a_bucket_is_marked_on_its_way() -> None:
     assert (1000, 3000, 8000, 1000, 3000) == marks.stamps(since)
 
 
-def test_without_an_observer_no_event_is_made() -> None:
+def test_without_an_observer_no_event_is_made():
     """Create no event on a GPU without an observer."""
     cuda = SimulatedCuda()
     hook = Sending(lambda: None)
@@ -115,7 +115,7 @@ def test_without_an_observer_no_event_is_made() -> None:
     assert 0 == cuda.events
 
 
-def test_what_a_hook_does_between_collectives_is_decoding() -> None:
+def test_what_a_hook_does_between_collectives_is_decoding():
     """Count work between collectives as decoding, and a missing mark as zero time."""
     now = Ticking()
     watch = Stopwatch(event_clock(0, SimulatedCuda(now=now)))

@@ -2,8 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from builders import read_records
@@ -30,7 +28,7 @@ nccl-tests  all_reduce           8      1   20      1
 
 
 @pytest.mark.parametrize("line", REPETITIONS.strip().splitlines())
-def test_tools_repeat_as_their_sources_say(line: str) -> None:
+def test_tools_repeat_as_their_sources_say(line):
     """Take the loops of osu_util.h, fewer above 8 KiB; IMB repeats at most 1000 times and 40 MiB,
     after as many trials and a tenth, at least 10 times, of warm-up, and reads the clock around its
     loop of messages; nccl-tests times 20 operations together.
@@ -42,7 +40,7 @@ def test_tools_repeat_as_their_sources_say(line: str) -> None:
     assert (1, False) == (found.visits, found.is_probed)
 
 
-def test_nccl_tests_measures_out_of_place_and_in_place() -> None:
+def test_nccl_tests_measures_out_of_place_and_in_place():
     """Time float32 operations back to back over NCCL."""
     cases = all_cases(CONVENTIONS["nccl-tests"].suite({}, 2).sweeps, 2)
     assert {(False, "pipelined", "nccl", "float32"), (True, "pipelined", "nccl", "float32")} == {
@@ -78,9 +76,7 @@ def test_nccl_tests_measures_out_of_place_and_in_place() -> None:
         ),
     ],
 )
-def test_tools_of_mpi_measure(
-    tool: str, axes: dict[str, tuple[Any, ...]], first: str, most: int
-) -> None:
+def test_tools_of_mpi_measure(tool, axes, first, most):
     """Measure collectives out of place behind a barrier, and point to point back to back; a size is
     one share, what is given replaces the tool's.
     """
@@ -100,9 +96,7 @@ def test_tools_of_mpi_measure(
         ("nccl-tests", "--sizes 8,16K --backend mpi --in-place in", {8: [3], 16384: [3]}),
     ],
 )
-def test_real_ranks_measure_as_the_tool(
-    tool: str, words: str, repetitions: dict[int, list[int]], tmp_path: Path
-) -> None:
+def test_real_ranks_measure_as_the_tool(tool, words, repetitions, tmp_path):
     """Repeat exactly as often as the tool, and print its text if our own import reads it back."""
     arguments = ["run", "--as", tool, *words.split(), "-n", "2", "--launches", "1", "--out", "run"]
     printed = succeeded(sys.executable, "-m", "commbench", *arguments, cwd=tmp_path)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Command
 from kept import load_kept
 
 from commbench.ddp.plan.records import TrainingRow
@@ -31,9 +30,7 @@ TRAINED = RESULTS / "train_hooks_1gbit_xeon2core_20261125"
         ("wandb", "wandb"),
     ],
 )
-def test_a_missing_package_is_named_with_the_command(
-    style: str, package: str, commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_with_the_command(style, package, commbench, monkeypatch):
     """Refuse with the package to install, and write nothing."""
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
@@ -43,7 +40,7 @@ def test_a_missing_package_is_named_with_the_command(
 
 
 @pytest.mark.parametrize("style", EXPORTS)
-def test_a_run_without_rows_is_refused(style: str, commbench: Command, tmp_path: Path) -> None:
+def test_a_run_without_rows_is_refused(style, commbench, tmp_path):
     """Write nothing of a run that has measured nothing, but for metrics, which say so."""
     info = {"schema": 2, "run_id": "empty", "status": "partial"}
     (tmp_path / "run.json").write_text(json.dumps(info))
@@ -57,9 +54,7 @@ def test_a_run_without_rows_is_refused(style: str, commbench: Command, tmp_path:
         assert not Path("x.prom").exists()
 
 
-def test_reading_for_an_export_imports_neither_torch_nor_mpi(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_for_an_export_imports_neither_torch_nor_mpi(commbench, monkeypatch):
     """Export metrics without torch, mpi4py and numba."""
     original = builtins.__import__
 
@@ -74,7 +69,7 @@ def test_reading_for_an_export_imports_neither_torch_nor_mpi(
 # ------------------------------------------------------------------------------------------ Parquet
 
 
-def test_tables_have_the_columns_of_the_csv_files() -> None:
+def test_tables_have_the_columns_of_the_csv_files():
     """Give each table the columns of its CSV file, with types."""
     tables = tables_of(load_kept(BENCH.name))
     assert ["collectives", "ddp", "buckets", "repetitions", "steps"] == list(tables)
@@ -86,7 +81,7 @@ def test_tables_have_the_columns_of_the_csv_files() -> None:
     assert {"string", "Int64", "Float64", "boolean"} == types
 
 
-def test_every_repetition_and_step_is_a_line() -> None:
+def test_every_repetition_and_step_is_a_line():
     """Write one row per sample, with case and launch."""
     run = load_kept(BENCH.name)
     tables = tables_of(run)
@@ -101,7 +96,7 @@ def test_every_repetition_and_step_is_a_line() -> None:
 
 
 @pytest.mark.parametrize("path", [TRAINED, MATRIX], ids=lambda path: path.name)
-def test_parquet_reads_back(path: Path, tmp_path: Path) -> None:
+def test_parquet_reads_back(path, tmp_path):
     """Read every table back with types, values, column descriptions and conditions."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
     run = dataclasses.replace(load_kept(path.name), path=tmp_path)
@@ -117,7 +112,7 @@ def test_parquet_reads_back(path: Path, tmp_path: Path) -> None:
         assert run.info == json.loads(read.schema.metadata[b"commbench"])
 
 
-def test_parquet_documents_its_columns(tmp_path: Path) -> None:
+def test_parquet_documents_its_columns(tmp_path):
     """Write types and descriptions of columns."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
     folder = write_parquet(load_kept(MATRIX.name), tmp_path)
@@ -127,7 +122,7 @@ def test_parquet_documents_its_columns(tmp_path: Path) -> None:
     assert types == {name: str(schema.field(name).type) for name in types}
 
 
-def test_a_place_that_cannot_be_written_is_refused(commbench: Command) -> None:
+def test_a_place_that_cannot_be_written_is_refused(commbench):
     """Refuse if a file is in the way."""
     pytest.importorskip("pyarrow", reason="needs pyarrow")
     commbench.refuses(f"export {MATRIX} --format parquet --out bad.py", "bad.py")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from builders import read_info
-from commands import Command
 
 from commbench.results import load_run
 
@@ -23,7 +22,7 @@ def variants(folder: Path, times: list[str]) -> str:
     return " ".join(map(str, files))
 
 
-def test_page_of_an_imported_run_says_whose_figures_these_are(commbench: Command) -> None:
+def test_page_of_an_imported_run_says_whose_figures_these_are(commbench):
     """Name the tool first and its definition of time, and claim no measurement of ours."""
     commbench(f"import {DATA}/nccl_tests_all_reduce.txt --out theirs")
     assert 0 == commbench("report theirs").code
@@ -34,7 +33,7 @@ def test_page_of_an_imported_run_says_whose_figures_these_are(commbench: Command
     assert 'title="median over launches of the mean over repetitions and ranks"' in page
 
 
-def test_import_writes_a_run_that_is_reported(commbench: Command) -> None:
+def test_import_writes_a_run_that_is_reported(commbench):
     """Write the usual files, print assumptions and omissions, and report the rows."""
     done = commbench(f"import {DATA}/osu_old.txt -n 4 --out theirs")
     assert 0 == done.code
@@ -51,7 +50,7 @@ def test_import_writes_a_run_that_is_reported(commbench: Command) -> None:
     assert "OSU Micro-Benchmarks v5.6.2" in reported.out
 
 
-def test_import_reads_standard_input(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_reads_standard_input(commbench, monkeypatch):
     """Read standard input for ``-``."""
     stream = io.TextIOWrapper(io.BytesIO((DATA / "imb.txt").read_bytes()))
     monkeypatch.setattr(sys, "stdin", stream)
@@ -59,7 +58,7 @@ def test_import_reads_standard_input(commbench: Command, monkeypatch: pytest.Mon
     assert "-" == load_run(commbench.home / "theirs").info["imported"][0]["file"]
 
 
-def test_compare_tells_imported_runs_apart(commbench: Command) -> None:
+def test_compare_tells_imported_runs_apart(commbench):
     """Judge six outputs per side, and exit with 5 for a regression."""
     for name, times in {
         "a": ["90.00", "90.10", "90.20", "89.90", "89.80", "90.05"],
@@ -71,7 +70,7 @@ def test_compare_tells_imported_runs_apart(commbench: Command) -> None:
     assert "1 of 6 cases slower" in done.out
 
 
-def test_importing_again_adds_nothing(commbench: Command) -> None:
+def test_importing_again_adds_nothing(commbench):
     """Leave a run of the same outputs unchanged, and refuse other outputs."""
     for _ in range(2):
         assert 4 == commbench(f"import {DATA}/imb.txt --out theirs").code
@@ -80,13 +79,13 @@ def test_importing_again_adds_nothing(commbench: Command) -> None:
 
 
 @pytest.mark.parametrize("options", ["-n 8", "-n 4 --dtype int8"])
-def test_what_is_said_of_an_output_is_not_mixed(commbench: Command, options: str) -> None:
+def test_what_is_said_of_an_output_is_not_mixed(commbench, options):
     """Refuse the same output with another number of ranks or type."""
     assert 0 == commbench(f"import {DATA}/osu_old.txt -n 4 --out theirs").code
     commbench.refuses(f"import {DATA}/osu_old.txt {options} --out theirs", "another plan")
 
 
-def test_an_import_that_was_cut_short_goes_on(commbench: Command) -> None:
+def test_an_import_that_was_cut_short_goes_on(commbench):
     """Complete an interrupted import without duplicates."""
     line = f"import {DATA}/osu_old.txt {DATA}/osu_validated.txt -n 3 --out theirs"
     assert 4 == commbench(line).code  # one validation failed
@@ -97,7 +96,7 @@ def test_an_import_that_was_cut_short_goes_on(commbench: Command) -> None:
     assert whole == samples.read_bytes()
 
 
-def test_wrong_values_that_only_the_footer_counts_end_with_4(commbench: Command) -> None:
+def test_wrong_values_that_only_the_footer_counts_end_with_4(commbench):
     """Keep the rows, and end as any run with wrong data does."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     file = commbench.home / "failed.txt"

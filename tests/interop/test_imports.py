@@ -72,7 +72,7 @@ RANKS |= {"osu_non_blocking.txt": 4, "osu_validated.txt": 4}
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in DATA.iterdir()))
-def test_rows_have_all_that_the_output_states(name: str) -> None:
+def test_rows_have_all_that_the_output_states(name):
     """Read sizes, times, checks, ranks, libraries and conditions of each kept output."""
     heading, *lines = (DATA.parent / "imported.csv").read_text().splitlines()
     operation = "all_reduce" if name in UNNAMED else None
@@ -83,7 +83,7 @@ def test_rows_have_all_that_the_output_states(name: str) -> None:
     ]
 
 
-def test_what_nccl_tests_lack_or_add() -> None:
+def test_what_nccl_tests_lack_or_add():
     """Ask for the operation, which old versions do not print; omit what has no case."""
     with pytest.raises(InputError, match="--operation"):
         load("nccl_tests_old.txt")
@@ -93,7 +93,7 @@ def test_what_nccl_tests_lack_or_add() -> None:
     assert "'nan'" in left_out(load("nccl_tests.json"))
 
 
-def test_operations_in_graphs_are_of_that_cadence() -> None:
+def test_operations_in_graphs_are_of_that_cadence():
     """Read the cadence of CUDA graphs from text and JSON."""
     texts = [(DATA / name).read_text() for name in ("nccl_tests_all_reduce.txt", "nccl_tests.json")]
     for text, old, new in zip(
@@ -127,7 +127,7 @@ NO_BARRIER = BLOCKING[1].format("wait after each inner iteration, no barrier")
         ),
     ],
 )
-def test_nccl_tests_of_what_has_no_counterpart_is_left_out(text: str, words: str) -> None:
+def test_nccl_tests_of_what_has_no_counterpart_is_left_out(text, words):
     """Omit averages over groups, times of the CPU, of one rank or of the fastest, other operations,
     unknown cadence and half a file, with reasons.
     """
@@ -135,7 +135,7 @@ def test_nccl_tests_of_what_has_no_counterpart_is_left_out(text: str, words: str
         load_text(text)
 
 
-def test_processes_that_each_ran_alone_are_no_launches() -> None:
+def test_processes_that_each_ran_alone_are_no_launches():
     """Refuse the output of nccl-tests built without MPI under mpirun."""
     twice = re.sub(r"Rank  [1-3]", "Rank  0", ALL_REDUCE)
     alone = "\n".join(
@@ -148,7 +148,7 @@ def test_processes_that_each_ran_alone_are_no_launches() -> None:
     assert {1} == {record.group_size for record in load_text(alone).records}
 
 
-def test_nccl_tests_state_how_they_waited() -> None:
+def test_nccl_tests_state_how_they_waited():
     """Read -z 1 and 3 as isolated, and print the assumption."""
     old, blocking = BLOCKING
     barrier = blocking.format("wait and barrier after each outer iteration; time excludes barrier")
@@ -167,7 +167,7 @@ def test_nccl_tests_state_how_they_waited() -> None:
         ('"-a","1","--average","3"', True),
     ],
 )
-def test_nccl_tests_json_states_what_its_times_mean(option: str, *, slowest: bool) -> None:
+def test_nccl_tests_json_states_what_its_times_mean(option, *, slowest):
     """Read the times as those of the slowest rank."""
     text = JSON.replace('"-I","1"', option)
     row = rows_of(load_text(text))[0]
@@ -176,7 +176,7 @@ def test_nccl_tests_json_states_what_its_times_mean(option: str, *, slowest: boo
     assert slowest is ("slowest rank" in record.stated.time)
 
 
-def test_ranks_that_are_not_listed_must_be_given() -> None:
+def test_ranks_that_are_not_listed_must_be_given():
     """Ask for the number of ranks if their list has gaps, and check it against the busbw."""
     text = "\n".join(line for line in ALL_REDUCE.split("\n") if "Rank  2" not in line)
     with pytest.raises(InputError, match="-n"):
@@ -190,7 +190,7 @@ def test_ranks_that_are_not_listed_must_be_given() -> None:
 # ---------------------------------------------------------------------------------------------- OSU
 
 
-def test_osu_of_old_versions_with_several_tests() -> None:
+def test_osu_of_old_versions_with_several_tests():
     """Print assumptions, and omit what has no counterpart."""
     imported = load("osu_old.txt", ranks=4)
     assert "float32" in assumed(imported)
@@ -199,13 +199,13 @@ def test_osu_of_old_versions_with_several_tests() -> None:
     assert "Multiple Bandwidth" in left_out(imported)
 
 
-def test_osu_states_the_overlap() -> None:
+def test_osu_states_the_overlap():
     """Read the overlap of non-blocking collectives."""
     overlap = load("osu_non_blocking.txt", ranks=2).records[1].overlap
     assert 20.0 == pytest.approx(overlap.percent)
 
 
-def test_osu_needs_the_ranks() -> None:
+def test_osu_needs_the_ranks():
     """Ask for the number of ranks of a collective; a pair has two."""
     with pytest.raises(InputError, match="all_to_all"):
         load("osu_validated.txt")
@@ -226,7 +226,7 @@ OSU_TYPES = """
 """
 
 
-def test_osu_of_several_types() -> None:
+def test_osu_of_several_types():
     """Give each type (-T) its own rows, not launches of another."""
     records = load_text(OSU_TYPES.format(device=""), ranks=4).records
     assert {0} == {record.launch for record in records}
@@ -245,7 +245,7 @@ def test_osu_of_several_types() -> None:
         "MPI-FPGA Latency Test v9",
     ],
 )
-def test_osu_one_sided_and_shared_memory_have_no_counterpart(title: str) -> None:
+def test_osu_one_sided_and_shared_memory_have_no_counterpart(title):
     """Omit one-sided and shared-memory tests."""
     with pytest.raises(InputError, match=r"no counterpart|unknown"):
         load_text(f"# OSU {title}\n# Size   Latency (us)\n8   1.50\n", ranks=2)
@@ -259,7 +259,7 @@ def test_osu_one_sided_and_shared_memory_have_no_counterpart(title: str) -> None
         ("", "CUDA"),
     ],
 )
-def test_osu_says_where_buffers_are(buffers: str, device: str) -> None:
+def test_osu_says_where_buffers_are(buffers, device):
     """Distinguish buffers of host and GPU, and refuse a mixture."""
     text = f"# OSU MPI-CUDA Latency Test v7.4\n{buffers}# Size  Latency (us)\n8   1.50\n"
     assert device == load_text(text).records[0].device
@@ -271,7 +271,7 @@ def test_osu_says_where_buffers_are(buffers: str, device: str) -> None:
 # --------------------------------------------------------------------------------------- IMB, PARAM
 
 
-def test_imb() -> None:
+def test_imb():
     """State the ranks of cases on fewer than all; omit what has no counterpart."""
     imported = load("imb.txt")
     sizes = {
@@ -285,7 +285,7 @@ def test_imb() -> None:
     assert "int8" in assumed(imported)
 
 
-def test_imb_states_that_buffers_were_out_of_the_cache() -> None:
+def test_imb_states_that_buffers_were_out_of_the_cache():
     """Read the option from the repeated command line."""
     called = "# ./IMB-MPI1 -npmin 2 -off_cache -1 pingpong"
     away = load_text(IMB.replace("# IMB-MPI1 pingpong", called)).records
@@ -297,7 +297,7 @@ def test_imb_states_that_buffers_were_out_of_the_cache() -> None:
 @pytest.mark.parametrize(
     ("is_stated", "dtypes"), [(True, {"float32", "int8"}), (False, {"float64"})]
 )
-def test_imb_states_its_types(is_stated: bool, dtypes: set[str]) -> None:
+def test_imb_states_its_types(is_stated, dtypes):
     """Apply --dtype only if the output does not state the type."""
     lines = IMB.split("\n")
     text = "\n".join(line for line in lines if is_stated or "MPI_Datatype" not in line)
@@ -306,7 +306,7 @@ def test_imb_states_its_types(is_stated: bool, dtypes: set[str]) -> None:
     assert dtypes == {record.case.dtype for record in chosen}
 
 
-def test_param() -> None:
+def test_param():
     """Recognise float32 by its element size, and ask for the type otherwise."""
     assert "all_to_allv" in left_out(load("param.txt"))
     [record] = load("param_old.txt", ranks=8, backend="gloo").records
@@ -318,7 +318,7 @@ def test_param() -> None:
 # -------------------------------------------------------------------------------- several, and none
 
 
-def test_several_outputs_are_launches() -> None:
+def test_several_outputs_are_launches():
     """Return an interval over several outputs of the same case; a file may hold two."""
     texts = [
         ALL_REDUCE.replace("90.12", f"{time:.2f}") for time in (89.0, 90.0, 91.0, 92.0, 90.5, 91.5)
@@ -331,7 +331,7 @@ def test_several_outputs_are_launches() -> None:
     assert row.time_us_ci_low < 90.75 < row.time_us_ci_high
 
 
-def test_tables_of_another_tool_in_the_file_are_counted() -> None:
+def test_tables_of_another_tool_in_the_file_are_counted():
     """Import the tables of one tool, and name the others with the option for them."""
     text = ALL_REDUCE + (DATA / "osu_old.txt").read_text() + IMB
     imported = load_text(text)
@@ -339,7 +339,7 @@ def test_tables_of_another_tool_in_the_file_are_counted() -> None:
     assert re.findall(r"--tool (\S+?)\b", left_out(imported)) == ["osu", "imb"]
 
 
-def test_times_of_different_meaning_do_not_mix() -> None:
+def test_times_of_different_meaning_do_not_mix():
     """Refuse to mix means over ranks and the slowest rank's times."""
     plain = "# OSU MPI Allgather Latency Test v7.4\n# Datatype: MPI_FLOAT.\n# Size  Avg Latency(us)"
     sources = [
@@ -354,7 +354,7 @@ def test_times_of_different_meaning_do_not_mix() -> None:
     "text",
     ["", "\0\1\2", "{}", '{"results": 1, "nccl_version": 2}', "# size\n", "size,time\n8,1\n"],
 )
-def test_foreign_files_are_refused(text: str) -> None:
+def test_foreign_files_are_refused(text):
     """Refuse a foreign file in one sentence."""
     with pytest.raises(InputError):
         load_text(text)
@@ -368,7 +368,7 @@ def times_of(name: str, data: bytes) -> set[tuple[str, int, float]]:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in DATA.iterdir()))
-def test_every_cut_is_read_or_refused(name: str) -> None:
+def test_every_cut_is_read_or_refused(name):
     """Return only figures of the whole file wherever it is truncated."""
     data = (DATA / name).read_bytes()
     whole = times_of(name, data)
@@ -378,7 +378,7 @@ def test_every_cut_is_read_or_refused(name: str) -> None:
 
 
 @given(data=st.data(), name=st.sampled_from(sorted(path.name for path in DATA.iterdir())))
-def test_edited_files_are_read_or_refused(data: st.DataObject, name: str) -> None:
+def test_edited_files_are_read_or_refused(data, name):
     """Return records or one sentence for a file edited at random."""
     text = (DATA / name).read_text()
     place = data.draw(st.integers(0, len(text)))
@@ -419,7 +419,7 @@ PREFIXES = [
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("name", ["nccl_tests_all_reduce.txt", "osu_old.txt", "imb.txt"])
-def test_what_stands_before_lines_is_ignored(name: str, prefix: str) -> None:
+def test_what_stands_before_lines_is_ignored(name, prefix):
     """Find the prefix by the lines that are known, and read the rows as without it."""
     lines = (DATA / name).read_text().splitlines()
     pasted = "".join(f"{prefix.format(place)}{line}\r\n" for place, line in enumerate(lines))
@@ -430,7 +430,7 @@ def test_what_stands_before_lines_is_ignored(name: str, prefix: str) -> None:
     assert left_out(plain) == left_out(found)
 
 
-def test_ranks_that_write_at_the_same_time_are_told_apart() -> None:
+def test_ranks_that_write_at_the_same_time_are_told_apart():
     """Read the output of each job, and ignore what other ranks write among the rows."""
     names = ("nccl_tests_all_reduce.txt", "nccl_tests_broadcast.txt")
     lines = [(DATA / name).read_text().splitlines() for name in names]
@@ -439,7 +439,7 @@ def test_ranks_that_write_at_the_same_time_are_told_apart() -> None:
     assert values_of(load(*names), "key") == found
 
 
-def test_columns_that_a_version_lacks_are_no_crash() -> None:
+def test_columns_that_a_version_lacks_are_no_crash():
     """Read rows without a bus bandwidth, and refuse an overlap without its parts."""
     assert 6 == len(load_text(ALL_REDUCE.replace("busbw", "other")).records)
     heading = "# OSU MPI Non-blocking Allreduce Latency Test v7.4\n# Size  Overall(us)"
@@ -447,12 +447,12 @@ def test_columns_that_a_version_lacks_are_no_crash() -> None:
         load_text(f"{heading}\n4   5.50\n", ranks=4)
 
 
-def test_two_tests_in_parts_among_messages() -> None:
+def test_two_tests_in_parts_among_messages():
     """Count the messages that interrupt rows."""
     assert "5 lines of NCCL_DEBUG" == left_out(load("nccl_tests_pasted.txt"))
 
 
-def test_a_command_says_the_operation_of_old_outputs() -> None:
+def test_a_command_says_the_operation_of_old_outputs():
     """Tell the tables below two commands apart, and refuse one of another kind of operation."""
     moved = OLD.replace("sum", "   ")
     both = f"$ all_reduce_perf -b 1M\n{OLD}$ mpirun ./all_gather_perf -g 2\n{moved}"
@@ -464,7 +464,7 @@ def test_a_command_says_the_operation_of_old_outputs() -> None:
 
 
 @pytest.mark.parametrize("style", ["nccl-tests", "osu"])
-def test_what_commbench_printed_is_refused(style: str) -> None:
+def test_what_commbench_printed_is_refused(style):
     """Name the run's directory, which has more."""
     rows = summarise_run(make_launches([50.0] * 6), make_info())
     with pytest.raises(InputError, match="commbench printed this table"):

@@ -39,7 +39,7 @@ ASKED = [
 ]
 
 
-def test_the_dashboard_asks_for_every_metric_there_is_and_no_other() -> None:
+def test_the_dashboard_asks_for_every_metric_there_is_and_no_other():
     """Query exactly the metrics of an export."""
     assert set(MEASURES) == set(re.findall(r"\bcommbench_\w+", " ".join(queries())))
 
@@ -51,7 +51,7 @@ def labels_of(query: str) -> set[str]:
 
 
 @pytest.mark.parametrize("query", ASKED)
-def test_selectors_and_groupings_name_labels_that_the_metrics_have(query: str) -> None:
+def test_selectors_and_groupings_name_labels_that_the_metrics_have(query):
     """Select and group by labels of the queried metrics."""
     for name, selector in re.findall(r"(commbench_\w+)\{([^}]*)\}", query):
         assert set(re.findall(r"(\w+)(?:=~|!=|!~|=)", selector)) <= labels_of(name)
@@ -59,7 +59,7 @@ def test_selectors_and_groupings_name_labels_that_the_metrics_have(query: str) -
         assert set(used.split(", ")) <= labels_of(query)
 
 
-def test_legends_and_summaries_name_labels_that_the_metrics_have() -> None:
+def test_legends_and_summaries_name_labels_that_the_metrics_have():
     """Use only placeholders of existing labels."""
     shown = [(rule["expr"], rule["annotations"]["summary"]) for rule in rules()]
     for panel in DASHBOARD["panels"]:
@@ -68,7 +68,7 @@ def test_legends_and_summaries_name_labels_that_the_metrics_have() -> None:
         assert set(re.findall(r"\{\{ ?(?:\$labels\.)?(\w+) ?\}\}", text)) <= labels_of(query), query
 
 
-def test_variables_of_queries_are_defined() -> None:
+def test_variables_of_queries_are_defined():
     """Use only defined variables, and the dashboard's data source."""
     text = json.dumps(DASHBOARD)
     used = set(re.findall(r"\$\{?([a-z]\w*)\}?", text))
@@ -80,7 +80,7 @@ def test_variables_of_queries_are_defined() -> None:
     assert "datasource" == VARIABLES["datasource"]["type"]
 
 
-def test_an_installed_commbench_has_them() -> None:
+def test_an_installed_commbench_has_them():
     """Install both files."""
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
@@ -92,7 +92,7 @@ def test_an_installed_commbench_has_them() -> None:
 
 
 @pytest.fixture(scope="module")
-def promtool() -> str:
+def promtool():
     """Return Prometheus' checker; skip without it."""
     program = shutil.which("promtool")
     if program is None:
@@ -111,7 +111,7 @@ def run_promtool(promtool: str, *arguments: str | Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_prometheus_understands_the_alerts_and_every_query(promtool: str, tmp_path: Path) -> None:
+def test_prometheus_understands_the_alerts_and_every_query(promtool, tmp_path):
     """Pass the alerts and all queries through promtool."""
     chosen = [re.sub(r"\$\{?\w+\}?", ".*", query) for query in queries()]
     recorded = [{"record": f"query:{number}", "expr": expr} for number, expr in enumerate(chosen)]
@@ -122,7 +122,7 @@ def test_prometheus_understands_the_alerts_and_every_query(promtool: str, tmp_pa
         assert 0 == code, output
 
 
-def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
+def test_alerts_fire_when_they_should(promtool, tmp_path):
     """Fire for a slower interval, wrong data, a slow host, an old run, a missed expectation and a
     soak's events.
     """

@@ -1,6 +1,5 @@
 """Tests of the rules for NCCL's example tuner plugin."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,7 +52,7 @@ TIMES = {
 }
 
 
-def test_without_the_library_s_own_choice_or_channels_there_is_no_rule() -> None:
+def test_without_the_library_s_own_choice_or_channels_there_is_no_rule():
     """Write no rule without NCCL's own choice, or without a known number of channels."""
     assert [] == choices(measured({KIB: "tree=10 ring/ll=15"}))
     assert [] == choices(measured({KIB: "auto=20 nvls/simple=10"}))
@@ -71,12 +70,12 @@ def test_without_the_library_s_own_choice_or_channels_there_is_no_rule() -> None
         {"backend": "torch-nccl"},
     ],
 )
-def test_only_what_is_alike_is_compared(other: dict[str, Any]) -> None:
+def test_only_what_is_alike_is_compared(other):
     """Write no rule from cases measured differently from NCCL's own choice."""
     assert [] == choices(measured({KIB: "auto=20"}), measured({KIB: "tree=10"}, **other))
 
 
-def test_a_rule_is_for_all_that_the_plugin_cannot_tell_apart() -> None:
+def test_a_rule_is_for_all_that_the_plugin_cannot_tell_apart():
     """Write one rule for types and backends that the plugin cannot distinguish, if it is faster in
     each.
     """
@@ -88,7 +87,7 @@ def test_a_rule_is_for_all_that_the_plugin_cannot_tell_apart() -> None:
     assert ["tree/ll/2ch"] == choices(measured(both), measured({KIB: "auto=20"}, dtype="float16"))
 
 
-def test_the_file_is_what_the_plugin_reads(tmp_path: Path) -> None:
+def test_the_file_is_what_the_plugin_reads(tmp_path):
     """Write a rule where an algorithm was clearly faster, up to the middle between sizes, one a
     line and nothing else; refuse a run without rules.
     """
@@ -114,7 +113,7 @@ def test_the_file_is_what_the_plugin_reads(tmp_path: Path) -> None:
         write_nccl_tuner(load_run(tmp_path / "shown"), tmp_path / "absent" / "rules.csv")
 
 
-def test_ranks_that_share_a_gpu_rule_nothing(tmp_path: Path) -> None:
+def test_ranks_that_share_a_gpu_rule_nothing(tmp_path):
     """Refuse to write rules from ranks that shared a GPU."""
     write_run(tmp_path / "shared", measured(TIMES), **make_info(ranks_per_gpu=2))
     with pytest.raises(InputError, match="shared a GPU"):

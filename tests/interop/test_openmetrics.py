@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from builders import STEADY, make_case, make_launches, make_record
-from commands import Command
 from kept import load_kept
 from launching import finished
 from pages import make_run
@@ -51,7 +50,7 @@ def parse(text: str) -> list[tuple[str, dict[str, str], float]]:
 # ------------------------------------------------------------------------------------- what is said
 
 
-def test_times_are_in_seconds_and_bandwidths_in_bytes() -> None:
+def test_times_are_in_seconds_and_bandwidths_in_bytes():
     """Convert microseconds, GB/s, milliseconds and MB into base units."""
     training = make_training_launches([20.0] * 6, make_training_case())
     run = make_run(make_launches([100.0] * 6, make_case(message_bytes=10**6)), training)
@@ -70,7 +69,7 @@ def test_times_are_in_seconds_and_bandwidths_in_bytes() -> None:
     assert pytest.approx(expected) == {name: found[name] for name in expected}
 
 
-def test_a_case_without_a_time_says_so() -> None:
+def test_a_case_without_a_time_says_so():
     """Give wrong and hung cases no bandwidth, count them, and mark them not ok."""
     records = [
         make_record(make_case(message_bytes=8), status="hung", reason="rank 1"),
@@ -84,7 +83,7 @@ def test_a_case_without_a_time_says_so() -> None:
     assert {("collective", status): count for status, count in expected.items()} == counts
 
 
-def test_cases_that_differ_in_little_are_told_apart() -> None:
+def test_cases_that_differ_in_little_are_told_apart():
     """Name non-default settings in ``variant``, and the start method only if nothing else
     differs.
     """
@@ -105,7 +104,7 @@ def test_cases_that_differ_in_little_are_told_apart() -> None:
     assert {"", "out of place", "max", "root 1", "barrier, native"} <= variants
 
 
-def test_the_slow_host_is_said_once_at_its_worst() -> None:
+def test_the_slow_host_is_said_once_at_its_worst():
     """Name a slow host once, with the larger factor of both backends."""
     run = load_kept("matrix_slow_host_xeon2core_20261125")
     samples = samples_of(run)
@@ -114,7 +113,7 @@ def test_the_slow_host_is_said_once_at_its_worst() -> None:
     assert {(): straggler_findings(run).comparisons} == values(samples, "commbench_slow_compared")
 
 
-def test_the_recommendation_of_a_kept_run() -> None:
+def test_the_recommendation_of_a_kept_run():
     """Return verdict, setting and speedup with interval of recommendation.json."""
     run = load_kept(KEPT[0])
     samples, stated = samples_of(run), run.recommendation
@@ -126,7 +125,7 @@ def test_the_recommendation_of_a_kept_run() -> None:
     assert [stated.speedup, *stated.speedup_ci] == speedups
 
 
-def test_each_expectation_has_its_outcome() -> None:
+def test_each_expectation_has_its_outcome():
     """Give the outcome of each expectation the value 1, and every other outcome 0."""
     run = make_run(make_launches([100.0] * 6, make_case(message_bytes=8)))
     bounds = {"<= 120us": "met", "<= 80us": "not met"}
@@ -143,7 +142,7 @@ def test_each_expectation_has_its_outcome() -> None:
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_lines_are_well_formed_and_no_series_comes_twice(name: str) -> None:
+def test_lines_are_well_formed_and_no_series_comes_twice(name):
     """Write every sample with its metric's labels, no series twice, and pass promtool's check."""
     run = load_kept(name)
     answers = judge(run, [parse_expectation(text) for text in ("wrong = 0", "stragglers = none")])
@@ -161,7 +160,7 @@ def test_lines_are_well_formed_and_no_series_comes_twice(name: str) -> None:
     assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
 
 
-def test_labels_are_escaped() -> None:
+def test_labels_are_escaped():
     """Escape quotes, backslashes and line feeds in labels."""
     name = 'C:\\new "model"\n} 1\ncommbench_run_complete{'
     run = make_run(training=make_training_launches([20.0] * 6, make_training_case(workload=name)))
@@ -174,7 +173,7 @@ def test_labels_are_escaped() -> None:
 # ------------------------------------------------------------------------------------------- a soak
 
 
-def test_a_soak_names_its_events_and_drift() -> None:
+def test_a_soak_names_its_events_and_drift():
     """State the number of events by kind, the longest by rank and the drift as a share."""
     run = load_kept(SOAK)
     text = render_openmetrics(samples_of(run), benchmark="b")
@@ -201,7 +200,7 @@ def test_a_soak_names_its_events_and_drift() -> None:
 # ----------------------------------------------------------------------------------------- the file
 
 
-def test_the_command_writes_the_outcomes(tmp_path: Path, commbench: Command) -> None:
+def test_the_command_writes_the_outcomes(tmp_path, commbench):
     """Write the outcome of an expectation of the command line."""
     done = commbench(
         f"export {RESULTS / KEPT[2]} --format openmetrics --out a.prom --expect wrong=0"
@@ -215,7 +214,7 @@ def test_the_command_writes_the_outcomes(tmp_path: Path, commbench: Command) -> 
     assert {"not met": 0.0, "not tested": 0.0, "not shown": 0.0, "met": 1.0} == outcomes
 
 
-def test_the_file_is_for_others_to_read(tmp_path: Path) -> None:
+def test_the_file_is_for_others_to_read(tmp_path):
     """Write one file readable by every user, under its name or the suite's."""
     run = make_run(make_launches(STEADY))
     given = write_openmetrics(run, tmp_path / "commbench_nightly.prom")

@@ -50,7 +50,7 @@ def curves_of(run: Run) -> Curves:
     return curves
 
 
-def test_a_curve_is_a_trial_whose_steps_are_sizes() -> None:
+def test_a_curve_is_a_trial_whose_steps_are_sizes():
     """Order a curve's times by message size, and name it by its constant fields."""
     run = make_both()
     curve, hung, *_ = trials_of(run)
@@ -63,7 +63,7 @@ def test_a_curve_is_a_trial_whose_steps_are_sizes() -> None:
     assert ("hung", []) == (hung.notes["status"], hung.points)
 
 
-def test_a_configuration_is_a_trial_with_its_losses() -> None:
+def test_a_configuration_is_a_trial_with_its_losses():
     """Return the columns of ddp.csv at step 0, and the loss of every step."""
     run = make_both()
     row = next(row for row in run.training_rows if row.hook == "topk")
@@ -74,7 +74,7 @@ def test_a_configuration_is_a_trial_with_its_losses() -> None:
     assert "default" == trial.settings["bucket_cap_mb"]
 
 
-def test_losses_are_medians_over_launches_that_made_the_step() -> None:
+def test_losses_are_medians_over_launches_that_made_the_step():
     """Return the median loss over the launches of a step, without confirmations."""
     case = make_training_case()
     losses = [[3.0, 2.0], [3.2, 2.4, 1.0], [3.1, 2.2, 1.2]]
@@ -89,7 +89,7 @@ def test_losses_are_medians_over_launches_that_made_the_step() -> None:
 # -------------------------------------------------------------------------------------- TensorBoard
 
 
-def test_tensorboard_reads_curves_and_hyperparameters(tmp_path: Path) -> None:
+def test_tensorboard_reads_curves_and_hyperparameters(tmp_path):
     """Read points and settings back with TensorBoard's readers."""
     loading = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard"
@@ -110,7 +110,7 @@ def test_tensorboard_reads_curves_and_hyperparameters(tmp_path: Path) -> None:
     assert curves_of(run) == found
 
 
-def test_tensorboard_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
+def test_tensorboard_files_are_replaced_and_others_kept(tmp_path):
     """Replace each trial's file on a second export, and keep foreign files."""
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     run = make_both()
@@ -126,7 +126,7 @@ def test_tensorboard_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def mlflow(tmp_path_factory):
     """Return MLflow, with its working files in a temporary directory."""
     module = pytest.importorskip("mlflow", reason="needs mlflow")
     pytest.importorskip("sqlalchemy", reason="needs MLflow's own store, which mlflow-skinny lacks")
@@ -137,7 +137,7 @@ def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def store(mlflow: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(mlflow, tmp_path_factory):
     """Return a store with one run logged once, because creating its tables takes seconds."""
     assert mlflow is not None
     path = tmp_path_factory.mktemp("store") / "runs.db"
@@ -147,7 +147,7 @@ def store(mlflow: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.filterwarnings("ignore")  # warnings of MLflow's dependencies
 @pytest.mark.slow
-def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, store: Path) -> None:
+def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow, store):
     """Read back the parent's conditions, and the children's settings and curves."""
     run = make_both()
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{store}")
@@ -172,7 +172,7 @@ def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, store: Pat
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # as above
-def test_mlflow_takes_a_run_once(mlflow: Any, store: Path, tmp_path: Path) -> None:
+def test_mlflow_takes_a_run_once(mlflow, store, tmp_path):
     """Refuse a run logged before; log another run of the same name, and an imported one."""
     copy = shutil.copy(store, tmp_path / "runs.db")
     run = make_run([])
@@ -215,9 +215,7 @@ def values_of(items: Any) -> dict[str, Any]:
 
 @pytest.mark.programs
 @pytest.mark.filterwarnings("ignore")  # warnings of W&B's dependencies
-def test_wandb_gets_an_offline_run_for_every_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_gets_an_offline_run_for_every_trial(tmp_path, monkeypatch):
     """Read back settings, curves and losses; a second export replaces the first."""
     pytest.importorskip("wandb", reason="needs wandb")
     monkeypatch.setenv("WANDB_MODE", "online")  # what a person has set sends nothing, either

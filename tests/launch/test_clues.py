@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from pathlib import Path
 
 import pytest
 
@@ -92,7 +91,7 @@ def error(rank: int, text: str) -> RankError:
         ),
     ],
 )
-def test_the_launcher_names_the_rank(stderr: str, host: str, code: str, number: int) -> None:
+def test_the_launcher_names_the_rank(stderr, host, code, number):
     """Find the rank and its end in messages of real launchers."""
     clue = clue_of(stderr, processes={1: ("n1", 4146)})
     assert (1, host, code) == (clue.rank, clue.host, clue.code)
@@ -110,9 +109,7 @@ def test_the_launcher_names_the_rank(stderr: str, host: str, code: str, number: 
     ],
     ids=["equal numbers", "another name", "either", "nothing known"],
 )
-def test_hydra_names_a_process_of_a_host(
-    processes: dict[int, tuple[str, int]], rank: int | None
-) -> None:
+def test_hydra_names_a_process_of_a_host(processes, rank):
     """Find the rank of a process id only if host and id are unique."""
     assert rank == clue_of(MPICH, processes=processes).rank
 
@@ -161,7 +158,7 @@ SILENT = Clue(
 
 
 @pytest.mark.parametrize("text", [OPENMPI_SOCKET, OPENMPI_PEER])
-def test_the_rank_at_the_other_end_failed_not_the_rank_that_lost_it(text: str) -> None:
+def test_the_rank_at_the_other_end_failed_not_the_rank_that_lost_it(text):
     """Name the only rank that can have closed a connection; of several name none."""
     processes = {0: ("n0", 1), 1: ("n1", 2)}
     clue = clue_of(text, processes=processes)
@@ -201,14 +198,12 @@ FAILURES += ENTRY.format(0, 0, 1)
         "a rank that torchrun ended",
     ],
 )
-def test_the_cause_comes_before_what_follows_from_it(
-    text: str, errors: list[RankError], rank: int
-) -> None:
+def test_the_cause_comes_before_what_follows_from_it(text, errors, rank):
     """Name the rank that failed, not its partners."""
     assert rank == clue_of(text, *errors).rank
 
 
-def test_an_unknown_end_quotes_the_last_line() -> None:
+def test_an_unknown_end_quotes_the_last_line():
     """State the exit status, and the last line, if no rank can be named."""
     clue = clue_of("prterun was unable to find the program\n------")
     assert ("launcher_ended_saying", "prterun was unable to find the program") == (
@@ -220,7 +215,7 @@ def test_an_unknown_end_quotes_the_last_line() -> None:
     assert ("launcher_killed", 9) == (killed.code, killed.numbers["signal"])
 
 
-def test_a_silent_host_comes_before_partners_that_raise() -> None:
+def test_a_silent_host_comes_before_partners_that_raise():
     """Prefer a host without heartbeats to partners that lost it, but not to another error."""
     for text, errors in ((OPENMPI_EXIT, [VICTIM]), (OPENMPI_LOST, [])):
         assert SILENT == worst([SILENT, *exit_clues(text.splitlines(), errors, 1)])
@@ -238,9 +233,7 @@ def test_a_silent_host_comes_before_partners_that_raise() -> None:
         (None, "rank_killed_unknown"),
     ],
 )
-def test_a_kill_for_lack_of_memory_is_distinguished_from_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, code: str
-) -> None:
+def test_a_kill_for_lack_of_memory_is_distinguished_from_others(monkeypatch, tmp_path, text, code):
     """Use this host's kernel counter of memory kills, if it has one; name no cause elsewhere."""
     monkeypatch.setattr(clues, "_VMSTAT", tmp_path / "vmstat")
     if text is not None:
@@ -250,7 +243,7 @@ def test_a_kill_for_lack_of_memory_is_distinguished_from_others(
     assert "rank_killed_unknown" == clue_of(OPENMPI_SIGNAL, kills_before=3).code
 
 
-def test_an_exit_is_explained_where_the_launcher_says_more() -> None:
+def test_an_exit_is_explained_where_the_launcher_says_more():
     """Add the cause of an exit status if the launcher's output shows it."""
     more = "\n/usr/bin/python: No module named commbench"
     assert "rank_left_because" == clue_of(OPENMPI_EXIT + more).code
@@ -319,14 +312,14 @@ PORT = (
         ),
     ],
 )
-def test_an_error_of_a_launcher_has_a_remedy(output: str, code: str, named: str) -> None:
+def test_an_error_of_a_launcher_has_a_remedy(output, code, named):
     """Find out what a launcher complains of, and name it."""
     remedy = find_remedy(output.splitlines())
     assert code == remedy.code
     assert named in str(remedy)
 
 
-def test_an_output_without_known_errors_has_no_remedy() -> None:
+def test_an_output_without_known_errors_has_no_remedy():
     """Find nothing in other output; warn if ranks could not use shared memory."""
     assert find_remedy(["something else"]) is None
     assert find_warning(SHM.splitlines()) is not None
@@ -346,7 +339,7 @@ def stack(rank: int, *frames: str, thread: str = MAIN, inside: bool = True) -> S
     return Stack(rank=rank, host=f"n{rank}", thread=thread, stack=list(frames), inside=inside)
 
 
-def test_a_failed_rank_has_all_evidence() -> None:
+def test_a_failed_rank_has_all_evidence():
     """State rank, process, case and state, and group the other ranks by stack."""
     evidence = Evidence()
     for message in (
@@ -376,7 +369,7 @@ def test_a_failed_rank_has_all_evidence() -> None:
     ] == evidence.lines()[-2:]
 
 
-def test_the_stack_of_the_failed_rank_has_three_sources() -> None:
+def test_the_stack_of_the_failed_rank_has_three_sources():
     """Prefer the stack of an error to a requested one, and that to a crash dump."""
     evidence = Evidence()
     dumped = ["Thread 0x0 (most recent call first):", '  File "lib.py", line 7 in spin']
@@ -391,7 +384,7 @@ def test_the_stack_of_the_failed_rank_has_three_sources() -> None:
         assert [frame] == evidence.failed_rank(STOPPED, CASE, PROCESSES, dumped)["stack"]
 
 
-def test_without_a_failed_rank_every_rank_is_among_the_others() -> None:
+def test_without_a_failed_rank_every_rank_is_among_the_others():
     """List every rank among the others if no rank failed; stacks of before do not count."""
     evidence = Evidence()
     evidence.add(stack(0, LOOP))
@@ -404,7 +397,7 @@ def test_without_a_failed_rank_every_rank_is_among_the_others() -> None:
     assert "" == waiting(evidence.failed_rank(STOPPED, CASE, PROCESSES, []))
 
 
-def test_what_a_crash_has_printed_begins_with_its_head() -> None:
+def test_what_a_crash_has_printed_begins_with_its_head():
     """Return a crash report from its first line on."""
     assert [] == find_crash_report(["warning"])
     assert ["Fatal Python error: Aborted", "x"] == find_crash_report(

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from builders import read_info
@@ -27,7 +26,7 @@ assert plan.launch == 1 or not plan.fixed
 
 
 @pytest.mark.parametrize("script", [ALL, CHECK + ALL, NOISE + ALL + NOISE])
-def test_a_run_measures_every_case_in_every_launch(tmp_path: Path, script: str) -> None:
+def test_a_run_measures_every_case_in_every_launch(tmp_path, script):
     """Exit with 0 after measuring every case in every launch, whatever else ranks write."""
     code, info, display = run(tmp_path, script)
     assert (0, "complete") == (code, info["status"])
@@ -39,7 +38,7 @@ def test_a_run_measures_every_case_in_every_launch(tmp_path: Path, script: str) 
     assert 5 == len((tmp_path / "collectives.csv").read_text().splitlines())
 
 
-def test_wrong_data_is_found_at_the_end(tmp_path: Path) -> None:
+def test_wrong_data_is_found_at_the_end(tmp_path):
     """Finish the run, then exit with 4 for wrong data, also when nothing is left to measure."""
     script = ALL.replace("measured(i)", "measured(i, status='wrong' if i == 1 else 'ok')")
     assert 4 == run(tmp_path, script)[0]
@@ -67,16 +66,14 @@ subprocess.Popen(sleep, start_new_session=True)
 """
 
 
-def test_a_launch_that_ignores_sigterm_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     """Kill the launcher and its child."""
     monkeypatch.setattr("commbench.launch.process.GRACE_S", 0.5)
     request = make_request(CASES, case_timeout_s=0.5)
     assert 3 == run(tmp_path, STUBBORN + HANG, request, fail_fast=True)[0]
 
 
-def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
+def test_a_hang_costs_its_case_only(tmp_path):
     """Continue with new ranks after a hang."""
     code, info, _ = run(tmp_path, HANG, make_request(CASES, case_timeout_s=0.5))
     assert 3 == code
@@ -94,7 +91,7 @@ begin(1); refuse(1); beat(0, 1); time.sleep(600)
 """
 
 
-def test_a_rank_that_refuses_a_case_alone_says_why(tmp_path: Path) -> None:
+def test_a_rank_that_refuses_a_case_alone_says_why(tmp_path):
     """Name the refusal of the case that hangs, and none of a case before."""
     request = make_request(CASES, case_timeout_s=0.5)
     info = run(tmp_path, REFUSALS, request, fail_fast=True)[1]
@@ -102,9 +99,7 @@ def test_a_rank_that_refuses_a_case_alone_says_why(tmp_path: Path) -> None:
     assert 1 == info["launches"][0]["culprit"]["rank"]
 
 
-def test_a_conductor_inside_a_rank_hands_its_place_to_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conductor_inside_a_rank_hands_its_place_to_nobody(tmp_path, monkeypatch):
     """Start ranks without the variables of the rank that the conductor is."""
     for name in ("TORCHELASTIC_RUN_ID", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         monkeypatch.setenv(name, "0")
@@ -114,16 +109,14 @@ def test_a_conductor_inside_a_rank_hands_its_place_to_nobody(
     assert 0 == run(tmp_path, script + ALL)[0]
 
 
-def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+def test_another_number_of_ranks_is_refused(tmp_path):
     """Measure nothing on more or fewer ranks than sizes were planned for."""
     with pytest.raises(InputError, match=r"3 ranks .* started 2"):
         run(tmp_path, ALL, make_request(CASES, ranks=3))
     assert [] == measured(tmp_path)
 
 
-def test_a_launcher_that_stays_without_ranks_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_that_stays_without_ranks_says_why(tmp_path, monkeypatch):
     """Read the launcher's message about a rank if all ranks are silent and it does not end; the
     kernel tells whether it has killed one.
     """
@@ -138,9 +131,7 @@ def test_a_launcher_that_stays_without_ranks_says_why(
     assert "rank 0 was killed by signal 9 (killed), by the kernel" in info["reason"]
 
 
-def test_a_launcher_that_cannot_start_is_partial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_that_cannot_start_is_partial(tmp_path, monkeypatch):
     """Quote the launcher's message or its absence, name no rank that has not begun yet, and record
     no failed case; resume later.
     """
@@ -156,9 +147,7 @@ def test_a_launcher_that_cannot_start_is_partial(
 
 
 @pytest.mark.mpi
-def test_an_mpi_that_does_not_start_gives_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_mpi_that_does_not_start_gives_the_reason(tmp_path, monkeypatch):
     """Print the error of MPI_Init."""
     monkeypatch.setenv("OMPI_MCA_pml", "nosuch")
     code, _, display = run(tmp_path, mpirun(), make_request(CASES[:1], ranks=1, launches=1))
@@ -166,7 +155,7 @@ def test_an_mpi_that_does_not_start_gives_the_reason(
     assert "An error occurred in MPI_Init_thread" in "\n".join(display.lines)
 
 
-def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
+def test_results_that_vanish_lose_nothing(tmp_path):
     """Rewrite the results if their directory is removed during a run, and resume."""
     out = tmp_path / "run"
     with pytest.raises(LaunchError, match="has vanished or been replaced while the run went on"):
@@ -193,9 +182,7 @@ VISITED = (
     ],
     ids=["within a visit", "between visits", "time limit"],
 )
-def test_a_launch_that_ends_in_later_visits(
-    tmp_path: Path, end: str, code: int, failed: int
-) -> None:
+def test_a_launch_that_ends_in_later_visits(tmp_path, end, code, failed):
     """Keep finished visits; fail the case of a crash within a visit, and measure it on resume."""
     request = make_request(CASES, launches=1)
     ended, info, display = run(tmp_path, VISITED + end, request)
@@ -209,7 +196,7 @@ def test_a_launch_that_ends_in_later_visits(
     assert (0, "complete", failed) == (ended, info["status"], len(display.records))
 
 
-def test_what_ranks_refuse_is_bad_input(tmp_path: Path) -> None:
+def test_what_ranks_refuse_is_bad_input(tmp_path):
     """Raise the sentence with which ranks refuse a plan."""
     refuse = "fail(0, 'Install numba.', is_bad_input=True); sys.exit(1)"
     with pytest.raises(InputError, match=r"^Install numba\.$"):
@@ -217,7 +204,7 @@ def test_what_ranks_refuse_is_bad_input(tmp_path: Path) -> None:
     assert "partial" == read_info(tmp_path)["status"]
 
 
-def test_a_run_does_not_go_on_under_other_conditions(tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_under_other_conditions(tmp_path):
     """Refuse to resume under other conditions, and leave the run unchanged."""
     assert 3 == run(tmp_path, "session(); measured(0); sys.exit(1)", fail_fast=True)[0]
     before = (measured(tmp_path), read_info(tmp_path)["launches"])
@@ -227,7 +214,7 @@ def test_a_run_does_not_go_on_under_other_conditions(tmp_path: Path) -> None:
     assert (*before, "partial") == (measured(tmp_path), info["launches"], info["status"])
 
 
-def test_a_complete_run_that_is_refused_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_complete_run_that_is_refused_stays_as_it_was(tmp_path):
     """Restore run.json if adding launches to a complete run is refused."""
     assert 0 == run(tmp_path, ALL, make_request(CASES, launches=1))[0]
     file = tmp_path / "run.json"
@@ -240,7 +227,7 @@ def test_a_complete_run_that_is_refused_stays_as_it_was(tmp_path: Path) -> None:
     assert before == json.loads(file.read_text())
 
 
-def test_conditions_that_change_during_a_run_are_a_warning(tmp_path: Path) -> None:
+def test_conditions_that_change_during_a_run_are_a_warning(tmp_path):
     """Continue if conditions change during a run, and warn once."""
     script = ALL.replace("session()", "session(cpu_model=f'model {plan.launch > 0}')")
     code, _, display = run(tmp_path, script, make_request(CASES, launches=3))
@@ -250,16 +237,14 @@ def test_conditions_that_change_during_a_run_are_a_warning(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("selection", "warnings"), [("torch.topk", 1), ("cupy", 0)])
-def test_the_selection_in_use_is_recorded_and_a_slow_one_reported(
-    tmp_path: Path, selection: str, warnings: int
-) -> None:
+def test_the_selection_in_use_is_recorded_and_a_slow_one_reported(tmp_path, selection, warnings):
     """Record the selection of hooks, and report once if it is not the compiled one."""
     script = ALL.replace("session()", f"session(selection='{selection}')")
     code, info, display = run(tmp_path, script, make_request(CASES, launches=2))
     assert (0, selection, warnings) == (code, info["fast_selection"], len(display.warnings))
 
 
-def test_a_time_limit_that_leaves_launches_out_cuts_the_run(tmp_path: Path) -> None:
+def test_a_time_limit_that_leaves_launches_out_cuts_the_run(tmp_path):
     """Exit with 0 and status cut if each case has a launch; resume measures the rest."""
     slow = ALL.replace("session()", "session(); time.sleep(2)")
     code, info, display = run(tmp_path, slow, make_request(CASES, time_limit_s=5))
@@ -271,7 +256,7 @@ def test_a_time_limit_that_leaves_launches_out_cuts_the_run(tmp_path: Path) -> N
     assert EVERYTHING == sorted(measured(tmp_path))
 
 
-def test_a_start_that_outlasts_the_time_limit_is_ended(tmp_path: Path) -> None:
+def test_a_start_that_outlasts_the_time_limit_is_ended(tmp_path):
     """End ranks that have not come together at the time limit, and the run with 3."""
     code, info, _ = run(tmp_path, "time.sleep(60)", make_request(CASES, time_limit_s=0.5))
     assert (3, "partial", ["cut"]) == (

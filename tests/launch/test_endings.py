@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ PATIENCE_S = 3
 
 
 @pytest.fixture(autouse=True)
-def mark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def mark(request, monkeypatch):
     """Fail if a test leaves a process behind."""
     if "holds" not in request.node.name:  # a fork's interpreter prints no stack then
         request.getfixturevalue("forks")
@@ -71,7 +70,7 @@ def assert_resumes(starter: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("starter", SLOWLY)
-def test_stages_follow_each_other(tmp_path: Path, starter: str) -> None:
+def test_stages_follow_each_other(tmp_path, starter):
     """Make a launch of each stage, the second based on the first, and state the conditions."""
     path = tmp_path / "run"
     done = measure(starter, path, more="more")
@@ -179,7 +178,7 @@ def assert_diagnosed(harm: Harm, entry: dict[str, Any], stderr: str) -> None:
         ],
     ],
 )
-def test_what_goes_wrong_costs_its_case_only(tmp_path: Path, starter: str, name: str) -> None:
+def test_what_goes_wrong_costs_its_case_only(tmp_path, starter, name):
     """Keep what was measured, enter how the launch ended, and complete it on resume."""
     path = tmp_path / "run"
     harm = {**HARMS, **FURTHER}[name]
@@ -205,7 +204,7 @@ def test_what_goes_wrong_costs_its_case_only(tmp_path: Path, starter: str, name:
 
 
 @pytest.mark.parametrize("starter", ["mpirun", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_a_rank_0_that_is_killed_leaves_a_partial_run(tmp_path: Path, starter: str) -> None:
+def test_a_rank_0_that_is_killed_leaves_a_partial_run(tmp_path, starter):
     """State from its start that a launch has not ended."""
     path = tmp_path / "run"
     harm = HARMS["killed"]._replace(rank=0).run()
@@ -228,14 +227,14 @@ def test_a_rank_0_that_is_killed_leaves_a_partial_run(tmp_path: Path, starter: s
     ],
 )
 def test_what_was_started_is_ended(
-    tmp_path: Path,
-    mark: str,
+    tmp_path,
+    mark,
     *,
-    starter: str,
-    number: signal.Signals,
-    code: int | None,
-    expected: tuple[str, list[str], int],
-) -> None:
+    starter,
+    number,
+    code,
+    expected,
+):
     """Record the end although the main threads are blocked; no rank outlives a killed conductor,
     nor does its lock.
     """
@@ -252,7 +251,7 @@ def test_what_was_started_is_ended(
         assert_resumes(starter, path)
 
 
-def test_results_may_be_written_slowly(tmp_path: Path) -> None:
+def test_results_may_be_written_slowly(tmp_path):
     """Complete the run although the tables take longer than a case may make no progress."""
     harm = (
         "from commbench.launch import ledger\n"
@@ -267,7 +266,7 @@ def test_results_may_be_written_slowly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("starter", SLOWLY)
-def test_results_that_cannot_be_written_hang_no_rank(tmp_path: Path, starter: str) -> None:
+def test_results_that_cannot_be_written_hang_no_rank(tmp_path, starter):
     """End all ranks if the directory of results is replaced by a file."""
     path = tmp_path / "run"
     harm = "time.sleep(1)\nif me == 0: os.rename(out, out + '.old')"

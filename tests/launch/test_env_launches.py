@@ -31,7 +31,7 @@ end()
 pytestmark = pytest.mark.usefixtures("forks", "mark")
 
 
-def test_a_start_of_ranks_has_one_environment_in_shuffled_order(tmp_path: Path) -> None:
+def test_a_start_of_ranks_has_one_environment_in_shuffled_order(tmp_path):
     """Start ranks once for each environment of a launch, in an order that differs between
     launches, and enter what the ranks had.
     """
@@ -52,9 +52,7 @@ def test_a_start_of_ranks_has_one_environment_in_shuffled_order(tmp_path: Path) 
         ("fail(0, 'There is no A 2.', is_bad_input=True); sys.exit(1)", 1, "There is no A 2"),
     ],
 )
-def test_an_environment_without_ranks_is_left_out(
-    tmp_path: Path, refusal: str, launches: int, reason: str
-) -> None:
+def test_an_environment_without_ranks_is_left_out(tmp_path, refusal, launches, reason):
     """Keep the cases of a value that ranks do not start with, or refuse, as failed, and measure the
     other values; measure only what is missing on resume.
     """
@@ -74,7 +72,7 @@ def test_an_environment_without_ranks_is_left_out(
 @pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.timeout(300)
-def test_the_faster_of_two_links_is_found(tmp_path: Path) -> None:
+def test_the_faster_of_two_links_is_found(tmp_path):
     """Find the interface of twice the rate on hosts with two links, and no such difference in the
     control.
     """

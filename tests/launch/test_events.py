@@ -44,14 +44,14 @@ CASE = Sweep(backends=["gloo"], sizes=[8]).cases(2)[0]
 
 
 @pytest.mark.parametrize("event", [BEAT, ERROR, STACK], ids=["heartbeat", "error", "stack"])
-def test_short_events_come_back_as_they_went(event: RankEvent) -> None:
+def test_short_events_come_back_as_they_went(event):
     """Read back each event from one line."""
     line = format_short(event)
     assert 1 == line.count("\n")
     assert ("", event) == split_line(line.rstrip("\n"))
 
 
-def test_a_message_is_found_among_foreign_text() -> None:
+def test_a_message_is_found_among_foreign_text():
     """Extract a message from a line with other text before and after it."""
     line = f"warning: slow disk{format_short(BEAT).rstrip()} more"
     assert ("warning: slow disk", BEAT) == split_line(line)
@@ -72,26 +72,26 @@ def test_a_message_is_found_among_foreign_text() -> None:
         '{"frame":"end","finished":true}',
     ],
 )
-def test_foreign_and_torn_lines_are_handed_on(line: str) -> None:
+def test_foreign_and_torn_lines_are_handed_on(line):
     """Return lines that are no message unchanged."""
     assert (line, None) == split_line(line)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
-def test_no_text_upsets_the_reader(text: str) -> None:
+def test_no_text_upsets_the_reader(text):
     """Accept any text on either stream."""
     split_line(text)
     for name in ("error", "session", "case", "end", "record"):
         split_line(f"@commbench {name} {text}")
 
 
-def test_an_error_fits_into_one_write() -> None:
+def test_an_error_fits_into_one_write():
     """Truncate a long message to the size that a pipe writes atomically."""
     line = format_short(RankError(rank=0, host="n0", case=0, message="\N{SNOWMAN}\x01" * 100_000))
     assert len(line.encode()) < 4096
 
 
-def test_messages_go_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+def test_messages_go_to_stderr(capfd):
     """Write to file descriptor 2 even if sys.stderr is replaced."""
     say(BEAT)
     assert format_short(BEAT) == capfd.readouterr().err
@@ -104,7 +104,7 @@ def plain(event: RankEvent) -> object:
     return event
 
 
-def test_written_events_come_back_as_they_went() -> None:
+def test_written_events_come_back_as_they_went():
     """Read back all events of a launch, with numpy numbers, of collectives and training."""
     stream = io.StringIO("loading libfoo...")  # half a line of a library comes before
     stream.seek(0, io.SEEK_END)
@@ -127,7 +127,7 @@ def test_written_events_come_back_as_they_went() -> None:
     assert list(map(plain, sent)) == [plain(event) for event in received if event]
 
 
-def test_claimed_stdout_is_ours_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_claimed_stdout_is_ours_alone(capfd):
     """Redirect a library's output to stderr, and keep stdout for events."""
     original = os.dup(1)
     try:

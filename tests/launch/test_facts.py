@@ -39,7 +39,7 @@ def place(rank: int, cpus: list[int], clock: str = "boot/ns", host: str = "n0") 
         ([place(0, [0], "a/x", "n0"), place(1, [0], "a/x", "n1")], True),
     ],
 )
-def test_ranks_that_share_cpus_are_crowded(places: list[Place], *, crowded: bool) -> None:
+def test_ranks_that_share_cpus_are_crowded(places, *, crowded):
     """Detect oversubscription from the CPUs of all ranks on a machine, which its boot names."""
     assert crowded == are_oversubscribed(places)
 
@@ -58,7 +58,7 @@ def told(ranks: int, *arguments: Any) -> Any:
     return session
 
 
-def test_a_session_states_hosts_once_and_every_rank() -> None:
+def test_a_session_states_hosts_once_and_every_rank():
     """List each host once and every rank."""
     session = told(2, "gloo", {"NCCL_X": "1"}).facts
     assert 1 == len(session["environment"]["hosts"])
@@ -72,7 +72,7 @@ def test_a_session_states_hosts_once_and_every_rank() -> None:
     assert (True, None) == (session["shared_clock"], session["mpi_init_s"])
 
 
-def test_a_session_lists_the_settings_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_lists_the_settings_of_nccl(monkeypatch):
     """List NCCL variables set by a configuration file, without log settings, and keep them
     later.
     """
@@ -101,7 +101,7 @@ def session(
     }
 
 
-def test_other_conditions_are_refused() -> None:
+def test_other_conditions_are_refused():
     """Name the changed condition and what to do."""
     header = {"environment": session()["environment"]}
     refuse_other_conditions(session(), header)
@@ -118,7 +118,7 @@ def test_other_conditions_are_refused() -> None:
         *[(name, True) for name in ("NCCL_ALGO", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")],
     ],
 )
-def test_training_minds_all_but_how_mpi_is_set(name: str, *, minds: bool) -> None:
+def test_training_minds_all_but_how_mpi_is_set(name, *, minds):
     """Allow training to resume with other MPI settings only, and collectives with none."""
     header = {"environment": session(variables={name: "a"})["environment"]}
     for variables in ({name: "b"}, {}):
@@ -130,7 +130,7 @@ def test_training_minds_all_but_how_mpi_is_set(name: str, *, minds: bool) -> Non
         refuse_other_conditions(same, header, trains=True)
 
 
-def test_a_session_has_the_values_of_varied_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_has_the_values_of_varied_variables(monkeypatch):
     """Gather the value of each rank and what its NCCL read.
 
     Leave varied variables out of the conditions.
@@ -154,7 +154,7 @@ def test_a_session_has_the_values_of_varied_variables(monkeypatch: pytest.Monkey
         ("energy", {"counted": ["cpu", "gpu"]}, {"counted": ["gpu"]}),
     ],
 )
-def test_the_worst_launch_is_stated(name: str, better: object, worse: object) -> None:
+def test_the_worst_launch_is_stated(name, better, worse):
     """Record the largest clock error and the fewest energy counters of all launches."""
     header = {}
     for facts in (better, worse, better):
@@ -164,7 +164,7 @@ def test_the_worst_launch_is_stated(name: str, better: object, worse: object) ->
 
 
 @pytest.mark.parametrize(("clock", "is_shared"), [("boot/ns", True), ("boot/other", False)])
-def test_ranks_share_a_clock_only_if_all_name_the_same(clock: str, *, is_shared: bool) -> None:
+def test_ranks_share_a_clock_only_if_all_name_the_same(clock, *, is_shared):
     """Treat a time namespace as another clock."""
     places = [place(0, [0]), place(1, [1], clock)]
     assert is_shared == session_of([], places, {}, {})["shared_clock"]

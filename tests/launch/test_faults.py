@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("mark")]
 @pytest.mark.lab
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
-def test_a_host_that_loses_its_network_is_named(tmp_path: Path, backend: str) -> None:
+def test_a_host_that_loses_its_network_is_named(tmp_path, backend):
     """End in time, leave no process, keep the measurements, and resume when the network is back."""
     out = tmp_path / "run"
     script = Path(__file__).parents[1] / "ranks" / "cut_link.py"
@@ -70,7 +70,7 @@ def start(tmp_path: Path, hosts: str, before: str = ":") -> tuple[str, dict[str,
     ],
     ids=["unknown name", "ssh refused"],
 )
-def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, host: str, sentence: str) -> None:
+def test_a_host_that_cannot_be_reached_is_named(tmp_path, host, sentence):
     """Exit with 3 and a sentence, quote the launcher, and leave no process."""
     output, info = start(tmp_path, f"localhost slots=1\n{host} slots=1\n")
     assert output.startswith("3\n"), output
@@ -80,7 +80,7 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, host: str, sente
 
 @pytest.mark.lab
 @pytest.mark.usefixtures("forks")
-def test_a_full_memory_file_system_is_a_warning(tmp_path: Path) -> None:
+def test_a_full_memory_file_system_is_a_warning(tmp_path):
     """Measure without shared memory, and warn."""
     shm = "/dev/shm"  # noqa: S108 - the memory of MPI
     output, info = start(
@@ -94,7 +94,7 @@ def test_a_full_memory_file_system_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.lab
-def test_neither_the_installation_nor_the_home_can_be_written(tmp_path: Path) -> None:
+def test_neither_the_installation_nor_the_home_can_be_written(tmp_path):
     """Compile into a directory for temporary files, which only this user can write."""
     package = Path(commbench.__file__).parent
     before = (

@@ -33,7 +33,7 @@ SLURM = {
     ("launcher", "environ"),
     [("openmpi", OPENMPI), ("mpich", HYDRA), ("torchrun", TORCHRUN), ("slurm", SLURM)],
 )
-def test_a_rank_knows_its_place(launcher: str, environ: dict[str, str]) -> None:
+def test_a_rank_knows_its_place(launcher, environ):
     """Read rank, local rank and world size from the variables of every launcher."""
     place = {"rank": 3, "world_size": 4, "local_rank": 1, "local_size": 2}
     carries_mpi = launcher in {"openmpi", "mpich"}  # nor does an srun without PMI
@@ -42,7 +42,7 @@ def test_a_rank_knows_its_place(launcher: str, environ: dict[str, str]) -> None:
     )
 
 
-def test_other_launchers_come_before_slurm() -> None:
+def test_other_launchers_come_before_slurm():
     """Recognise each PMI by its variables; read the local rank from Slurm."""
     assert not identify(SLURM).carries_mpi
     assert identify({**SLURM, "PMIX_NAMESPACE": "slurm.pmix.7.0"}).carries_mpi
@@ -66,26 +66,26 @@ def test_other_launchers_come_before_slurm() -> None:
     ],
     ids=["nothing", "a bare RANK", "a batch script", "an interactive step", "srun --pty"],
 )
-def test_without_a_launcher_it_is_the_conductor(environ: dict[str, str]) -> None:
+def test_without_a_launcher_it_is_the_conductor(environ):
     """Identify as conductor despite incomplete variables or a scheduler's shell."""
     assert Identity(role="conductor") == identify(environ)
 
 
 @pytest.mark.parametrize("outer", [OPENMPI, HYDRA, {**SLURM, "PMI_RANK": "1", "PMI_SIZE": "2"}])
-def test_torchrun_takes_precedence_over_its_launcher(outer: dict[str, str]) -> None:
+def test_torchrun_takes_precedence_over_its_launcher(outer):
     """Prefer torchrun's variables inside mpirun or srun."""
     within = {**outer, "OMPI_COMM_WORLD_RANK": "0", "PMI_RANK": "0"}
     assert identify(TORCHRUN) == identify({**within, **TORCHRUN})
 
 
-def test_a_requested_role_wins() -> None:
+def test_a_requested_role_wins():
     """Prefer the requested role to the environment."""
     assert Identity(role="conductor") == identify(OPENMPI, "conductor")
     assert Identity(role="rank") == identify({}, "rank")
     assert 3 == identify(OPENMPI, "rank").rank
 
 
-def test_what_is_not_understood_is_named() -> None:
+def test_what_is_not_understood_is_named():
     """Name the variable that is not a number, and list the valid roles."""
     with pytest.raises(InputError, match="OMPI_COMM_WORLD_SIZE is 'many'"):
         identify({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "many"})
@@ -94,7 +94,7 @@ def test_what_is_not_understood_is_named() -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("", [])])
-def test_tasks_per_node_expands_repetition(text: str, expected: list[int]) -> None:
+def test_tasks_per_node_expands_repetition(text, expected):
     """Expand Slurm's shorthand for tasks per node."""
     assert expected == tasks_per_node(text)
 
@@ -109,12 +109,12 @@ def test_tasks_per_node_expands_repetition(text: str, expected: list[int]) -> No
         ("n[8-11]", "n8 n9 n10 n11"),
     ],
 )
-def test_node_lists_are_expanded(text: str, expected: str) -> None:
+def test_node_lists_are_expanded(text, expected):
     """Expand the names as ``scontrol show hostnames`` does."""
     assert expected.split() == expand_nodes(text)
 
 
-def test_lists_that_are_not_understood_are_refused() -> None:
+def test_lists_that_are_not_understood_are_refused():
     """Refuse what is not Slurm's."""
     for expand, text in ((tasks_per_node, "2(x"), (expand_nodes, "n[a-b]")):
         with pytest.raises(InputError, match="not understood"):

@@ -33,7 +33,7 @@ def run_script(
 @pytest.mark.parametrize(
     "name", ["slurm.sbatch", "pbs.sh", "torchrun.sh", "second_link.sh", "one_gpu.sh"]
 )
-def test_scripts_are_executable_and_sound(name: str) -> None:
+def test_scripts_are_executable_and_sound(name):
     """Pass bash's syntax check, and be executable."""
     script = SCRIPTS / name
     assert os.access(script, os.X_OK)
@@ -41,7 +41,7 @@ def test_scripts_are_executable_and_sound(name: str) -> None:
     assert ("", 0) == (done.stderr, done.returncode)
 
 
-def test_an_installed_commbench_has_them() -> None:
+def test_an_installed_commbench_has_them():
     """Install every script."""
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
@@ -51,7 +51,7 @@ def test_an_installed_commbench_has_them() -> None:
 
 
 @pytest.mark.mpi
-def test_a_pbs_job_measures_on_the_hosts_of_its_node_file(tmp_path: Path) -> None:
+def test_a_pbs_job_measures_on_the_hosts_of_its_node_file(tmp_path):
     """Measure on the hosts of a PBS node file, here this host twice."""
     pytest.importorskip("mpi4py")
     nodes = tmp_path / "nodes"
@@ -64,7 +64,7 @@ def test_a_pbs_job_measures_on_the_hosts_of_its_node_file(tmp_path: Path) -> Non
     assert ("complete", 2, 1) == (info["status"], info["world_size"], info["nodes"])
 
 
-def test_a_script_without_its_environment_says_so(tmp_path: Path) -> None:
+def test_a_script_without_its_environment_says_so(tmp_path):
     """Exit at once if commbench is not installed."""
     pbs = {"PBS_O_WORKDIR": str(tmp_path), "PBS_JOBID": "17.server"}
     done = run_script("pbs.sh", cwd=tmp_path, VENV="/absent", PATH="/usr/bin:/bin", **pbs)
@@ -75,7 +75,7 @@ def test_a_script_without_its_environment_says_so(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- Kubernetes
 
 
-def test_the_mpijob_has_the_operators_fields() -> None:
+def test_the_mpijob_has_the_operators_fields():
     """Use fields of the MPI operator, and start commbench on two workers."""
     job = yaml.safe_load((SCRIPTS / "mpijob.yaml").read_text())
     assert ("kubeflow.org/v2beta1", "MPIJob") == (job["apiVersion"], job["kind"])

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -50,7 +49,7 @@ DAEMONS = f"setsid sleep 987 > /dev/null & {ON} host1 'setsid sleep 987 > /dev/n
 
 
 @pytest.fixture(scope="module")
-def name() -> Iterator[str]:
+def name():
     """Return a lab of two hosts on links without a rate, shared by tests that leave it as it is."""
     name = f"shared-{os.getpid()}"
     lab("up", "--rate", "none", "--name", name)
@@ -75,7 +74,7 @@ def fake(folder: Path, program: str, text: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
 
-def test_hosts_know_themselves_and_each_other() -> None:
+def test_hosts_know_themselves_and_each_other():
     """Give each host a name, an address and the others' names; keep the working directory."""
     line = "hostname; pwd; ls /sys/class/net; ip -4 -br address show eth0; getent hosts host2"
     both = f"{line}; {ON} -x root@host1 '{line}'; cat $COMMBENCH_HOSTFILE"
@@ -87,7 +86,7 @@ def test_hosts_know_themselves_and_each_other() -> None:
     assert "host0 slots=1 host1 slots=1 host2 slots=1" == " ".join(output[18:])
 
 
-def test_hosts_share_files_but_no_memory(name: str, mark: str, tmp_path: Path) -> None:
+def test_hosts_share_files_but_no_memory(name, mark, tmp_path):
     """Isolate /dev/shm and /etc/hosts of each host from the others and the machine."""
     memory = f"/dev/shm/{mark}"  # noqa: S108 - what the test is about
     before = Path("/etc/hosts").read_text()
@@ -99,7 +98,7 @@ def test_hosts_share_files_but_no_memory(name: str, mark: str, tmp_path: Path) -
     assert before == Path("/etc/hosts").read_text()
 
 
-def test_the_exit_code_is_the_commands(name: str) -> None:
+def test_the_exit_code_is_the_commands(name):
     """Exit with the command's code, or 128 plus a signal's number; with ssh's and a sentence for an
     unknown host.
     """
@@ -109,7 +108,7 @@ def test_the_exit_code_is_the_commands(name: str) -> None:
     assert "commbench lab: there is no emulated host 'host9'\n255\n" == output
 
 
-def test_a_machine_whose_tc_fails_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_whose_tc_fails_says_so(monkeypatch, tmp_path):
     """Exit with 2 and quote the error of tc."""
     fake(tmp_path, "tc", "echo 'Error: Specified qdisc kind is unknown.' >&2; exit 1", monkeypatch)
     errors = lab(*running("true", rate="1gbit"), code=2)
@@ -125,9 +124,7 @@ def test_a_machine_whose_tc_fails_says_so(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("up --rate none", signal.SIGKILL, -9),
     ],
 )
-def test_a_lab_can_be_ended_while_it_is_built(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, number: int, code: int
-) -> None:
+def test_a_lab_can_be_ended_while_it_is_built(monkeypatch, tmp_path, words, number, code):
     """Leave nothing when the start is ended while ip hangs."""
     fake(tmp_path, "ip", f"touch {tmp_path}/building\nexec sleep 987", monkeypatch)
     process = begin(*words.split(), preexec_fn=heed_interrupts)
@@ -137,7 +134,7 @@ def test_a_lab_can_be_ended_while_it_is_built(
     assert code == process.returncode
 
 
-def test_keys_and_signals_reach_the_command_once() -> None:
+def test_keys_and_signals_reach_the_command_once():
     """Pass Ctrl-C in a terminal to the command once, as any signal, and exit with its code."""
     command = [sys.executable, *LAB, *running(sys.executable, "-c", COUNTER)]
     process, terminal = start_in_terminal(*command, stdout=subprocess.PIPE)
@@ -153,7 +150,7 @@ def test_keys_and_signals_reach_the_command_once() -> None:
     assert 13 == process.returncode
 
 
-def test_an_interrupt_without_a_terminal_reaches_the_command(name: str) -> None:
+def test_an_interrupt_without_a_terminal_reaches_the_command(name):
     """Pass SIGINT on where no key has sent it."""
     words = on(name, sys.executable, "-c", COUNTER)
     process = begin(*words, start_new_session=True, preexec_fn=heed_interrupts)
@@ -165,7 +162,7 @@ def test_an_interrupt_without_a_terminal_reaches_the_command(name: str) -> None:
     assert 11 == process.returncode
 
 
-def test_a_killed_run_leaves_no_process() -> None:
+def test_a_killed_run_leaves_no_process():
     """End all processes of a lab whose `lab run` is killed."""
     process = begin(*running("sh", "-c", f"{DAEMONS}; echo there; sleep 987"))
     wait_for_line(process, "there")
@@ -173,7 +170,7 @@ def test_a_killed_run_leaves_no_process() -> None:
     process.communicate(timeout=SECONDS)
 
 
-def test_labs_at_once_do_not_meet() -> None:
+def test_labs_at_once_do_not_meet():
     """Run two labs with equal host names and addresses independently."""
     words = running("sh", "-c", "touch /run/commbench-lab/mine; echo there; cat")
     first = begin(*words, stdin=subprocess.PIPE)
@@ -183,7 +180,7 @@ def test_labs_at_once_do_not_meet() -> None:
     assert ("two", "") == first.communicate("two", timeout=SECONDS)
 
 
-def test_called_from_python_the_lab_gives_signal_handlers_back() -> None:
+def test_called_from_python_the_lab_gives_signal_handlers_back():
     """Restore the signal handlers after a lab in this process."""
     before = [signal.getsignal(number) for number in PASSED_ON]
     assert 3 == run_in_lab(LabPlan.parse(1, "none"), ["sh", "-c", "exit 3"])
@@ -193,7 +190,7 @@ def test_called_from_python_the_lab_gives_signal_handlers_back() -> None:
 # ---------------------------------------------------------------------------------- labs that stay
 
 
-def test_a_lab_stays_until_it_is_taken_down(mark: str) -> None:
+def test_a_lab_stays_until_it_is_taken_down(mark):
     """Keep a lab after its terminal closes, until it is taken down."""
     me = f"{sys.executable} {' '.join(LAB)}"
     line = f"{me} up --rate none --hosts 3 --name {mark}; echo that is all; read word"
@@ -210,7 +207,7 @@ def test_a_lab_stays_until_it_is_taken_down(mark: str) -> None:
     assert [] == find_marked(mark)
 
 
-def test_a_command_finds_what_it_would_in_run(name: str) -> None:
+def test_a_command_finds_what_it_would_in_run(name):
     """Give commands the environment, directory, user and files of `lab run`."""
     line = (
         "env | sort | grep -v ^_=; pwd; cat /etc/hosts $COMMBENCH_HOSTFILE; id; ls /sys/class/net;"
@@ -220,7 +217,7 @@ def test_a_command_finds_what_it_would_in_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["return", "kill"])
-def test_what_a_command_has_started_ends_with_it(name: str, mark: str, end: str) -> None:
+def test_what_a_command_has_started_ends_with_it(name, mark, end):
     """End the processes of a command when it returns or `lab exec` is killed, but not the lab."""
 
     def sleepers() -> list[str]:
@@ -238,7 +235,7 @@ def test_what_a_command_has_started_ends_with_it(name: str, mark: str, end: str)
 
 
 @pytest.mark.parametrize("end", ["down", "parent"])
-def test_a_lab_that_ends_ends_its_commands(mark: str, end: str) -> None:
+def test_a_lab_that_ends_ends_its_commands(mark, end):
     """End the command of a lab that is taken down or killed, and free the lab's name."""
     lab("up", "--rate", "none", "--name", mark)
     process = begin(*on(mark, "sh", "-c", "echo there; sleep 987"))
@@ -253,7 +250,7 @@ def test_a_lab_that_ends_ends_its_commands(mark: str, end: str) -> None:
     lab("status", "--name", mark, code=2)
 
 
-def test_status_lists_hosts_and_what_runs(mark: str) -> None:
+def test_status_lists_hosts_and_what_runs(mark):
     """List hosts, addresses, rates, racks and commands with process ids, also of temporary labs."""
     shape = ("--racks", "2", "--slow", "host3=250mbit", "--name", mark)
     words = running("sh", "-c", "echo there; read word", hosts=4, rate="1gbit", flags=shape)
@@ -268,7 +265,7 @@ def test_status_lists_hosts_and_what_runs(mark: str) -> None:
     process.communicate("word\n", timeout=SECONDS)
 
 
-def test_what_is_not_there_is_said(name: str) -> None:
+def test_what_is_not_there_is_said(name):
     """Refuse an unknown lab, host, command or rate with code 2 in one line."""
     for words in (
         f"up --name {name}",
@@ -285,7 +282,7 @@ def test_what_is_not_there_is_said(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_all_labs_that_stay_are_taken_down_at_once() -> None:
+def test_all_labs_that_stay_are_taken_down_at_once():
     """Take all persistent labs down in one call, in a separate process namespace."""
     me = f"{sys.executable} {' '.join(LAB)}"
     line = f"""
@@ -305,7 +302,7 @@ def test_all_labs_that_stay_are_taken_down_at_once() -> None:
 # ------------------------------------------------------------------------------------------- links
 
 
-def test_a_link_is_cut_and_mended(name: str) -> None:
+def test_a_link_is_cut_and_mended(name):
     """Set one host's link down and up, without effect on other hosts or its loopback."""
     reach = (  # nobody serves there
         "timeout 2 bash -c 'exec 3<>/dev/tcp/host1/9' 2>&1 | grep -om1 refused | head -1"
@@ -322,7 +319,7 @@ def test_a_link_is_cut_and_mended(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_link_gets_another_rate(name: str) -> None:
+def test_a_link_gets_another_rate(name):
     """Change a link's rate and remove it: flows in both directions follow, and new programs see
     it.
     """
@@ -343,7 +340,7 @@ def fills(rate: float, link: float) -> bool:
 
 
 @pytest.mark.slow
-def test_links_and_uplinks_have_their_rates() -> None:
+def test_links_and_uplinks_have_their_rates():
     """Limit each direction of a link, share a rack's uplink, slow one host; else leave it open."""
     for flows in rates(
         "host0:host1 host0:host2", "host1:host0 host2:host0", hosts=3, rate="200mbit"

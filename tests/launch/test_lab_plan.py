@@ -23,13 +23,13 @@ from commbench.launch.lab.plan import LabPlan, format_rate, parse_rate
         ("none", None),
     ],
 )
-def test_rates_are_bits_per_second(text: str, expected: int | None) -> None:
+def test_rates_are_bits_per_second(text, expected):
     """Parse rates as tc does, and format them so that they parse again."""
     assert expected == parse_rate(text)
     assert expected == parse_rate(format_rate(expected))
 
 
-def test_hosts_are_spread_evenly_over_racks() -> None:
+def test_hosts_are_spread_evenly_over_racks():
     """Put neighbours into one rack; by default an uplink has the rate of a host."""
     plan = LabPlan.parse(5, "1gbit", racks=2)
     assert [0, 0, 0, 1, 1] == [host.rack for host in plan.hosts]
@@ -42,7 +42,7 @@ def test_hosts_are_spread_evenly_over_racks() -> None:
     )
 
 
-def test_conditions_state_what_differs() -> None:
+def test_conditions_state_what_differs():
     """Record the lab's shape in the conditions, and nothing further for a plain lab; read a plan
     back unchanged.
     """
@@ -55,9 +55,7 @@ def test_conditions_state_what_differs() -> None:
 
 
 @pytest.mark.parametrize("missing", ["root", "ip", "tc", "unshare"])
-def test_a_machine_that_lacks_something_is_refused(
-    monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
+def test_a_machine_that_lacks_something_is_refused(monkeypatch, missing):
     """Name what a machine lacks for a lab."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000 if missing == "root" else 0)
     monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else f"/bin/{name}")
@@ -65,7 +63,7 @@ def test_a_machine_that_lacks_something_is_refused(
         run_in_lab(LabPlan.parse(2, "1gbit"), ["true"])
 
 
-def test_programs_are_led_to_the_emulated_links() -> None:
+def test_programs_are_led_to_the_emulated_links():
     """Set variables that select the emulated interfaces, and remove those of a batch system."""
     environ = {
         "HOME": "/root",

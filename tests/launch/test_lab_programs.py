@@ -33,14 +33,14 @@ def measure(
         ("-c bandwidth --sizes 64K --backend mpi --sync dissemination", "algbw_GBps", 0.5),
     ],
 )
-def test_messages_fill_the_link(tmp_path: Path, words: str, column: str, least: float) -> None:
+def test_messages_fill_the_link(tmp_path, words, column, least):
     """Reach the link's rate between two hosts over TCP, and no more."""
     _, (row,) = measure(tmp_path / "run", f"run {words} --launches 1")
     assert row["transport"].startswith("tcp")
     assert least < float(row[column]) / 0.125 <= 1.05
 
 
-def test_variables_reach_the_ranks_of_every_host(tmp_path: Path) -> None:
+def test_variables_reach_the_ranks_of_every_host(tmp_path):
     """Give the ranks on both hosts the variables of a start, also one that commbench forwards by no
     rule.
     """
@@ -55,7 +55,7 @@ def test_variables_reach_the_ranks_of_every_host(tmp_path: Path) -> None:
     assert {"host0", "host1"} == {rank["host"] for rank in run["ranks"]}
 
 
-def test_training_crosses_the_link(tmp_path: Path) -> None:
+def test_training_crosses_the_link(tmp_path):
     """Train under DDP on two hosts, and mark the row as emulated."""
     pytest.importorskip("torch")
     words = "train --workload digits --bucket-cap-mb default --hook none --steps 6"

@@ -43,7 +43,7 @@ EVERY = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def machine(monkeypatch, tmp_path):
     """Simulate a host of two cores with two threads each and two NUMA nodes, and a hostfile."""
     monkeypatch.setattr(hosts, "local_cpus", lambda: 4)
     monkeypatch.setattr(hosts, "local_cores", lambda: 2)
@@ -81,7 +81,7 @@ def check(launcher: Launcher, ranks: int, words: str, absent: str = "", **how: b
         (2, {**HOSTS, "environ": EMULATED}, "--bind-to none --mca mpi_yield_when_idle 1", "core"),
     ],
 )
-def test_mpirun_commands(ranks: int, options: dict[str, Any], words: str, absent: str) -> None:
+def test_mpirun_commands(ranks, options, words, absent):
     """Bind as tightly as there is room, and forward what affects timing, but no secret."""
     check(MpirunLauncher(**{"environ": {}, **options}), ranks, words, absent)
 
@@ -95,9 +95,7 @@ def test_mpirun_commands(ranks: int, options: dict[str, Any], words: str, absent
         (2, {"environ": {"SLURM_JOB_ID": "1"}}, "-n 2", "^ofi"),
     ],
 )
-def test_ranks_that_train_may_use_several_cores(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, options: dict[str, Any], words: str, absent: str
-) -> None:
+def test_ranks_that_train_may_use_several_cores(monkeypatch, ranks, options, words, absent):
     """Bind training ranks to a NUMA node at most, and search no fabric on one host."""
     launcher = MpirunLauncher(**{"environ": {}, **options})
     check(launcher, ranks, words, absent, training=True)
@@ -116,7 +114,7 @@ def test_ranks_that_train_may_use_several_cores(
         ({"is_intel": True, "bind_to": "none"}, "-genv I_MPI_PIN off", "-bind-to"),
     ],
 )
-def test_hydra_commands(options: dict[str, Any], words: str, absent: str) -> None:
+def test_hydra_commands(options, words, absent):
     """Place and bind ranks in the dialect of MPICH or Intel MPI."""
     check(MpiexecLauncher(**{"environ": {}, **options}), 2, words, absent)
 
@@ -138,7 +136,7 @@ def test_hydra_commands(options: dict[str, Any], words: str, absent: str) -> Non
         (2, {"ranks_per_node": 1, "bind_to": "numa"}, "--nodes=2 --ntasks-per-node=1"),
     ],
 )
-def test_srun_commands(ranks: int, options: dict[str, Any], words: str) -> None:
+def test_srun_commands(ranks, options, words):
     """Start a launch as a job step that overlaps the job's others; MPI starts only with a
     plugin.
     """
@@ -149,7 +147,7 @@ def test_srun_commands(ranks: int, options: dict[str, Any], words: str) -> None:
     assert (4, False) == (SrunLauncher(environ=JOB).slots(), launcher.is_local)
 
 
-def test_torchrun_commands() -> None:
+def test_torchrun_commands():
     """Start ranks on this host, with ranks per node as a limit."""
     options = {"ranks_per_node": 2, "bind_to": "none", "extra": ["--max-restarts=0"]}
     launcher = TorchrunLauncher(**options, environ=JOB)
@@ -162,7 +160,7 @@ def test_torchrun_commands() -> None:
         TorchrunLauncher(hostfile=Path("hosts"))
 
 
-def test_the_most_ranks_on_a_host_are_computed() -> None:
+def test_the_most_ranks_on_a_host_are_computed():
     """Fill hosts up to their slots, and count emulated hosts as one machine."""
     Path("hosts").write_text("a slots=3\nb slots=1\n")
 
@@ -177,7 +175,7 @@ def test_the_most_ranks_on_a_host_are_computed() -> None:
 
 
 @EVERY
-def test_variables_of_the_ranks(make: Any) -> None:
+def test_variables_of_the_ranks(make):
     """Set one thread, the interface on request only, and ``--env`` by the ranks' command line."""
     variables = make(environ=JOB, interface="eth1").environment()
     for name in ("OMPI_MCA_btl_tcp_if_include", "UCX_NET_DEVICES", "FI_TCP_IFACE"):
@@ -191,7 +189,7 @@ def test_variables_of_the_ranks(make: Any) -> None:
     check(launcher.with_env("A=default"), 2, "-m a.program", "/usr/bin/env A")
 
 
-def test_an_interface_must_be_there() -> None:
+def test_an_interface_must_be_there():
     """Accept an interface of this host only."""
     check_interface("lo")
     with pytest.raises(InputError, match=r"\blo\b"):
@@ -199,7 +197,7 @@ def test_an_interface_must_be_there() -> None:
 
 
 @pytest.mark.parametrize(("user", "allowed"), [(0, 2), (1000, 0)])
-def test_root_is_allowed_twice(monkeypatch: pytest.MonkeyPatch, user: int, allowed: int) -> None:
+def test_root_is_allowed_twice(monkeypatch, user, allowed):
     """Set both of Open MPI's permissions for root, and only for root."""
     monkeypatch.setattr(os, "geteuid", lambda: user)
     names = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
@@ -225,7 +223,7 @@ def test_root_is_allowed_twice(monkeypatch: pytest.MonkeyPatch, user: int, allow
         ("2620:10d::3000:1 slots=2\n", ""),
     ],
 )
-def test_hosts_and_slots_are_read(text: str, expected: str) -> None:
+def test_hosts_and_slots_are_read(text, expected):
     """Name each host with its slots; a host listed once without a number has as many as this host
     has CPUs. Pass a file on that has more than names and slots.
     """
@@ -256,14 +254,14 @@ def test_hosts_and_slots_are_read(text: str, expected: str) -> None:
         ("a slots=4 max-slots=2\n", "Line 1"),
     ],
 )
-def test_a_hostfile_that_is_not_understood_is_refused(text: str, error: str) -> None:
+def test_a_hostfile_that_is_not_understood_is_refused(text, error):
     """Name the line."""
     Path("hosts").write_text(text)
     with pytest.raises(InputError, match=error):
         read_hostfile(Path("hosts"))
 
 
-def test_slots_follow_the_allocation() -> None:
+def test_slots_follow_the_allocation():
     """Use Slurm's tasks as slots inside an allocation and CPUs outside; refuse more ranks."""
     job = {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "2(x3),1", "SLURM_JOB_NODELIST": "a[8-11]"}
     assert {"a8": 2, "a9": 2, "a10": 2, "a11": 1} == MpirunLauncher(environ=job).hosts()
@@ -329,12 +327,12 @@ def simulate(monkeypatch: pytest.MonkeyPatch, mpirun: str | None, installed: str
     ],
 )
 def test_mpi_is_chosen_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-    mpirun: str | None,
-    installed: str,
-    options: dict[str, Any],
-    expected: str | None,
-) -> None:
+    monkeypatch,
+    mpirun,
+    installed,
+    options,
+    expected,
+):
     """Prefer mpirun to srun in a job, and srun to torchrun; refuse what cannot start."""
     choose = simulate(monkeypatch, mpirun, installed)
     Path("here").write_text(f"{socket.gethostname()}.org\n" * 2)
@@ -349,7 +347,7 @@ def test_mpi_is_chosen_where_there_is_one(
         )
 
 
-def test_hostfiles_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostfiles_of_the_environment(monkeypatch):
     """Prefer an option to COMMBENCH_HOSTFILE, and that to the file of PBS or LSF, in which each
     line is a slot; name the variable of a file that is missing.
     """
@@ -383,12 +381,12 @@ def test_hostfiles_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_how_srun_speaks_to_mpi(
-    monkeypatch: pytest.MonkeyPatch,
-    extra: list[str],
-    environ: dict[str, str],
-    site: str | None,
-    expected: str,
-) -> None:
+    monkeypatch,
+    extra,
+    environ,
+    site,
+    expected,
+):
     """Choose srun's MPI plugin by request, job variable and site default, in this order."""
     output = f"Mail = x\nMpiDefault              = {site}\n" if site else ""
     monkeypatch.setattr(slurm, "output_of", lambda _: output)
@@ -400,9 +398,7 @@ def test_how_srun_speaks_to_mpi(
     [("MCA plm: slurm (MCA v2.1.0)\n MCA plm: ssh", {}), ("MCA plm: ssh", {"n0": 2, "n1": 2})],
     ids=["knows Slurm", "knows ssh only"],
 )
-def test_an_open_mpi_without_slurm_gets_the_nodes(
-    monkeypatch: pytest.MonkeyPatch, output: str, expected: dict[str, int]
-) -> None:
+def test_an_open_mpi_without_slurm_gets_the_nodes(monkeypatch, output, expected):
     """Pass the job's nodes to an mpirun that was built without Slurm."""
     monkeypatch.setattr(slurm, "output_of", lambda _: output)
     assert [expected, {}, {}] == [
@@ -412,9 +408,7 @@ def test_an_open_mpi_without_slurm_gets_the_nodes(
     assert bool(expected) == ("n0:2,n1:2" in command)
 
 
-def test_a_launcher_can_be_given_by_its_path(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_launcher_can_be_given_by_its_path(monkeypatch, tmp_path):
     """Use the given mpiexec with the library beside it; refuse a file that is no program."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     program, library = tmp_path / "bin" / "mpiexec", tmp_path / "lib" / "libmpi.so.12"
@@ -431,7 +425,7 @@ def test_a_launcher_can_be_given_by_its_path(
     assert "MPI4PY_LIBMPI" not in other.environment()
 
 
-def test_mpirun_beside_python_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mpirun_beside_python_comes_first(monkeypatch, tmp_path):
     """Prefer the virtual environment's mpirun to that on the PATH."""
     for folder in ("bin", "elsewhere"):
         (tmp_path / folder).mkdir()

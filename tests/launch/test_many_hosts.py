@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ BY_HAND = "-n 2 --hostfile $COMMBENCH_HOSTFILE --bind-to none --mca mpi_yield_wh
 
 
 @pytest.fixture(autouse=True)
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def mark(monkeypatch):
     """Fail if a test leaves a process behind."""
     pytest.importorskip("torch")
     mpirun()
@@ -57,7 +56,7 @@ def read(out: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
     return read_info(out), read_rows(out)
 
 
-def test_two_hosts_give_the_files_of_a_local_run(tmp_path: Path) -> None:
+def test_two_hosts_give_the_files_of_a_local_run(tmp_path):
     """Write files, entries, columns and cases equal to a local run's, with the hosts of a
     hostfile.
     """
@@ -81,7 +80,7 @@ def test_two_hosts_give_the_files_of_a_local_run(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_persons_own_launcher_adds_launches(tmp_path: Path, launcher: str, line: str) -> None:
+def test_a_persons_own_launcher_adds_launches(tmp_path, launcher, line):
     """Add a launch each time mpirun, or torchrun on each host, starts ranks on both hosts."""
     out = tmp_path / "run"
     line = line.replace("OUT", str(out))
@@ -98,7 +97,7 @@ def test_a_persons_own_launcher_adds_launches(tmp_path: Path, launcher: str, lin
     assert ([0, 1], {"ok"}) == (read_launches(out), {row["status"] for row in rows})
 
 
-def test_open_mpi_says_nothing_from_within_operations() -> None:
+def test_open_mpi_says_nothing_from_within_operations():
     """Use Open MPI's hierarchical component over several hosts without its log lines."""
     options = BY_HAND.replace("-n 2", "-n 4 --map-by ppr:2:node:OVERSUBSCRIBE")
     done = run(f"MPIRUN {options} {sys.executable} -m mpi4py {ROOT}/tests/ranks/silent.py 4")
@@ -118,7 +117,7 @@ exec "$@"
 
 
 @pytest.mark.slow
-def test_gloo_finds_other_hosts_where_names_lead_to_the_loopback(tmp_path: Path) -> None:
+def test_gloo_finds_other_hosts_where_names_lead_to_the_loopback(tmp_path):
     """Choose the interface of the default route if the host's name resolves to the loopback."""
     out = tmp_path / "run"
     (tmp_path / "debian.sh").write_text(DEBIAN)
@@ -129,7 +128,7 @@ def test_gloo_finds_other_hosts_where_names_lead_to_the_loopback(tmp_path: Path)
     assert {("ok", "tcp/eth0")} == {(row["status"], row["transport"]) for row in rows}
 
 
-def test_a_quick_case_takes_seconds_on_a_slow_link(tmp_path: Path) -> None:
+def test_a_quick_case_takes_seconds_on_a_slow_link(tmp_path):
     """Send fewer messages at once, alike in all launches, and say so; leave small ones alone."""
     case = "--collective bandwidth --sizes 8,4M --backend mpi -n 2 --launches 2"
     run(f"commbench run {case} --out {tmp_path / 'run'}")

@@ -90,7 +90,7 @@ class Launched:
         return [event for event in self.events if isinstance(event, CaseFinished)]
 
 
-def test_a_rank_reports_everything_in_order() -> None:
+def test_a_rank_reports_everything_in_order():
     """Report the session, each case with its record, and the end; keep backends open."""
     launched = Launched(PLAN, PLAN)
     one = [SessionStarted, *[CaseStarted, CaseFinished] * len(CASES), CasesEnded]
@@ -107,7 +107,7 @@ def test_a_rank_reports_everything_in_order() -> None:
     assert ["gloo", "gloo"] == launched.opened
 
 
-def test_a_rank_visits_each_case_several_times() -> None:
+def test_a_rank_visits_each_case_several_times():
     """Visit the cases in order, then in shuffled rounds, and report each numbered visit."""
     finished = Launched(replace(PLAN, budget=BUDGETS["quick"])).finished
     assert CASES == [event.record.case for event in finished[: len(CASES)]]
@@ -118,7 +118,7 @@ def test_a_rank_visits_each_case_several_times() -> None:
         assert 1 == pytest.approx(sum(event.share for event in visits))
 
 
-def test_no_case_begins_after_the_deadline_or_the_last_that_is_wanted() -> None:
+def test_no_case_begins_after_the_deadline_or_the_last_that_is_wanted():
     """Stop on all ranks before a case that would exceed the deadline, or after the current one."""
     late = Launched(replace(PLAN, deadline_s=0.0))
     assert [SessionStarted, CasesEnded] == late.kinds
@@ -129,9 +129,7 @@ def test_no_case_begins_after_the_deadline_or_the_last_that_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("deadline_s", [math.inf, 0.0])
-def test_training_on_gpus_states_its_library(
-    monkeypatch: pytest.MonkeyPatch, deadline_s: float
-) -> None:
+def test_training_on_gpus_states_its_library(monkeypatch, deadline_s):
     """Open Gloo for control but no cupy NCCL, report torch's NCCL, and obey the deadline."""
     device = types.SimpleNamespace(
         backend="nccl", ranks_per_gpu=2, library=lambda: "torch NCCL 2.28.9", close=lambda: None
@@ -153,14 +151,14 @@ def test_training_on_gpus_states_its_library(
     assert CasesEnded(is_complete=deadline_s > 0) == launched.events[-1]
 
 
-def test_a_backend_that_cannot_be_opened_is_bad_input() -> None:
+def test_a_backend_that_cannot_be_opened_is_bad_input():
     """Raise the backend's sentence as bad input."""
     case = replace(CASES[0], backend="mpi")
     with pytest.raises(InputError, match="install it"):
         Launched(replace(PLAN, collectives=[case]))
 
 
-def test_a_heartbeat_reports_progress() -> None:
+def test_a_heartbeat_reports_progress():
     """Send the counters of a timed loop from another thread."""
     heart = Heart(5)
     heard = queue.SimpleQueue()
@@ -175,7 +173,7 @@ def test_a_heartbeat_reports_progress() -> None:
 
 
 @pytest.mark.programs
-def test_a_stalled_rank_notices_by_itself() -> None:
+def test_a_stalled_rank_notices_by_itself():
     """Call once after the timeout without progress."""
     stalled = threading.Event()
     heart = Heart(0, startup_s=0.6)
@@ -187,7 +185,7 @@ def test_a_stalled_rank_notices_by_itself() -> None:
     heart.stop()
 
 
-def test_a_rank_has_more_time_to_start() -> None:
+def test_a_rank_has_more_time_to_start():
     """Use the start-up timeout until the first repetition, then the case timeout."""
     heart = Heart(0, startup_s=60.0)
     heart.limit(2.0)
@@ -234,7 +232,7 @@ def run(body: str, **options: object) -> subprocess.CompletedProcess[str]:
     return finished(sys.executable, "-c", script_of(body, **options))
 
 
-def test_a_rank_flushes_its_output_and_exits_with_its_status() -> None:
+def test_a_rank_flushes_its_output_and_exits_with_its_status():
     """Flush the streams before os._exit, although another thread still runs."""
     body = "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
     process = run(f"{body}sys.stdout.write('all of it')", code=4)
@@ -249,9 +247,7 @@ def test_a_rank_flushes_its_output_and_exits_with_its_status() -> None:
         ("LaunchError", 3, "boom", "false"),
     ],
 )
-def test_a_rank_that_raises_reports_the_error(
-    error: str, code: int, said: str, bad_input: str
-) -> None:
+def test_a_rank_that_raises_reports_the_error(error, code, said, bad_input):
     """Report an error to the conductor; print a traceback unless it is our own."""
     process = run(f"from commbench.errors import InputError, LaunchError\nraise {error}('boom')")
     assert code == process.returncode
@@ -261,7 +257,7 @@ def test_a_rank_that_raises_reports_the_error(
     assert is_foreign == ("Traceback" in process.stderr)
 
 
-def test_a_rank_prints_its_stacks_when_asked() -> None:
+def test_a_rank_prints_its_stacks_when_asked():
     """Print the stacks on SIGUSR2 without another thread, and continue."""
     process = run("os.kill(os.getpid(), signal.SIGUSR2)")
     assert 0 == process.returncode
@@ -282,7 +278,7 @@ def listen(body: str, **options: object) -> tuple[int, list[Stack], str]:
 
 
 @pytest.mark.programs
-def test_a_rank_reports_its_stacks_on_sigusr1() -> None:
+def test_a_rank_reports_its_stacks_on_sigusr1():
     """Report all stacks by rank and thread although the main thread is busy."""
     body = "import threading, time\nother = threading.Event()\n"
     body += "threading.Thread(target=other.wait, name='flow', daemon=True).start()\n"
@@ -296,7 +292,7 @@ def test_a_rank_reports_its_stacks_on_sigusr1() -> None:
 
 
 @pytest.mark.programs
-def test_a_terminated_rank_reports_its_stack() -> None:
+def test_a_terminated_rank_reports_its_stack():
     """Report the stack on SIGTERM and die, although the main thread runs native code."""
     body = "import threading\nos.kill(os.getpid(), signal.SIGTERM); threading.Lock().acquire(); "
     body += "lock = threading.Lock(); lock.acquire(); lock.acquire()"
@@ -305,7 +301,7 @@ def test_a_terminated_rank_reports_its_stack() -> None:
 
 
 @pytest.mark.programs
-def test_a_child_of_a_rank_takes_no_signals_for_it() -> None:
+def test_a_child_of_a_rank_takes_no_signals_for_it():
     """Ignore in the rank a SIGTERM sent to a forked child."""
     body = (
         "import time\nready, up = os.pipe()\nchild = os.fork()\nif not child: os.write(up, b'.');"
@@ -334,7 +330,7 @@ os._exit(0)
 
 
 @pytest.mark.programs
-def test_a_child_of_a_rank_that_waits_for_its_conductor_works() -> None:
+def test_a_child_of_a_rank_that_waits_for_its_conductor_works():
     """Run a forked process, as data loaders do, while a thread reads the conductor's lines."""
     command = [sys.executable, "-c", FORKING]
     with subprocess.Popen(
@@ -345,7 +341,7 @@ def test_a_child_of_a_rank_that_waits_for_its_conductor_works() -> None:
         assert ["plan", "child", "0"] == process.stdout.read().split()
 
 
-def test_a_rank_that_nobody_ends_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_nobody_ends_leaves(monkeypatch):
     """Exit some time after a hang if no conductor ends the rank."""
     body = (
         "import commbench.launch.heartbeat as h, time\nh.ABANDONED_S ="
@@ -365,14 +361,14 @@ os._exit(0)
 
 
 @pytest.mark.programs
-def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
+def test_a_rank_leaves_when_its_launcher_is_gone():
     """Exit when the parent process has ended."""
     script = script_of("import time; print(flush=True); time.sleep(600)", launcher="openmpi")
     orphan = int(succeeded(sys.executable, "-c", ORPHAN.format(script=script)))
     assert wait_until(lambda: has_ended(orphan))
 
 
-def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longer_limit_arms_the_net_again(monkeypatch):
     """Extend the interpreter's own timeout when the limit grows."""
     armed = []
     monkeypatch.setattr(
@@ -387,7 +383,7 @@ def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert 198.0 == armed[1] - armed[0]
 
 
-def test_a_process_that_did_not_run_notes_its_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_did_not_run_notes_its_stall(monkeypatch):
     """Note a heartbeat that is much too late, unless the process used its CPU meanwhile."""
     heart = Heart(0)
     progress = heart.progress

@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -124,7 +124,7 @@ def no_start(world: World, launch: Launch) -> Ending:  # noqa: ARG001 - as other
     return Ending(status="failed", cause=Finding.stated("no slots"))
 
 
-def test_every_launch_measures_every_case_until_all_is_done() -> None:
+def test_every_launch_measures_every_case_until_all_is_done():
     """Plan each launch once, and nothing where all is measured."""
     world = World(REQUEST)
     assert Stop(kind="done") == world.run(whole)
@@ -136,7 +136,7 @@ def test_every_launch_measures_every_case_until_all_is_done() -> None:
     assert (Stop(kind="done"), []) == (again.run(whole), again.made)
 
 
-def test_a_launch_goes_on_without_what_failed() -> None:
+def test_a_launch_goes_on_without_what_failed():
     """Start new ranks for the rest of a launch, and leave the case out of later ones."""
     world = World(REQUEST)
     stop = world.run(fails_at(CASES[1]))
@@ -145,7 +145,7 @@ def test_a_launch_goes_on_without_what_failed() -> None:
     assert (1, 6) == (len(world.warned), len(world.records))
 
 
-def test_three_failures_in_a_row_end_the_run() -> None:
+def test_three_failures_in_a_row_end_the_run():
     """Count failures without a result in between."""
     world = World(REQUEST)
     assert "failed" == world.run(fails_at(*CASES)).kind
@@ -169,7 +169,7 @@ def test_three_failures_in_a_row_end_the_run() -> None:
     ],
     ids=["no case begun", "fail fast", "started by the user", "host lost"],
 )
-def test_one_failure_that_ends_the_run(ranks: Ranks, options: dict[str, bool]) -> None:
+def test_one_failure_that_ends_the_run(ranks, options):
     """End at a failure that new ranks would repeat, or as asked."""
     world = World(REQUEST, **options)
     stop = world.run(ranks)
@@ -177,7 +177,7 @@ def test_one_failure_that_ends_the_run(ranks: Ranks, options: dict[str, bool]) -
 
 
 @pytest.mark.parametrize(("fail_fast", "launches"), [(False, 2), (True, 1)])
-def test_a_training_that_fails_on_all_ranks_is_left_out(*, fail_fast: bool, launches: int) -> None:
+def test_a_training_that_fails_on_all_ranks_is_left_out(*, fail_fast, launches):
     """Leave out what cannot be trained, and end there only if asked."""
 
     def ranks(world: World, launch: Launch) -> Ending:
@@ -188,7 +188,7 @@ def test_a_training_that_fails_on_all_ranks_is_left_out(*, fail_fast: bool, laun
     assert ("failed", launches) == (world.run(ranks).kind, len(world.made))
 
 
-def test_a_signal_between_launches_ends_the_run() -> None:
+def test_a_signal_between_launches_ends_the_run():
     """Begin no launch after a signal."""
 
     def ranks(world: World, launch: Launch) -> Ending:
@@ -211,13 +211,13 @@ def cut(count: int) -> Ranks:
 
 
 @pytest.mark.parametrize(("count", "kind"), [(1, "lacking"), (4, "cut")])
-def test_a_time_limit_leaves_launches_or_cases_out(count: int, kind: str) -> None:
+def test_a_time_limit_leaves_launches_or_cases_out(count, kind):
     """Tell cases without a launch from launches that are left out."""
     assert kind == World(REQUEST).run(cut(count)).kind
 
 
 @pytest.mark.parametrize("once", [False, True])
-def test_a_stage_that_is_cut_leaves_the_next_its_time(*, once: bool) -> None:
+def test_a_stage_that_is_cut_leaves_the_next_its_time(*, once):
     """Make the launches of the next stage, and keep the first reason."""
     second = make_request([make_case(operation="broadcast")], name="second")
     world = World(dataclasses.replace(REQUEST, name="first"), second, once=once)
@@ -233,7 +233,7 @@ def test_a_stage_that_is_cut_leaves_the_next_its_time(*, once: bool) -> None:
     }
 
 
-def test_what_a_launch_took_sets_the_times_of_the_next_stage() -> None:
+def test_what_a_launch_took_sets_the_times_of_the_next_stage():
     """Carry the learned start-up into the next stage."""
     world = World(REQUEST, make_request([make_case(operation="broadcast")], name="next"))
     startups = []
@@ -248,7 +248,7 @@ def test_what_a_launch_took_sets_the_times_of_the_next_stage() -> None:
     assert "next" == world.started[-1].stage
 
 
-def test_the_last_cases_are_all_that_remains() -> None:
+def test_the_last_cases_are_all_that_remains():
     """Count what is left of a stage in cases, slices and launches."""
     remaining = []
 
@@ -263,7 +263,7 @@ def test_the_last_cases_are_all_that_remains() -> None:
 # ---------------------------------------------------------------------- started by the user
 
 
-def test_an_invocation_makes_one_launch_of_each_stage() -> None:
+def test_an_invocation_makes_one_launch_of_each_stage():
     """Complete an unfinished launch, else add one, beyond the number of the budget."""
     other = make_request([make_case(operation="broadcast")], name="second")
     records = Records()
@@ -284,7 +284,7 @@ def staged(name: str, launches: int, **options: object) -> RunRequest:
     return dataclasses.replace(request, training=terms, is_fixed_length=True, **options)
 
 
-def test_a_stage_that_depends_on_launches_waits_for_another_invocation() -> None:
+def test_a_stage_that_depends_on_launches_waits_for_another_invocation():
     """Make one launch of a fixed number, and name the rest, until all are made."""
     stages = [staged("search", 1), staged(CONFIRM, 2)]
     records, kinds, made = Records(), [], []
@@ -297,7 +297,7 @@ def test_a_stage_that_depends_on_launches_waits_for_another_invocation() -> None
     assert [[0], [0], [1], []] == made
 
 
-def test_an_invocation_completes_before_it_adds() -> None:
+def test_an_invocation_completes_before_it_adds():
     """Plan the lowest unfinished launch, else a new one."""
     request = make_request(CASES[:2])
     assert 0 == next_launch(request, [])
@@ -307,7 +307,7 @@ def test_an_invocation_completes_before_it_adds() -> None:
     assert 0 == next_launch(request, [*first[:1], make_record(CASES[0], launch=1)])
 
 
-def test_a_case_that_always_fails_holds_no_launch_open() -> None:
+def test_a_case_that_always_fails_holds_no_launch_open():
     """Try a failed case once more, then start the next launch; train it once."""
     request = make_request(CASES[:2])
     good, bad = make_record(CASES[0]), make_record(CASES[1], status="failed")
@@ -332,9 +332,7 @@ def test_a_case_that_always_fails_holds_no_launch_open() -> None:
         ([(0, 30.0), (1, 30.0), (2, 30.0)], 2, False),
     ],
 )
-def test_launches_beyond_the_aim_are_left_out(
-    seconds: Sequence[tuple[int, float]], launch: int, *, left_out: bool
-) -> None:
+def test_launches_beyond_the_aim_are_left_out(seconds, launch, *, left_out):
     """Plan launches by the last one's duration, at least the minimum, and complete started ones."""
     request = dataclasses.replace(TRAINING, aim_s=70.0, fewest_launches=2)
     entries = [{"stage": "sweep", "launch": number, "seconds": time} for number, time in seconds]
@@ -358,7 +356,7 @@ def lasting(seconds: float, ranks: Ranks = whole) -> Ranks:
     return slow
 
 
-def test_launches_of_a_soak_follow_each_other_until_its_time_is_up() -> None:
+def test_launches_of_a_soak_follow_each_other_until_its_time_is_up():
     """Number launches on, within the time that is left, also of an earlier invocation."""
     world = World(SOAK)
     assert Stop(kind="done") == world.run(lasting(9.0))
@@ -370,7 +368,7 @@ def test_launches_of_a_soak_follow_each_other_until_its_time_is_up() -> None:
     assert [6, 7] == [number for number, _ in again.made]
 
 
-def test_a_soak_goes_on_after_a_failure_and_says_so() -> None:
+def test_a_soak_goes_on_after_a_failure_and_says_so():
     """Go on, a moment later if no case had begun; end with that in mind."""
     turns = iter([whole, no_start, fails_at(*CASES), *[whole] * 9])
     world = World(SOAK)
@@ -385,7 +383,7 @@ def test_a_soak_goes_on_after_a_failure_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(("options", "launches"), [({}, 3), ({"fail_fast": True}, 1)])
-def test_a_soak_that_never_works_ends(options: dict[str, bool], launches: int) -> None:
+def test_a_soak_that_never_works_ends(options, launches):
     """End after three failed launches without any result, or at the first if asked."""
     world = World(SOAK, **options)
     assert ("failed", launches) == (world.run(no_start).kind, len(world.made))

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from conducting import ALL, EVERYTHING, measured, run
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("forks", "mark")
 ENDLESS = "session(); measured(0); measured(1)\nbegin(2); time.sleep(600)"
 
 
-def test_a_signal_interrupts_and_the_run_resumes(tmp_path: Path) -> None:
+def test_a_signal_interrupts_and_the_run_resumes(tmp_path):
     """Write the table, exit with 128 plus the signal's number, and resume on the next call."""
     display = Recorder(lambda: signal.raise_signal(signal.SIGHUP), when=3)
     code, info, _ = run(tmp_path, ENDLESS, display=display)
@@ -34,7 +33,7 @@ def test_a_signal_interrupts_and_the_run_resumes(tmp_path: Path) -> None:
     assert signal.default_int_handler is signal.getsignal(signal.SIGINT)
 
 
-def test_ctrl_c_before_the_first_case_stops_at_once(tmp_path: Path) -> None:
+def test_ctrl_c_before_the_first_case_stops_at_once(tmp_path):
     """Stop at once on Ctrl-C before the first case."""
     begun = time.monotonic()
     launcher = ScriptLauncher("time.sleep(600)")
@@ -44,7 +43,7 @@ def test_ctrl_c_before_the_first_case_stops_at_once(tmp_path: Path) -> None:
     assert 1 == launcher.started
 
 
-def test_a_run_that_nobody_may_hang_up_ignores_it() -> None:
+def test_a_run_that_nobody_may_hang_up_ignores_it():
     """Ignore SIGHUP under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -57,9 +56,7 @@ def test_a_run_that_nobody_may_hang_up_ignores_it() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path, monkeypatch):
     """Record the interrupt although a second signal arrives while the summary is written."""
     write = ledger.write_tables
 

@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,14 @@ DIRECT = "run -c all_reduce --backend gloo"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     """Return a Slurm cluster of two nodes, shared by all tests here."""
     with private_slurm() as cluster:
         yield cluster
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(cluster: Cluster) -> Iterator[None]:
+def nothing_left(cluster):
     """Fail if a test leaves a step or a task of its jobs."""
     yield
     assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
@@ -83,7 +82,7 @@ def facts(out: Path, names: str) -> list[Any]:
     return [info[name] for name in names.split()]
 
 
-def test_a_batch_job_writes_the_files_of_a_local_run(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_batch_job_writes_the_files_of_a_local_run(cluster, tmp_path):
     """Run the shipped script on two nodes by mpirun; it writes the files of a local run."""
     there, here = tmp_path / "there", tmp_path / "here"
     words = f"{RUN} --sizes 8 --launches 1"
@@ -96,7 +95,7 @@ def test_a_batch_job_writes_the_files_of_a_local_run(cluster: Cluster, tmp_path:
     assert_same_form(here, there)
 
 
-def test_tasks_of_srun_are_ranks_and_add_launches(cluster: Cluster, tmp_path: Path) -> None:
+def test_tasks_of_srun_are_ranks_and_add_launches(cluster, tmp_path):
     """Add a launch per srun, with Gloo and without MPI, which is refused without PMI."""
     out = tmp_path / "run"
     for _ in range(2):
@@ -110,7 +109,7 @@ def test_tasks_of_srun_are_ranks_and_add_launches(cluster: Cluster, tmp_path: Pa
     assert not (tmp_path / "refused").exists()
 
 
-def test_a_conductor_can_start_its_ranks_by_srun(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_conductor_can_start_its_ranks_by_srun(cluster, tmp_path):
     """Start every launch as a job step; report why MPI is omitted without PMI."""
     out = tmp_path / "run"
     options = f"--sizes 8 --launches 1 --launcher srun --ranks-per-node 1 --out {out}"
@@ -156,9 +155,7 @@ def check_resumed(cluster: Cluster, out: Path, words: str) -> None:
     ("backend", "launcher"),
     [("mpi", "mpirun"), pytest.param("gloo", "srun", marks=pytest.mark.slow)],
 )
-def test_a_killed_rank_is_named_and_the_job_resumes(
-    cluster: Cluster, tmp_path: Path, backend: str, launcher: str
-) -> None:
+def test_a_killed_rank_is_named_and_the_job_resumes(cluster, tmp_path, backend, launcher):
     """Name the killed rank, exit with 3, leave no process, and resume."""
     out = tmp_path / "run"
     words = f"{SWEEP} --backend {backend} --launcher {launcher} --fail-fast"
@@ -181,9 +178,7 @@ def test_a_killed_rank_is_named_and_the_job_resumes(
     [(("--signal=TERM", "--batch"), 143), ((), None)],
     ids=["as before the time limit", "scancel"],
 )
-def test_a_job_that_is_ended_is_kept_and_resumes(
-    cluster: Cluster, tmp_path: Path, how: tuple[str, ...], code: int | None
-) -> None:
+def test_a_job_that_is_ended_is_kept_and_resumes(cluster, tmp_path, how, code):
     """Keep the measurements of a cancelled job, and resume."""
     out = tmp_path / "run"
     words = f"{SWEEP} --backend mpi"
@@ -199,7 +194,7 @@ def test_a_job_that_is_ended_is_kept_and_resumes(
 
 
 @pytest.mark.slow
-def test_the_script_can_do_without_a_conductor(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_script_can_do_without_a_conductor(cluster, tmp_path):
     """Make six launches by srun with DIRECT=1."""
     out = tmp_path / "run"
     job = submit(cluster, out, f"{DIRECT} --sizes 8", DIRECT="1")
@@ -209,9 +204,7 @@ def test_the_script_can_do_without_a_conductor(cluster: Cluster, tmp_path: Path)
 
 
 @pytest.mark.parametrize("export", ["--export=NONE", "--export=HOME,PATH", "--export=ALL"])
-def test_a_training_under_tune_gets_what_attaches_it(
-    cluster: Cluster, tmp_path: Path, export: str
-) -> None:
+def test_a_training_under_tune_gets_what_attaches_it(cluster, tmp_path, export):
     """Pass both variables of live tuning to srun's tasks, whatever srun exports."""
     script = 'echo "$SLURM_PROCID ${PYTHONPATH%%:*} ${COMMBENCH_TUNE:+set}"'
     tune = commbench(f"tune --out {tmp_path / 'out'} --")
@@ -246,7 +239,7 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_a_training_is_tuned_inside_and_outside_srun(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_training_is_tuned_inside_and_outside_srun(cluster, tmp_path):
     """Tune a training on two nodes.
 
     Its parameters end as without tuning, and the run names its ranks' hosts.

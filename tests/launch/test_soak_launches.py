@@ -1,9 +1,7 @@
 """A test of the conductor of a soak: launches until the time is up, with a failure in between."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from builders import read_rows
@@ -33,14 +31,14 @@ end(is_complete=True)
 
 
 @pytest.fixture(autouse=True)
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def mark(monkeypatch):
     """Fail if a test leaves a process behind; shorten the pauses."""
     monkeypatch.setattr(schedule, "PAUSE_S", 0.1)
     monkeypatch.setattr(schedule, "LEAST_SOAK_S", 0.1)
     yield from marked_environment(monkeypatch)
 
 
-def test_a_soak_goes_on_until_its_time_is_up(tmp_path: Path) -> None:
+def test_a_soak_goes_on_until_its_time_is_up(tmp_path):
     """Start launches while there is time, name a failed one, keep the results of its case, try it
     again, and write the tables; exit with 3 at the end.
     """

@@ -24,14 +24,14 @@ def software(rank: int, host: str, **changes: str) -> Software:
     return host, {**versions, **changes}
 
 
-def test_equal_hosts_are_not_refused() -> None:
+def test_equal_hosts_are_not_refused():
     """Accept hosts that differ only in irrelevant facts, or in what one rank per host reads."""
     assert "" == describe_differences(
         [software(0, "a"), software(1, "a"), software(2, "b", numpy="1.0")]
     )
 
 
-def test_differences_are_listed_with_their_hosts() -> None:
+def test_differences_are_listed_with_their_hosts():
     """List only the differences, with the hosts of each version."""
     ranks = [software(rank, host) for rank, host in enumerate("aabb")]
     ranks += [
@@ -62,7 +62,7 @@ commbench.__version__ = "0.0.1"
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> Path:
+def python(tmp_path):
     """Return a Python that has another commbench on rank 1."""
     other = tmp_path / "other"
     other.mkdir()
@@ -76,9 +76,7 @@ def python(tmp_path: Path) -> Path:
 @pytest.mark.mpi
 @pytest.mark.usefixtures("mark")
 @pytest.mark.parametrize("starter", ["mpirun", "conductor"])
-def test_other_software_is_refused_before_anything_is_written(
-    tmp_path: Path, python: Path, starter: str
-) -> None:
+def test_other_software_is_refused_before_anything_is_written(tmp_path, python, starter):
     """Refuse on rank 0 with code 2, once, whoever starts the ranks, and write nothing."""
     out, conductor = tmp_path / "run", tmp_path / "conduct.py"
     options = ["run", "--backend", "mpi", "--out", str(out)]

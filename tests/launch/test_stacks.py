@@ -1,7 +1,6 @@
 """Tests of thread stacks: reported by a rank, or parsed from an interpreter's dump."""
 
 import sys
-from collections.abc import Sequence
 
 import pytest
 from launching import finished
@@ -22,7 +21,7 @@ IN_THREAD = "threading.Thread(target=dying).start()\nwaiting()"
 
 
 @pytest.mark.parametrize("threads", [IN_MAIN, IN_THREAD], ids=["main", "other"])
-def test_the_thread_that_died_is_read(threads: str) -> None:
+def test_the_thread_that_died_is_read(threads):
     """Parse the crashed thread from a real segmentation fault."""
     script = CRASH.format(harm="signal.raise_signal(signal.SIGSEGV)", threads=threads)
     process = finished(sys.executable, "-c", script)
@@ -30,7 +29,7 @@ def test_the_thread_that_died_is_read(threads: str) -> None:
     assert "dying" == stack_in(process.stderr.splitlines())[0].rpartition(" ")[2]
 
 
-def test_files_are_named_without_their_directories() -> None:
+def test_files_are_named_without_their_directories():
     """Name a file outside ``sys.path`` by its last part; leave a relative path as it is."""
     dump = ["Current thread 0x1 (most recent call first):"]
     dump += [f'  File "{file}", line 3 in f' for file in ("/absent/here/hook.py", "here/hook.py")]
@@ -58,6 +57,6 @@ def test_files_are_named_without_their_directories() -> None:
         ([], "nowhere that is known"),
     ],
 )
-def test_what_a_thread_describe_place(stack: Sequence[str], expected: str) -> None:
+def test_what_a_thread_describe_place(stack, expected):
     """Describe a thread by its first meaningful frame, else the innermost."""
     assert expected == describe_place(stack)

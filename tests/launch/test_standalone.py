@@ -24,7 +24,7 @@ from commbench.results.record_types import AnyRecord
 
 
 @pytest.fixture(autouse=True)
-def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_signals(monkeypatch):
     """Keep the test process's signal handlers, and open a backend with scripted times."""
     monkeypatch.setattr("commbench.launch.rank.SignalFeed", lambda _: None)
     monkeypatch.setattr("commbench.launch.rank.open_backend", open_fake)
@@ -108,15 +108,15 @@ def refuse(_: Sequence[AnyRecord]) -> RunRequest:
     ids=["nothing to do", "refused", "time limit"],
 )
 def test_a_stage_that_is_not_measured(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path,
+    capsys,
     *,
-    limit_s: float | None,
-    second: Stage,
-    code: int,
-    status: str,
-    end: tuple[int, str],
-) -> None:
+    limit_s,
+    second,
+    code,
+    status,
+    end,
+):
     """Complete a run whose stage has no request, keep what precedes a refusal, obey a limit."""
     first = dataclasses.replace(FIRST, time_limit_s=limit_s)
     invocation = Invocation(tmp_path / "run", [lambda _: first, second])
@@ -127,7 +127,7 @@ def test_a_stage_that_is_not_measured(
     assert (code == 2) == (invocation.finished == [])
 
 
-def test_ctrl_c_in_the_last_case_begins_no_further_stage(tmp_path: Path) -> None:
+def test_ctrl_c_in_the_last_case_begins_no_further_stage(tmp_path):
     """Finish the launch on Ctrl-C, and start no other stage."""
     invocation = Invocation(tmp_path / "run", [lambda _: FIRST, lambda _: SECOND])
 
@@ -143,9 +143,7 @@ def test_ctrl_c_in_the_last_case_begins_no_further_stage(tmp_path: Path) -> None
     assert "interrupted by SIGINT" == reason
 
 
-def test_ctrl_c_waits_until_results_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_waits_until_results_are_written(tmp_path, monkeypatch):
     """Write what a launch has measured on Ctrl-C, and start no other stage."""
     invocation = Invocation(tmp_path / "run", [lambda _: FIRST, lambda _: SECOND])
     rank_0, left = invocation.ranks[0], list[int]()
@@ -162,7 +160,7 @@ def test_ctrl_c_waits_until_results_are_written(
     assert ("interrupted", [(0, "ok")], 4) == state(tmp_path / "run")
 
 
-def test_another_plan_is_refused_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_plan_is_refused_once(tmp_path, capsys):
     """Refuse another plan with one sentence of rank 0 and code 2, and write nothing."""
     assert 0 == Invocation(tmp_path / "run", [lambda _: FIRST]).run()
     before = (tmp_path / "run" / "run.json").read_bytes()
@@ -175,7 +173,7 @@ def test_another_plan_is_refused_once(tmp_path: Path, capsys: pytest.CaptureFixt
     assert before == (tmp_path / "run" / "run.json").read_bytes()
 
 
-def test_an_error_on_rank_0_is_entered_once(tmp_path: Path) -> None:
+def test_an_error_on_rank_0_is_entered_once(tmp_path):
     """Enter how the launch ended, and the run."""
     path = tmp_path / "run"
     invocation = Invocation(path, [lambda _: FIRST])

@@ -20,7 +20,7 @@ def make_plan(limit_s: float | None, **options: object) -> TimePlan:
     return TimePlan(request=replace(request, **options), begun=100.0)
 
 
-def test_the_estimate_counts_starts_and_slices() -> None:
+def test_the_estimate_counts_starts_and_slices():
     """Multiply launches by start and slice times."""
     assert pytest.approx(6 * (STARTUP_S + 10 * (QUICK.slice_s + OTHER_S))) == dry_run_estimate(
         10, QUICK, 6
@@ -34,14 +34,14 @@ def test_the_estimate_counts_starts_and_slices() -> None:
     assert pytest.approx(10 * 2.0) == longer_s - plain_s
 
 
-def test_slices_shrink_so_that_all_launches_fit() -> None:
+def test_slices_shrink_so_that_all_launches_fit():
     """Shrink slices so that starts, slices and the rest equal the limit."""
     plan = make_plan(21.0 + LEAVING_S)
     slice_s = plan.slice_s(100, slices=100, launches=2)
     assert pytest.approx(21.0) == 2 * STARTUP_S + 100 * (slice_s + OTHER_S)
 
 
-def test_slices_stay_between_the_shortest_and_the_budgets() -> None:
+def test_slices_stay_between_the_shortest_and_the_budgets():
     """Keep slices between the minimum and the budget's, which is kept without a limit."""
     assert QUICK.slice_s == make_plan(1000).slice_s(100, slices=1, launches=1)
     assert SHORTEST_SLICE_S == make_plan(10).slice_s(100, slices=10_000, launches=9)
@@ -51,7 +51,7 @@ def test_slices_stay_between_the_shortest_and_the_budgets() -> None:
     assert plan.fits(math.inf, slices=10**6)
 
 
-def test_what_launches_take_is_learned() -> None:
+def test_what_launches_take_is_learned():
     """Replace assumed durations by the medians of all launches, which one slow launch does not
     move.
     """
@@ -65,7 +65,7 @@ def test_what_launches_take_is_learned() -> None:
 
 
 @pytest.mark.parametrize("slice_s", [None, 12.0])
-def test_a_launch_beyond_the_limit_does_not_fit(slice_s: float | None) -> None:
+def test_a_launch_beyond_the_limit_does_not_fit(slice_s):
     """Compare the remaining time with a start and slices, minimal or of a fixed length."""
     plan = make_plan(100.0 + LEAVING_S)
     needed = STARTUP_S + 5 * ((slice_s or SHORTEST_SLICE_S) + OTHER_S)
@@ -77,20 +77,20 @@ def test_a_launch_beyond_the_limit_does_not_fit(slice_s: float | None) -> None:
         assert pytest.approx(5 * (slice_s + OTHER_S)) == eta_s
 
 
-def test_the_whole_limit_may_be_used() -> None:
+def test_the_whole_limit_may_be_used():
     """Use the whole limit on request."""
     plan = make_plan(5.0 + LEAVING_S, whole_limit_s=21.0 + LEAVING_S)
     assert [5.0, 21.0] == [plan.left_s(100, whole=whole) for whole in (False, True)]
 
 
-def test_the_deadline_is_counted_from_when_ranks_have_come_together() -> None:
+def test_the_deadline_is_counted_from_when_ranks_have_come_together():
     """Exclude the start from the deadline, which is never negative; estimate an end within it."""
     plan = make_plan(10.0 + LEAVING_S)
     assert (10.0 - STARTUP_S, 0.0) == (plan.deadline_s(10.0), plan.deadline_s(1.0))
     assert 5.0 == plan.eta_s(105, slices=10_000, launches=5)
 
 
-def test_a_matrix_counts_as_several_time_slices() -> None:
+def test_a_matrix_counts_as_several_time_slices():
     """Count the turns of a matrix, and one slice for other cases."""
     assert 1.0 == time_slices(make_case(operation="all_reduce"), 1000)
     assert 1.0 == time_slices(make_case(operation="all_reduce", pattern="matrix"), 1000)

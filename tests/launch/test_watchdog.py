@@ -61,7 +61,7 @@ class Play:
         return None
 
 
-def test_progress_of_any_rank_keeps_it_quiet() -> None:
+def test_progress_of_any_rank_keeps_it_quiet():
     """Detect no hang while any counter changes or rank 0 reports; then after the whole timeout."""
     play = Play(2)
     for step in range(10):
@@ -74,7 +74,7 @@ def test_progress_of_any_rank_keeps_it_quiet() -> None:
     assert play.go_on(1.5) is not None
 
 
-def test_a_rank_that_has_not_begun_hides_no_silent_one() -> None:
+def test_a_rank_that_has_not_begun_hides_no_silent_one():
     """Name the rank whose heartbeats stopped, not one that never sent any."""
     play = Play(3, ["n0", "n0", "n0"], startup_timeout=60)
     play.beat(1)
@@ -86,7 +86,7 @@ def test_a_rank_that_has_not_begun_hides_no_silent_one() -> None:
     assert (0, 1) == (either.rank, heard.rank)
 
 
-def test_starting_may_take_longer_than_a_case() -> None:
+def test_starting_may_take_longer_than_a_case():
     """Use the start-up timeout before the first repetition and the case timeout afterwards, also
     from the second case on.
     """
@@ -132,14 +132,14 @@ def test_starting_may_take_longer_than_a_case() -> None:
     ],
 )
 def test_the_failed_rank_is_named(
-    hosts: str,
-    counts: dict[int, tuple[int, int, int]],
-    states: dict[int, str],
+    hosts,
+    counts,
+    states,
     *,
-    silent: list[int],
-    idle: list[int],
-    expected: tuple[int | None, str, bool],
-) -> None:
+    silent,
+    idle,
+    expected,
+):
     """Name a silent, stopped, late or idle rank, a lost host, and nobody without evidence."""
     play = Play(len(hosts.split()), hosts=hosts.split())
     play.go_on(1)
@@ -154,7 +154,7 @@ def test_the_failed_rank_is_named(
     ("silent", "texts"),
     [([1, 2, 3, 4], ["n1 (ranks 1, 2)", "n2 (rank 3)"]), ([1, 2, 3, 4, 5], ["it may be n0"])],
 )
-def test_silent_hosts_are_named(silent: list[int], texts: list[str]) -> None:
+def test_silent_hosts_are_named(silent, texts):
     """Name each silent host but those with a heard rank, or the host that watches if alone."""
     play = Play(6, hosts=["n0", "n1", "n1", "n2", "n3", "n3"])
     play.go_on(1)
@@ -164,7 +164,7 @@ def test_silent_hosts_are_named(silent: list[int], texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("silent", "rank"), [([1], 1), ([0, 1], None)])
-def test_a_rank_without_any_heartbeat_has_failed(silent: list[int], rank: int | None) -> None:
+def test_a_rank_without_any_heartbeat_has_failed(silent, rank):
     """Name a rank that never sent a heartbeat, with the host of the session; nobody if none did."""
     play = Play(2)
     play.watchdog.introduce(1, "n0", 101)
@@ -173,7 +173,7 @@ def test_a_rank_without_any_heartbeat_has_failed(silent: list[int], rank: int | 
     assert (rank == 1) == ("rank 1 on host n0" in str(hang.reason))
 
 
-def test_ranks_that_are_all_silent_are_neither_alive_nor_behind() -> None:
+def test_ranks_that_are_all_silent_are_neither_alive_nor_behind():
     """Accuse none of them: how far they are is not known since they were heard last."""
     play = Play(2)
     play.counts[1] = (1, 0, 0)
@@ -182,7 +182,7 @@ def test_ranks_that_are_all_silent_are_neither_alive_nor_behind() -> None:
     assert (None, "no_rank_heard") == (hang.rank, hang.code)
 
 
-def test_no_rank_is_named_where_waiting_sleeps() -> None:
+def test_no_rank_is_named_where_waiting_sleeps():
     """Name no idle rank if the library sleeps while waiting."""
     play = Play(2)
     play.watchdog.case(0.0, polls=False)
@@ -190,7 +190,7 @@ def test_no_rank_is_named_where_waiting_sleeps() -> None:
     assert hang.rank is None
 
 
-def test_time_in_which_the_conductor_was_stopped_does_not_count() -> None:
+def test_time_in_which_the_conductor_was_stopped_does_not_count():
     """Ignore time in which the conductor itself was stopped."""
     play = Play(2)
     play.go_on(1)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from commands import RANK_PREFIXES
@@ -71,7 +70,7 @@ def run_python(
 # ------------------------------------------------------------------------------------ what is taken
 
 
-def test_a_model_is_taken_when_it_is_complete(tmp_path: Path) -> None:
+def test_a_model_is_taken_when_it_is_complete(tmp_path):
     """Attach to each DDP object once, with positional or keyword arguments, or of a subclass."""
     script = """
 class Own(DDP):
@@ -89,7 +88,7 @@ DDP(1), DDP(module=2, bucket_cap_mb=3), Own(4)
     ] == done.stdout.splitlines()
 
 
-def test_a_constructor_that_raises_is_as_without_us(tmp_path: Path) -> None:
+def test_a_constructor_that_raises_is_as_without_us(tmp_path):
     """Raise DDP's own error, and attach nothing."""
     done = run_python(tmp_path, f"{DDP}DDP(None)")
     assert 1 == done.returncode
@@ -97,14 +96,14 @@ def test_a_constructor_that_raises_is_as_without_us(tmp_path: Path) -> None:
     assert "TypeError: no module" == done.stderr.splitlines()[-1]
 
 
-def test_a_finder_of_an_old_kind_is_left_out(tmp_path: Path) -> None:
+def test_a_finder_of_an_old_kind_is_left_out(tmp_path):
     """Import torch although an object in ``sys.meta_path`` has no ``find_spec``."""
     old = "type('Old', (), {'find_module': lambda *_: None})()"
     done = run_python(tmp_path, f"import sys; sys.meta_path.insert(1, {old})\n{DDP}DDP(1)")
     assert ("", 0) == (done.stderr, done.returncode)
 
 
-def test_nothing_is_loaded_before_a_model_is_made(tmp_path: Path) -> None:
+def test_nothing_is_loaded_before_a_model_is_made(tmp_path):
     """Import torch's module without importing commbench."""
     done = run_python(tmp_path, f"{DDP}import sys; print('commbench' in sys.modules)")
     assert ("False\n", "", 0) == (done.stdout, done.stderr, done.returncode)
@@ -121,9 +120,7 @@ def test_nothing_is_loaded_before_a_model_is_made(tmp_path: Path) -> None:
         ({"SLURM_PROCID": "1"}, 0),
     ],
 )
-def test_an_engine_that_is_not_tuned_is_named_once(
-    tmp_path: Path, environ: dict[str, str], lines: int
-) -> None:
+def test_an_engine_that_is_not_tuned_is_named_once(tmp_path, environ, lines):
     """Print the reason in one line on stderr, on rank 0 alone."""
     script = "from deepspeed.runtime.engine import DeepSpeedEngine as E\nE(), E()"
     done = run_python(tmp_path, script, **environ)
@@ -131,7 +128,7 @@ def test_an_engine_that_is_not_tuned_is_named_once(
     assert (lines * line, 0) == (done.stderr, done.returncode)
 
 
-def test_a_python_without_commbench_trains_on(tmp_path: Path) -> None:
+def test_a_python_without_commbench_trains_on(tmp_path):
     """Name the Python and the reason in one line, once for any number of models."""
     fakes = FAKES | {"commbench/__init__.py": "raise ImportError('no such wheel')"}
     done = run_python(tmp_path, f"{DDP}DDP(1), DDP(2); print('trained')", fakes)
@@ -146,7 +143,7 @@ def test_a_python_without_commbench_trains_on(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- the site's sitecustomize
 
 
-def test_the_site_customises_as_without_us(tmp_path: Path) -> None:
+def test_the_site_customises_as_without_us(tmp_path):
     """Run the site's own sitecustomize, and remove our directory from the path."""
     own = {"sitecustomize.py": "print('own', __name__)\nvalue = 5"}
     script = (
@@ -165,7 +162,7 @@ def test_the_site_customises_as_without_us(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["import absent_module", "raise ValueError('broken')", "raise SystemExit(3)"]
 )
-def test_errors_of_the_site_are_reported_by_python(tmp_path: Path, text: str) -> None:
+def test_errors_of_the_site_are_reported_by_python(tmp_path, text):
     """Report errors of the site's sitecustomize as Python does without us."""
     own = {"sitecustomize.py": text}
     ends = []
@@ -175,7 +172,7 @@ def test_errors_of_the_site_are_reported_by_python(tmp_path: Path, text: str) ->
     assert ends[0] == ends[1]
 
 
-def test_without_the_variable_only_the_site_is_customised(tmp_path: Path) -> None:
+def test_without_the_variable_only_the_site_is_customised(tmp_path):
     """Install no hook without our variable."""
     script = "import sys; print(type(sys.meta_path[0]).__name__)"
     done = run_python(tmp_path, script, {"sitecustomize.py": "print('own')"}, **{VARIABLE: ""})
@@ -207,7 +204,7 @@ FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))
 
 
 @pytest.mark.programs
-def test_a_real_training_that_is_not_tuned_is_untouched(tmp_path: Path) -> None:
+def test_a_real_training_that_is_not_tuned_is_untouched(tmp_path):
     """Train one rank, and both types of FSDP, unchanged, with a line per reason and no run."""
     pytest.importorskip("torch")
     options = LiveOptions(out=str(tmp_path / "out"), workload="train.py")
@@ -228,7 +225,7 @@ def test_a_real_training_that_is_not_tuned_is_untouched(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_engines_are_named_by_their_packages() -> None:
+def test_engines_are_named_by_their_packages():
     """Name engines by their classes' packages, also for derived classes."""
     adopt = pytest.importorskip("commbench.live.adopt")
     engine = type("Engine", (), {"__module__": "deepspeed.runtime.engine"})
@@ -239,7 +236,7 @@ def test_engines_are_named_by_their_packages() -> None:
     assert names == [adopt.take(made()).partition(" ")[0] for made in (own, horovod, sharded)]
 
 
-def test_a_tuning_that_cannot_begin_is_a_clause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuning_that_cannot_begin_is_a_clause(monkeypatch):
     """Return the reason instead of raising if the variable is invalid."""
     adopt = pytest.importorskip("commbench.live.adopt")
     monkeypatch.setenv(VARIABLE, "{}")
@@ -257,9 +254,7 @@ def test_a_tuning_that_cannot_begin_is_a_clause(monkeypatch: pytest.MonkeyPatch)
         (7, "lightning_fabric.strategies.ddp", False),
     ],
 )
-def test_a_model_for_a_cuda_graph_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, stream: int, maker: str, *, is_left_alone: bool
-) -> None:
+def test_a_model_for_a_cuda_graph_is_left_alone(monkeypatch, stream, maker, *, is_left_alone):
     """Touch no model that a script has made on another stream than the default one; Lightning makes
     all its models so.
     """
@@ -274,7 +269,7 @@ def test_a_model_for_a_cuda_graph_is_left_alone(
 @pytest.mark.parametrize(
     ("own", "copied"), [({"epoch": 1, "join_hook": 2}, {"epoch": 1}), ((1, "x"), (1, "x"))]
 )
-def test_a_subclass_is_copied_in_its_own_way(own: Any, copied: Any) -> None:
+def test_a_subclass_is_copied_in_its_own_way(own, copied):
     """Return the state that the model's class gives, without what the tuning has added."""
     director = pytest.importorskip("commbench.live.director").Director
     model = type("Own", (), {"__getstate__": lambda _: own})
@@ -282,7 +277,7 @@ def test_a_subclass_is_copied_in_its_own_way(own: Any, copied: Any) -> None:
     assert copied == director._state(tuned)
 
 
-def test_a_stderr_that_fails_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stderr_that_fails_is_no_failure(monkeypatch):
     """Say nothing where a script has put something of its own in place of stderr."""
 
     def fail() -> None:
@@ -292,7 +287,7 @@ def test_a_stderr_that_fails_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> N
     say("tuning")
 
 
-def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_is_too_old_is_named(monkeypatch):
     """Leave the model untuned if DDP cannot skip communication, and name the version that can."""
     torch = pytest.importorskip("torch")
     switching = pytest.importorskip("commbench.live.switching")

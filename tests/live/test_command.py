@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 from builders import make_info
-from commands import Command, clear_of_launchers
+from commands import clear_of_launchers
 from labs import start_in_terminal
 
-from commbench.launch.launchers import MpirunLauncher
 from commbench.live import command as live_command
 from commbench.live.command import SITE, attach_to, name_of
 from commbench.live.options import VARIABLE, LiveOptions
@@ -49,7 +48,7 @@ Started = Callable[..., tuple[list[str], dict[str, str]]]
 
 
 @pytest.fixture
-def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LiveOptions:
+def options(tmp_path, monkeypatch):
     """Return options of a tuning with results below the test's directory."""
     clear_of_launchers(monkeypatch)
     return LiveOptions(out=str(tmp_path / "out"), workload="train.py")
@@ -96,9 +95,7 @@ def make_run(path: Path, **plan: object) -> None:
         ),
     ],
 )
-def test_a_directory_of_another_run_is_refused(
-    commbench: Command, command: str, plan: dict[str, object], words: str
-) -> None:
+def test_a_directory_of_another_run_is_refused(commbench, command, plan, words):
     """Refuse the directory of another type of run or training, and leave it unchanged."""
     make_run(commbench.home / "held", **plan)
     before = commbench.files()
@@ -109,7 +106,7 @@ def test_a_directory_of_another_run_is_refused(
 
 
 @pytest.fixture
-def noted(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LiveOptions]:
+def noted(commbench, monkeypatch):
     """Return ``noted(line)``: the options that a command line passes on, without starting it."""
 
     def run(line: str) -> LiveOptions:
@@ -162,9 +159,7 @@ TUNE = (
         ),
     ],
 )
-def test_options_are_handed_on(
-    noted: Callable[[str], LiveOptions], line: str, out: str, expected: dict[str, object]
-) -> None:
+def test_options_are_handed_on(noted, line, out, expected):
     """Parse every option before the separator, and none after it; name the directory by the
     script.
     """
@@ -187,7 +182,7 @@ def test_options_are_handed_on(
         ("./train 3", "train"),
     ],
 )
-def test_a_training_is_named_by_its_script(line: str, name: str) -> None:
+def test_a_training_is_named_by_its_script(line, name):
     """Name a training by the script or module behind launchers, else by the program."""
     assert name == name_of(line.split())
 
@@ -196,9 +191,7 @@ def test_a_training_is_named_by_its_script(line: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill $$", 143)])
-def test_the_exit_code_is_that_of_the_command(
-    options: LiveOptions, capfd: pytest.CaptureFixture[str], script: str, code: int
-) -> None:
+def test_the_exit_code_is_that_of_the_command(options, capfd, script, code):
     """Return the command's code, or 128 plus its signal.
 
     Report in one line that nothing was tuned.
@@ -210,7 +203,7 @@ def test_the_exit_code_is_that_of_the_command(
     assert NOTHING in err
 
 
-def test_a_command_may_be_longer_than_a_variable_of_the_environment(options: LiveOptions) -> None:
+def test_a_command_may_be_longer_than_a_variable_of_the_environment(options):
     """Start a command of more than the 128 KiB that Linux allows in a variable."""
     command = ["sh", "-c", "exit 5", *(f"/data/shards/training-{n:06}.tar" for n in range(5000))]
     options = dataclasses.replace(options, argv=("commbench", "tune", "--", *command))
@@ -219,7 +212,7 @@ def test_a_command_may_be_longer_than_a_variable_of_the_environment(options: Liv
     assert (options.argv[:50], "...") == (argv[:50], argv[-1])
 
 
-def test_output_and_input_pass_through_to_the_byte(tmp_path: Path, options: LiveOptions) -> None:
+def test_output_and_input_pass_through_to_the_byte(tmp_path, options):
     """Copy all bytes from stdin to stdout, and print nothing of our own there."""
     data = bytes(range(256)) * 300
     words = conductor(options, "cat")
@@ -228,9 +221,7 @@ def test_output_and_input_pass_through_to_the_byte(tmp_path: Path, options: Live
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_inherits_open_files(
-    options: LiveOptions, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_inherits_open_files(options, capfd):
     """Let the command read a file that the shell has opened for it, as of ``<(...)``."""
     reader, writer = os.pipe()
     os.write(writer, b"a list\n")
@@ -243,7 +234,7 @@ def test_the_command_inherits_open_files(
     assert "a list\n" == capfd.readouterr().out
 
 
-def test_a_command_that_cannot_be_executed_is_bad_input(commbench: Command) -> None:
+def test_a_command_that_cannot_be_executed_is_bad_input(commbench):
     """Refuse a file that is not executable with the system's reason."""
     program = commbench.home / "broken"
     program.write_text("no program")
@@ -253,9 +244,7 @@ def test_a_command_that_cannot_be_executed_is_bad_input(commbench: Command) -> N
     assert "cannot be started (Exec format error)" in outcome.err
 
 
-def test_a_failure_to_conclude_leaves_the_exit_code(
-    options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_to_conclude_leaves_the_exit_code(options, monkeypatch, capfd):
     """Report in a line what failed after the training, and return the training's code."""
 
     def fail(_: LiveOptions) -> list[str]:
@@ -269,9 +258,7 @@ def test_a_failure_to_conclude_leaves_the_exit_code(
 # ------------------------------------------------------------------------------- unwritable results
 
 
-def test_an_unwritable_directory_leaves_the_training_untouched(
-    options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_directory_leaves_the_training_untouched(options, monkeypatch, capfd):
     """Start the command unchanged if the directory is unwritable, and report it in one line."""
     reason = os.strerror(errno.ENOSPC)
 
@@ -290,9 +277,7 @@ def test_an_unwritable_directory_leaves_the_training_untouched(
     assert [line] == err.splitlines()
 
 
-def test_a_host_without_a_temporary_directory_trains_untouched(
-    options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_host_without_a_temporary_directory_trains_untouched(options, monkeypatch, capfd):
     """Start the command if nothing can be made in any temporary directory, and say so in a line."""
 
     def refuse(**_: object) -> None:
@@ -304,7 +289,7 @@ def test_a_host_without_a_temporary_directory_trains_untouched(
     assert "is not tuned, because it needs a temporary directory" in line
 
 
-def test_a_host_whose_command_does_not_conclude_has_no_witness(started: Started) -> None:
+def test_a_host_whose_command_does_not_conclude_has_no_witness(started):
     """Let rank 0 write its tables if the command beside it is not the first of several."""
     slurm = {"PROCID": "3", "STEP_ID": "0", "STEP_NUM_TASKS": "4", "LOCALID": "0"}
     environ = {f"SLURM_{name}": value for name, value in slurm.items()}
@@ -316,7 +301,7 @@ def test_a_host_whose_command_does_not_conclude_has_no_witness(started: Started)
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: LiveOptions) -> Started:
+def started(monkeypatch, tmp_path, options):
     """Return ``started(words, version=..., **environ)``: the command and the environment that would
     start, where the program of the command prints that version.
     """
@@ -340,7 +325,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: LiveOption
     return run
 
 
-def test_the_environment_reaches_the_ranks(started: Started, options: LiveOptions) -> None:
+def test_the_environment_reaches_the_ranks(started, options):
     """Put our directory before the person's PYTHONPATH, without an empty part."""
     words, environment = started(["true"])
     assert ["true"] == words
@@ -394,9 +379,7 @@ ADDED = f"-x PYTHONPATH -x {VARIABLE}"
         ),
     ],
 )
-def test_launchers_carry_both_variables(
-    started: Started, typed: str, version: str, started_as: str
-) -> None:
+def test_launchers_carry_both_variables(started, typed, version, started_as):
     """Add -x only to Open MPI's launcher, extend a restrictive --export of srun, keep what a person
     forwards by herself, and put our directory first in an assigned PYTHONPATH.
     """
@@ -404,7 +387,7 @@ def test_launchers_carry_both_variables(
     assert started_as.split() == words
 
 
-def test_an_export_that_sbatch_was_given_is_widened(started: Started) -> None:
+def test_an_export_that_sbatch_was_given_is_widened(started):
     """Extend the variable by which an inner srun inherits --export."""
     _, environment = started(["true"], SLURM_EXPORT_ENV="NONE")
     assert f"PYTHONPATH,{VARIABLE}" == environment["SLURM_EXPORT_ENV"]
@@ -412,11 +395,11 @@ def test_an_export_that_sbatch_was_given_is_widened(started: Started) -> None:
 
 @pytest.mark.mpi
 def test_a_real_mpirun_takes_the_options(
-    options: LiveOptions,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    mpirun: MpirunLauncher,
-) -> None:
+    options,
+    monkeypatch,
+    capfd,
+    mpirun,
+):
     """Start two processes by Open MPI that see both variables."""
     for name, value in mpirun.environment().items():
         monkeypatch.setenv(name, value)
@@ -448,9 +431,7 @@ def counting(options: LiveOptions) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
-def test_each_signal_reaches_the_command_once(
-    options: LiveOptions, send: Callable[[int, int], None]
-) -> None:
+def test_each_signal_reaches_the_command_once(options, send):
     """Pass signals to the conductor or its group to the command once."""
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
     with counting(options) as process:
@@ -465,9 +446,7 @@ def test_each_signal_reaches_the_command_once(
     assert NOTHING in err
 
 
-def test_a_signal_before_the_command_starts_reaches_it(
-    options: LiveOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_before_the_command_starts_reaches_it(options, monkeypatch):
     """Keep a signal that comes too early for the command."""
     start = subprocess.Popen
 
@@ -479,7 +458,7 @@ def test_a_signal_before_the_command_starts_reaches_it(
     assert 128 + signal.SIGUSR1 == attach_to(["sleep", "30"], options)
 
 
-def test_the_command_ends_with_a_conductor_that_is_killed(options: LiveOptions) -> None:
+def test_the_command_ends_with_a_conductor_that_is_killed(options):
     """End the training if the conductor is killed."""
     with counting(options) as process:
         process.kill()
@@ -487,7 +466,7 @@ def test_the_command_ends_with_a_conductor_that_is_killed(options: LiveOptions) 
         assert "" == out
 
 
-def test_ctrl_c_in_a_terminal_reaches_the_command_once(options: LiveOptions) -> None:
+def test_ctrl_c_in_a_terminal_reaches_the_command_once(options):
     """Deliver Ctrl-C in a terminal once, and let the command choose how it ends."""
     process, typed = start_in_terminal(*conductor(options, *COUNTING))
     shown = b""

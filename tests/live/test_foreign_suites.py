@@ -46,7 +46,7 @@ def run(words: list[str], directory: Path) -> tuple[int, int]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("mode", ["tune", "watch"])
-def test_a_suite_passes(mode: str, suite: str, tmp_path: Path) -> None:
+def test_a_suite_passes(mode, suite, tmp_path):
     """Pass with ``tune --`` and ``watch --`` as without, and print as much."""
     module, training = SUITES[suite]
     pytest.importorskip(module)

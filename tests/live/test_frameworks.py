@@ -28,7 +28,7 @@ def digests(output: str) -> set[str]:
 
 
 @pytest.mark.parametrize("framework", ["transformers", "lightning"])
-def test_an_unmodified_training_is_tuned_and_ends_alike(framework: str, tmp_path: Path) -> None:
+def test_an_unmodified_training_is_tuned_and_ends_alike(framework, tmp_path):
     """Train to equal bits with and without tuning, and record the framework."""
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"needs {framework}")

@@ -78,7 +78,7 @@ def run_script(out: Path, ending: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(tmp_path_factory):
     """Return the directory of a launch that was killed; tests work on copies."""
     out = tmp_path_factory.mktemp("killed") / "run"
     assert -signal.SIGKILL == run_script(out, "killed")
@@ -87,14 +87,14 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """Return the directory of a complete run; tests that add to it work on copies."""
     out = tmp_path_factory.mktemp("whole") / "run"
     make_live_run(out)
     return out
 
 
-def test_a_run_is_read_like_any_other(whole: Path) -> None:
+def test_a_run_is_read_like_any_other(whole):
     """Read conditions, rows, losses and conclusion, with the script's own setting as baseline."""
     run = load_run(whole)
     assert ("complete", "") == (run.info["status"], run.info["reason"])
@@ -118,7 +118,7 @@ def test_a_run_is_read_like_any_other(whole: Path) -> None:
         assert (whole / name).exists()
 
 
-def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
+def test_each_invocation_adds_a_launch(tmp_path):
     """Add a launch per invocation, and judge over the blocks of all."""
     out = tmp_path / "mine"
     make_live_run(out, launches=3)
@@ -132,7 +132,7 @@ def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
     assert {0, 1, 2} == {loss.launch for loss in run.losses}
 
 
-def test_launches_that_disagree_are_undecided(tmp_path: Path) -> None:
+def test_launches_that_disagree_are_undecided(tmp_path):
     """End undecided if a launch has decided for itself and all launches together do not."""
     out = tmp_path / "mine"
     for launch, five_ms in enumerate((105.0, 80.0)):
@@ -146,7 +146,7 @@ def test_launches_that_disagree_are_undecided(tmp_path: Path) -> None:
     assert "complete" == info["status"]
 
 
-def test_a_script_with_another_setting_does_not_mix(whole: Path, tmp_path: Path) -> None:
+def test_a_script_with_another_setting_does_not_mix(whole, tmp_path):
     """Refuse to continue if the script's setting changed, name both, and leave the run
     unchanged.
     """
@@ -160,7 +160,7 @@ def test_a_script_with_another_setting_does_not_mix(whole: Path, tmp_path: Path)
     make_live_run(out)  # the directory is free again
 
 
-def test_a_launch_that_was_killed_is_ended_by_the_next(killed: Path, tmp_path: Path) -> None:
+def test_a_launch_that_was_killed_is_ended_by_the_next(killed, tmp_path):
     """Record the end of an earlier launch that was never completed."""
     out = shutil.copytree(killed, tmp_path / "mine")
     make_live_run(out)
@@ -171,7 +171,7 @@ def test_a_launch_that_was_killed_is_ended_by_the_next(killed: Path, tmp_path: P
     assert "complete" == run.info["status"]
 
 
-def test_a_forked_process_does_not_hold_the_directory(tmp_path: Path) -> None:
+def test_a_forked_process_does_not_hold_the_directory(tmp_path):
     """Complete the results while a data loader of the training still runs."""
     out = tmp_path / "mine"
     run = open_run(out)
@@ -185,9 +185,7 @@ def test_a_forked_process_does_not_hold_the_directory(tmp_path: Path) -> None:
         child.join()
 
 
-def test_a_full_disk_stops_writing_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_stops_writing_and_nothing_else(tmp_path, monkeypatch, capfd):
     """Report a full disk in one line, decide from memory, and keep the written files valid."""
     out = tmp_path / "mine"
     append = Store.append
@@ -205,9 +203,7 @@ def test_a_full_disk_stops_writing_and_nothing_else(
     assert (1, "running") == (len(loaded.training_records), loaded.info["status"])
 
 
-def test_a_disk_that_is_still_full_does_not_hide_the_conclusion(
-    killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_still_full_does_not_hide_the_conclusion(killed, tmp_path, monkeypatch):
     """Conclude from the records on disk, and report that the rest was not written."""
     out = shutil.copytree(killed, tmp_path / "mine")
 
@@ -221,7 +217,7 @@ def test_a_disk_that_is_still_full_does_not_hide_the_conclusion(
 
 
 @pytest.mark.parametrize("ending", ["ended", "killed"])
-def test_a_script_that_ends_before_the_decision(killed: Path, tmp_path: Path, ending: str) -> None:
+def test_a_script_that_ends_before_the_decision(killed, tmp_path, ending):
     """Conclude from the available blocks, in the process or, after a kill, in the command."""
     out = tmp_path / "mine"
     if ending == "killed":
@@ -241,7 +237,7 @@ def test_a_script_that_ends_before_the_decision(killed: Path, tmp_path: Path, en
     assert lines[-1].startswith(f"Results: {out}; ")
 
 
-def test_a_complete_run_is_left_as_it_is(whole: Path) -> None:
+def test_a_complete_run_is_left_as_it_is(whole):
     """Repeat the conclusion of a complete run without rewriting it."""
     files = [file for file in whole.iterdir() if file.name != ".lock"]
     before = [file.read_bytes() for file in files]
@@ -249,7 +245,7 @@ def test_a_complete_run_is_left_as_it_is(whole: Path) -> None:
     assert before == [file.read_bytes() for file in files]
 
 
-def test_only_launches_of_the_command_are_its_conclusion(whole: Path, tmp_path: Path) -> None:
+def test_only_launches_of_the_command_are_its_conclusion(whole, tmp_path):
     """Report that nothing was tuned if all launches are of an earlier command, and on a host
     without rank 0 where the results are.
     """
@@ -261,9 +257,7 @@ def test_only_launches_of_the_command_are_its_conclusion(whole: Path, tmp_path: 
     assert line.startswith("The ranks of this host were tuned.")
 
 
-def test_a_run_under_a_command_leaves_the_tables_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_under_a_command_leaves_the_tables_to_it(tmp_path, monkeypatch):
     """Start no process inside the training, and write no table there if a command on this host
     does.
     """
@@ -281,7 +275,7 @@ def test_a_run_under_a_command_leaves_the_tables_to_it(
     assert (out / "ddp.csv").exists()
 
 
-def test_every_model_has_its_conclusion(whole: Path, tmp_path: Path) -> None:
+def test_every_model_has_its_conclusion(whole, tmp_path):
     """Conclude the directories of models trained one after the other."""
     outs = [shutil.copytree(whole, tmp_path / name) for name in ("mine", "mine-2")]
     lines = complete(make_options(outs[0]))
@@ -290,16 +284,14 @@ def test_every_model_has_its_conclusion(whole: Path, tmp_path: Path) -> None:
         assert line.startswith(f"Results: {out}; ")
 
 
-def test_a_run_without_a_comparison_says_so(tmp_path: Path) -> None:
+def test_a_run_without_a_comparison_says_so(tmp_path):
     """Report why there is no comparison if no block ended."""
     out = tmp_path / "mine"
     assert end(open_run(out), "released", "the script uses join()") is None
     assert "Tuning has no result, because the script uses join()." == complete(make_options(out))[0]
 
 
-def test_writing_takes_no_time_of_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writing_takes_no_time_of_the_training(tmp_path, monkeypatch):
     """Return from every call while the disk is busy."""
     seconds = 0.1
     append = Store.append
@@ -320,7 +312,7 @@ def test_writing_takes_no_time_of_the_training(
     assert 10 == sum(len(record.block_at) for record in written)
 
 
-def test_each_block_is_one_line(tmp_path: Path) -> None:
+def test_each_block_is_one_line(tmp_path):
     """Read blocks as the one record of their setting, and each of an earlier version's records."""
     parts = [
         dataclasses.replace(OWN_BLOCK, block=number, forward_ms=float(number), block_at=(number,))

@@ -1,7 +1,6 @@
 """Tests of the settings that a live tuning tries."""
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,9 +24,7 @@ ALIGNED = "topk:0.1:chunk={}:exchange=aligned"
 
 
 @pytest.mark.parametrize("chunk", [106, 107, 206])
-def test_a_chunk_larger_than_the_model_is_not_tried(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], chunk: int
-) -> None:
+def test_a_chunk_larger_than_the_model_is_not_tried(tmp_path, capsys, chunk):
     """Leave out a hook for which the model is too small, with one sentence.
 
     Frozen parameters do not count.
@@ -42,7 +39,7 @@ def test_a_chunk_larger_than_the_model_is_not_tried(
     assert ([] if is_tried else [expected]) == capsys.readouterr().err.splitlines()
 
 
-def test_no_copies_in_batches_where_a_script_has_hooks_on_gradients(tmp_path: Path) -> None:
+def test_no_copies_in_batches_where_a_script_has_hooks_on_gradients(tmp_path):
     """Try batched copies with the one hook of live tuning, and not with a second one."""
     if not live_switches():
         pytest.skip("needs torch 2.13")
@@ -56,7 +53,7 @@ def test_no_copies_in_batches_where_a_script_has_hooks_on_gradients(tmp_path: Pa
 
 
 @pytest.mark.parametrize("worst", ["nothing", SWEEP, CONFIRM])
-def test_a_hook_that_distorts_gradients_is_never_recommended(tmp_path: Path, worst: str) -> None:
+def test_a_hook_that_distorts_gradients_is_never_recommended(tmp_path, worst):
     """Recommend the fastest hook, but not if gradients are not finite in a block of any phase."""
     model = torch.nn.Module()
     model.module, model.device = MODEL, torch.device("cpu")

@@ -2,9 +2,6 @@
 are not tuned say why, and watched steps are explained.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from gloo_ranks import found_by, run_gloo_ranks
 
@@ -19,7 +16,7 @@ WATCHED = [*TUNED[:3], "late"]
 
 
 @pytest.fixture(scope="module")
-def found(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def found(forked_python, tmp_path_factory):
     """Return the result of each check of `live_training` on two ranks."""
     store = tmp_path_factory.mktemp("live") / "store"
     loops = [":".join(["compare", *TUNED]), ":".join(["watch", *WATCHED])]
@@ -29,7 +26,7 @@ def found(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("way", TUNED)
-def test_a_tuned_training_ends_to_the_bit_as_without(found: Any, way: str) -> None:
+def test_a_tuned_training_ends_to_the_bit_as_without(found, way):
     """Try several settings, conclude alike on both ranks, remove every hook, keep the losses as
     they were, and end with equal parameters and buffers.
     """
@@ -42,7 +39,7 @@ def test_a_tuned_training_ends_to_the_bit_as_without(found: Any, way: str) -> No
     assert outcome["least_loss"] > 0
 
 
-def test_every_live_switch_is_tried(found: Any) -> None:
+def test_every_live_switch_is_tried(found):
     """Turn each switch in some training, but for those that change what a script holds.
 
     In a short one beside a busy core not every setting has its turn.
@@ -53,14 +50,14 @@ def test_every_live_switch_is_tried(found: Any) -> None:
     assert {"batched_grad_copy"} == switches
 
 
-def test_accumulation_and_batch_are_noticed(found: Any) -> None:
+def test_accumulation_and_batch_are_noticed(found):
     """Record the forward passes of a step and the samples of a pass."""
     for way, expected in ((TUNED[0], (1, 8)), (TUNED[1], (3, 8))):
         outcome = found["compare"][way]
         assert expected == (outcome["accumulation"], outcome["batch"])
 
 
-def test_hooks_are_tried_only_by_name(found: Any) -> None:
+def test_hooks_are_tried_only_by_name(found):
     """Try FP16, top-k and a file's hook next to bucket sizes, and flush residuals so that training
     stays close.
     """
@@ -74,7 +71,7 @@ def test_hooks_are_tried_only_by_name(found: Any) -> None:
     assert 0 < outcome["apart"] < 0.2
 
 
-def test_models_are_tuned_one_by_one(found: Any) -> None:
+def test_models_are_tuned_one_by_one(found):
     """Tune the second of two models when the first trains no more, or its tuning is over."""
     for outcome in found["in_turn"].values():
         messages = outcome["messages"]
@@ -82,12 +79,12 @@ def test_models_are_tuned_one_by_one(found: Any) -> None:
         assert 0 == outcome["left"]
 
 
-def test_a_model_is_tuned_once(found: Any) -> None:
+def test_a_model_is_tuned_once(found):
     """Give a script the tuning of its model that is under way."""
     assert {"same": True, "messages": 1} == found["twice"]
 
 
-def test_what_cannot_be_tuned_says_why(found: Any) -> None:
+def test_what_cannot_be_tuned_says_why(found):
     """Train models that cannot be tuned, with one sentence each."""
     reasons = {
         "subclass": "extends DistributedDataParallel",
@@ -101,7 +98,7 @@ def test_what_cannot_be_tuned_says_why(found: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WATCHED)
-def test_a_watched_training_ends_to_the_bit_as_without(found: Any, way: str) -> None:
+def test_a_watched_training_ends_to_the_bit_as_without(found, way):
     """Leave nothing of the watching, find each step that was asked for, with parts that all take
     time and add up, and time each bucket unless the script has a hook of its own, which stays.
     """
@@ -121,7 +118,7 @@ def test_a_watched_training_ends_to_the_bit_as_without(found: Any, way: str) -> 
         assert outcome["buckets"], outcome["messages"]
 
 
-def test_a_rank_that_waits_for_its_data_is_named(found: Any) -> None:
+def test_a_rank_that_waits_for_its_data_is_named(found):
     """Find the waiting in the part that names loading data, and the rank that waits as the
     straggler.
     """
@@ -130,9 +127,7 @@ def test_a_rank_that_waits_for_its_data_is_named(found: Any) -> None:
     assert 1 == found["watch"]["late"]["straggler"]
 
 
-def test_a_killed_rank_ends_the_training_as_without_watching(
-    forked_python: str, tmp_path: Path
-) -> None:
+def test_a_killed_rank_ends_the_training_as_without_watching(forked_python, tmp_path):
     """Let the other rank end by the same error when a rank is killed, and keep the blocks that were
     over.
     """

@@ -32,21 +32,19 @@ MS = 1_000_000
         ([(1, 1)], 1),
     ],
 )
-def test_a_period_is_found_from_what_passes_do(
-    signatures: list[tuple[int, int]], period: int
-) -> None:
+def test_a_period_is_found_from_what_passes_do(signatures, period):
     """Find steps of one, two and four passes, also if one update was skipped."""
     assert period_of(signatures) == period
 
 
-def test_passes_are_summed_to_steps_without_the_one_in_which_a_setting_was_tried() -> None:
+def test_passes_are_summed_to_steps_without_the_one_in_which_a_setting_was_tried():
     """Sum pairs of passes, and leave out the step of the pass before the last."""
     times = np.arange(12.0).reshape(6, 2)
     assert of_steps(times, 2).tolist() == [[2, 4], [10, 12]]
     assert of_steps(times, 1)[:, 0].tolist() == [0, 2, 4, 6, 10]
 
 
-def test_the_losses_of_a_pass_are_added() -> None:
+def test_the_losses_of_a_pass_are_added():
     """Sum the losses of accumulated batches, and state none where ``backward()`` got none."""
     passes = [Pass(index=0, resumed=MS, ended=3 * MS, gap_ns=MS), Pass(index=1, resumed=0, ended=0)]
     passes[0].losses += [torch.tensor(1.0), torch.tensor(2.0)]
@@ -55,7 +53,7 @@ def test_the_losses_of_a_pass_are_added() -> None:
     assert np.isnan(times[1, 2])
 
 
-def test_a_backward_pass_of_another_thread_is_not_counted() -> None:
+def test_a_backward_pass_of_another_thread_is_not_counted():
     """Leave the gradients of a pass under way alone when another thread ends a pass."""
     passes = object.__new__(Passes)
     passes.fired = deque([torch.nn.Parameter(torch.ones(1))])
@@ -75,7 +73,7 @@ def preempt(*_: object) -> None:
     raise PreemptedError
 
 
-def test_the_exception_of_a_signal_handler_reaches_the_script() -> None:
+def test_the_exception_of_a_signal_handler_reaches_the_script():
     """Raise it where it came, or after what went on in spite of it; suppress all others."""
     before = signal.signal(signal.SIGUSR1, preempt)
     try:
@@ -96,7 +94,7 @@ def test_the_exception_of_a_signal_handler_reaches_the_script() -> None:
 
 
 @pytest.mark.parametrize("gradient", [None, torch.ones(1)])
-def test_gradients_are_kept_if_a_backward_pass_finds_them(gradient: torch.Tensor | None) -> None:
+def test_gradients_are_kept_if_a_backward_pass_finds_them(gradient):
     """Let a script remove its gradients between the forward and the backward pass."""
     passes = object.__new__(Passes)
     passes.registered = [torch.nn.Parameter(torch.ones(1))]

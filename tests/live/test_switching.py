@@ -1,7 +1,6 @@
 """Tests of the exchange of reducers on one rank."""
 
 import warnings
-from collections.abc import Iterator
 
 import pytest
 from training_builders import make_training_case
@@ -17,7 +16,7 @@ from commbench.live.switching import Switcher
 
 
 @pytest.fixture
-def model() -> Iterator[DistributedDataParallel]:
+def model():
     """Return a model of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield DistributedDataParallel(torch.nn.Linear(40, 40))
@@ -25,14 +24,12 @@ def model() -> Iterator[DistributedDataParallel]:
 
 
 @pytest.fixture
-def switcher(model: DistributedDataParallel) -> Switcher:
+def switcher(model):
     """Return what exchanges the reducer of the model."""
     return Switcher(model, make_training_case(world_size=1), list(model.parameters()))
 
 
-def test_a_hook_that_needs_groups_of_its_own_is_not_tried_over_gloo(
-    model: DistributedDataParallel, switcher: Switcher
-) -> None:
+def test_a_hook_that_needs_groups_of_its_own_is_not_tried_over_gloo(model, switcher):
     """Refuse int8 and aligned top-k before any collective: one rank may fail alone."""
     groups = len(dist.distributed_c10d._world.pg_names)
     for hook in ("int8", "topk:0.1:exchange=aligned"):
@@ -42,9 +39,7 @@ def test_a_hook_that_needs_groups_of_its_own_is_not_tried_over_gloo(
     assert len(dist.distributed_c10d._world.pg_names) == groups
 
 
-def test_an_exchange_leaves_the_warnings_of_the_script_alone(
-    model: DistributedDataParallel, switcher: Switcher
-) -> None:
+def test_an_exchange_leaves_the_warnings_of_the_script_alone(model, switcher):
     """Show a warning of a loop once: a change of the filters would show it again."""
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")
@@ -57,11 +52,11 @@ def test_an_exchange_leaves_the_warnings_of_the_script_alone(
 
 @pytest.mark.parametrize(("rank", "commit"), [(0, "c0ffee"), (1, None)])
 def test_one_rank_asks_git(
-    model: DistributedDataParallel,
-    monkeypatch: pytest.MonkeyPatch,
-    rank: int,
-    commit: str | None,
-) -> None:
+    model,
+    monkeypatch,
+    rank,
+    commit,
+):
     """Start git for commbench's commit only on the rank that writes the run."""
     options = []
     monkeypatch.setattr("commbench.live.adopt.Director", lambda _, given: options.append(given))

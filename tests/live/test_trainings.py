@@ -143,7 +143,7 @@ def commbench(*words: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tuned_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> None:
+def test_a_tuned_training_ends_as_a_plain_one(kind, tmp_path):
     """End with the same bits and exit code, and say what came of it."""
     before = commbench("tune", "--allow", "none", "--out", str(tmp_path / "run"))
     code, digests, errors = run("kinds.py", kind, before=before)
@@ -156,7 +156,7 @@ def test_a_tuned_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", WATCHED)
-def test_a_watched_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> None:
+def test_a_watched_training_ends_as_a_plain_one(kind, tmp_path):
     """End with the same bits and exit code, and leave a run."""
     before = commbench("watch", "--steps", "60", "--out", str(tmp_path / "run"))
     code, digests, errors = run("kinds.py", kind, before=before)
@@ -167,7 +167,7 @@ def test_a_watched_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> No
     assert kind not in {"plain", "halves"} or watched.bucket_rows
 
 
-def test_a_training_stops_after_the_decision(tmp_path: Path) -> None:
+def test_a_training_stops_after_the_decision(tmp_path):
     """Tune a script by its own call, which ends early with exit code 0."""
     code, digests, errors = start("spawned.py", str(free_port()), str(tmp_path / "run"))
     assert (code, digests) == (0, []), errors
@@ -176,7 +176,7 @@ def test_a_training_stops_after_the_decision(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_a_script_spawns_end_as_plain_ones(tmp_path: Path) -> None:
+def test_ranks_that_a_script_spawns_end_as_plain_ones(tmp_path):
     """End with the digests of the same training under torchrun."""
     before = commbench("tune", "--out", str(tmp_path / "run"))
     code, digests, errors = start("spawned.py", str(free_port()), before=before)
@@ -186,7 +186,7 @@ def test_ranks_that_a_script_spawns_end_as_plain_ones(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "unused", "accumulated", "shared_group"])
-def test_three_tuned_ranks_end_alike(kind: str, tmp_path: Path) -> None:
+def test_three_tuned_ranks_end_alike(kind, tmp_path):
     """End with equal replicas; sums of three numbers depend on their order."""
     before = commbench("tune", "--allow", "none", "--out", str(tmp_path / "run"))
     code, digests, errors = run("kinds.py", kind, before=before, ranks=3)
@@ -194,9 +194,7 @@ def test_three_tuned_ranks_end_alike(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("method", "call", "rank"), FAULTS)
-def test_a_fault_of_commbench_harms_no_training(
-    method: str, call: str, rank: str, tmp_path: Path
-) -> None:
+def test_a_fault_of_commbench_harms_no_training(method, call, rank, tmp_path):
     """End as without commbench although one of its functions raises, or a rank is stopped."""
     before = commbench("tune", "--allow", "none", "--out", str(tmp_path / "run"))
     code, digests, errors = run("faulty.py", method, call, rank, before=before)

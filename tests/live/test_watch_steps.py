@@ -44,9 +44,7 @@ BEFORE = make_step([0], [(4, 10)], [(11, 13)])
     ],
     ids=["plain", "accumulated", "broadcast", "forward alone", "closure of the optimiser"],
 )
-def test_a_step_is_divided(
-    before: Pass, step: Pass, last_gradient: int, expected: tuple[int, ...]
-) -> None:
+def test_a_step_is_divided(before, step, last_gradient, expected):
     """Last from one exchange to the next, with the broadcast, forward, backward, exposed and
     optimiser times of it.
 

@@ -53,7 +53,7 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
         yield from imports_of(node)
 
 
-def test_no_circle_among_modules() -> None:
+def test_no_circle_among_modules():
     """Find no import circle, direct or indirect, inside functions or not."""
     graph = {}
     for module, tree in modules().items():
@@ -66,7 +66,7 @@ def test_no_circle_among_modules() -> None:
 
 
 @pytest.mark.parametrize(("module", "name"), HOPS, ids=":".join)
-def test_the_page_names_code_that_exists(module: str, name: str) -> None:
+def test_the_page_names_code_that_exists(module, name):
     """Find each function, class or method that docs/architecture.md names."""
     node = modules()[module]
     for part in name.split("."):
@@ -77,7 +77,7 @@ def test_the_page_names_code_that_exists(module: str, name: str) -> None:
     assert node is not None
 
 
-def test_the_diagram_is_the_import_contract() -> None:
+def test_the_diagram_is_the_import_contract():
     """Draw in docs/architecture.md the layers of setup.cfg, top to bottom, which list each package
     and module once (`exhaustive`); at most 21.
     """
@@ -96,7 +96,7 @@ def test_the_diagram_is_the_import_contract() -> None:
     assert sum(map(len, drawn)) <= 21
 
 
-def test_the_page_lists_every_entry_of_the_top() -> None:
+def test_the_page_lists_every_entry_of_the_top():
     """List each top-level entry of a clone once in docs/architecture.md, of those that git tracks
     or would add.
     """

@@ -17,7 +17,7 @@ import pictures
 import pytest
 import terminal
 from builders import read_info
-from commands import COMMANDS, Command, parse
+from commands import COMMANDS, parse
 from kept import KEPT_RUNS, sample_lines
 from launching import finished
 from matplotlib.image import imread
@@ -49,13 +49,13 @@ GENERATED = {
 
 
 @pytest.mark.parametrize("file", GENERATED, ids=lambda file: file.name)
-def test_generated_files_are_up_to_date(file: Path) -> None:
+def test_generated_files_are_up_to_date(file):
     """Find the output of docs/generate.py in the reference pages and the schemas."""
     pytest.importorskip("torch", reason="hooks and workloads are on the pages")
     assert file.read_text(encoding="utf-8") == GENERATED[file](), "run python docs/generate.py"
 
 
-def test_pages_stay_short() -> None:
+def test_pages_stay_short():
     """Keep docs/*.md below 35,000 words, of which 12,000 are generated."""
     words = {
         page.name: len(page.read_text("utf-8").split()) for page in (ROOT / "docs").glob("*.md")
@@ -69,7 +69,7 @@ def test_pages_stay_short() -> None:
     [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_pages_use_standard_terms(page: Path) -> None:
+def test_pages_use_standard_terms(page):
     """Find no term in the text of a page that has a standard one."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert [] == PRIVATE_TERMS.findall(text)
@@ -98,7 +98,7 @@ EARLIER = {"max_loss_increase", "exhaustive_cases", "exhaustive_launches"}
 
 @pytest.mark.kept
 @pytest.mark.parametrize("run", KEPT_RUNS, ids=lambda run: run.name)
-def test_every_field_of_kept_runs_is_in_a_schema(run: Path) -> None:
+def test_every_field_of_kept_runs_is_in_a_schema(run):
     """Find each key of run.json and of the lines of samples.jsonl in docs/schema."""
     run_schema, sample_schema = SCHEMAS["run.json"](), SCHEMAS["sample.json"]()
     info = read_info(run)
@@ -109,7 +109,7 @@ def test_every_field_of_kept_runs_is_in_a_schema(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*generate.FIGURES, generate.LAUNCH])
-def test_figures_are_drawn_from_kept_runs(name: str) -> None:
+def test_figures_are_drawn_from_kept_runs(name):
     """Find the drawings of docs/generate.py in docs/figures, except for a few pixels that depend on
     libraries.
     """
@@ -120,7 +120,7 @@ def test_figures_are_drawn_from_kept_runs(name: str) -> None:
     assert abs(kept_drawing - drawn).mean() < 0.01, "run python docs/generate.py"
 
 
-def test_pictures_of_the_page_show_todays_page() -> None:
+def test_pictures_of_the_page_show_todays_page():
     """Find the digest of the first screen, as it would be written now, in each picture of a
     page.
     """
@@ -131,7 +131,7 @@ def test_pictures_of_the_page_show_todays_page() -> None:
         assert picture.stat().st_size < 200_000
 
 
-def test_every_figure_is_made_by_a_program() -> None:
+def test_every_figure_is_made_by_a_program():
     """Leave no file in docs/figures that nothing writes, and show each of them on a page."""
     made = {*generate.FIGURES, generate.LAUNCH}
     made |= {f"page-{theme}.png" for theme in pictures.THEMES}
@@ -145,7 +145,7 @@ def test_every_figure_is_made_by_a_program() -> None:
 @pytest.mark.parametrize(
     "cast", sorted((ROOT / "docs").rglob("*.cast")), ids=lambda cast: cast.name
 )
-def test_terminals_are_drawn_from_recordings(cast: Path) -> None:
+def test_terminals_are_drawn_from_recordings(cast):
     """Draw each kept recording as its SVG, which ends with what the command printed last."""
     pytest.importorskip("pyte")
     drawing = cast.with_suffix(".svg").read_text(encoding="utf-8")
@@ -156,7 +156,7 @@ def test_terminals_are_drawn_from_recordings(cast: Path) -> None:
 
 @pytest.mark.programs
 @pytest.mark.parametrize("planted", ["", "[gone](gone.md), [gone](measuring.md#gone)"])
-def test_the_site_is_built_without_a_broken_link(tmp_path: Path, planted: str) -> None:
+def test_the_site_is_built_without_a_broken_link(tmp_path, planted):
     """Build all pages; name links to a page and to an anchor that do not exist."""
     mkdocs = Path(f"{sys.prefix}-docs", "bin", "mkdocs")
     if not mkdocs.exists():
@@ -179,9 +179,7 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path, planted: str) -
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_a_command_has_help_for_each_option_and_examples(
-    path: tuple[str, ...], commbench: Command
-) -> None:
+def test_a_command_has_help_for_each_option_and_examples(path, commbench):
     """Leave no command, argument or option unexplained.
 
     Show each command at work in its own help, with options that exist.
@@ -195,7 +193,7 @@ def test_a_command_has_help_for_each_option_and_examples(
         parse(shlex.split(line)[1:])
 
 
-def test_exit_codes_are_those_of_the_exceptions() -> None:
+def test_exit_codes_are_those_of_the_exceptions():
     """State the meaning of the exit code of every exception, of 0, of a regression and of the
     signals.
     """
@@ -204,7 +202,7 @@ def test_exit_codes_are_those_of_the_exceptions() -> None:
     assert raised | {0, 5, 129, 130, 141, 143} == set(errors.EXIT_CODES)
 
 
-def test_make_targets_in_pages_exist() -> None:
+def test_make_targets_in_pages_exist():
     """Name only targets that exist in the Makefile; every target has a help text."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
@@ -223,7 +221,7 @@ def test_make_targets_in_pages_exist() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     """Follow every relative link of a page."""
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
     assert [] == [link for link in links if "://" not in link and not (page.parent / link).exists()]

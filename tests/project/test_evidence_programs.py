@@ -8,16 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from commands import RunBenchmark
 from kept import RESULTS
-
-from commbench.launch.launchers import MpirunLauncher
 
 LoadBenchmark = Callable[[str], ModuleType]
 
 
 @pytest.fixture
-def two_cores(mpirun: MpirunLauncher) -> None:
+def two_cores(mpirun):
     """Skip without a core for each of two ranks."""
     if mpirun.slots() < 2:
         pytest.skip("needs two CPUs")
@@ -33,7 +30,7 @@ def facts(out: Path, name: str) -> dict[str, object]:
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks", "two_cores")
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
-def test_accuracy(run_benchmark: RunBenchmark, tmp_path: Path) -> None:
+def test_accuracy(run_benchmark, tmp_path):
     """Time all cases by all loops; one launch gives no interval, so that nothing is shown."""
     options = "--launches 1 --rounds 1 --chunk 10 --out"
     assert 1 == run_benchmark("accuracy", *options.split(), str(tmp_path / "out")).code
@@ -45,7 +42,7 @@ def test_accuracy(run_benchmark: RunBenchmark, tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks", "two_cores")
-def test_false_alarms(run_benchmark: RunBenchmark, tmp_path: Path) -> None:
+def test_false_alarms(run_benchmark, tmp_path):
     """Measure both sides; one launch is too few to call any case different."""
     options = "equal --launches 1 --sizes 8 --backends mpi --out"
     done = run_benchmark("false_alarms", *options.split(), str(tmp_path / "out"))
@@ -57,7 +54,7 @@ def test_false_alarms(run_benchmark: RunBenchmark, tmp_path: Path) -> None:
 @pytest.mark.lab
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_link_that_lost_a_tenth_is_found(run_benchmark: RunBenchmark, tmp_path: Path) -> None:
+def test_a_link_that_lost_a_tenth_is_found(run_benchmark, tmp_path):
     """Judge Gloo's all-reduce slower at 900 Mbit/s than at 1 Gbit/s, and nothing at equal rates."""
     pytest.importorskip("torch")
     done = run_benchmark(
@@ -66,16 +63,14 @@ def test_a_link_that_lost_a_tenth_is_found(run_benchmark: RunBenchmark, tmp_path
     assert 0 == done.code, done.out + done.err
 
 
-def test_peers_names_a_side_that_fails(run_benchmark: RunBenchmark, tmp_path: Path) -> None:
+def test_peers_names_a_side_that_fails(run_benchmark, tmp_path):
     """End with the last line of the side that failed."""
     words = ["--rounds", "2", "--out", str(tmp_path / "out"), "--as", "nothing", "--", "true"]
     assert "Unknown tool 'nothing'" in run_benchmark("peers", *words).err
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.04, 1.2, 0.8])
-def test_peers_finds_a_ratio_beyond_the_tolerance(
-    load_benchmark: LoadBenchmark, factor: float
-) -> None:
+def test_peers_finds_a_ratio_beyond_the_tolerance(load_benchmark, factor):
     """Call a planted factor beyond 5 % different, and no smaller one."""
     theirs = [{("latency", 8): 1.0 + 0.001 * number} for number in range(8)]
     ours = [{key: factor * time_us for key, time_us in times.items()} for times in theirs]
@@ -84,7 +79,7 @@ def test_peers_finds_a_ratio_beyond_the_tolerance(
 
 
 @pytest.mark.programs
-def test_selection(run_benchmark: RunBenchmark, tmp_path: Path) -> None:
+def test_selection(run_benchmark, tmp_path):
     """Time eight kinds of data."""
     pytest.importorskip("torch")
     options = "--rounds 6 --mib 0.25 --out"
@@ -93,9 +88,7 @@ def test_selection(run_benchmark: RunBenchmark, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["selection --gpu", "cuda_kernels"])
-def test_programs_for_gpus_say_that_they_need_one(
-    run_benchmark: RunBenchmark, tmp_path: Path, line: str
-) -> None:
+def test_programs_for_gpus_say_that_they_need_one(run_benchmark, tmp_path, line):
     """End with code 2 and write nothing without a GPU."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -106,16 +99,14 @@ def test_programs_for_gpus_say_that_they_need_one(
 
 
 @pytest.mark.kept
-def test_kept_runs_says_how_old_they_are(run_benchmark: RunBenchmark) -> None:
+def test_kept_runs_says_how_old_they_are(run_benchmark):
     """Print a line for each run of a theme, and refuse unknown themes."""
     done = run_benchmark("kept_runs", "--list", "--only", "live_tuning")
     assert 2 == len(done.out.splitlines())
     assert 2 == run_benchmark("kept_runs", "--only", "nonsense").code
 
 
-def test_kept_runs_are_made_and_compressed(
-    load_benchmark: LoadBenchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_runs_are_made_and_compressed(load_benchmark, tmp_path, monkeypatch):
     """Start a command with --out before the command of a training; compress what it wrote."""
     program = load_benchmark("kept_runs")
     started = []

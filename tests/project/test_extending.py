@@ -89,7 +89,7 @@ class Copy:
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+def copy(tmp_path_factory):
     """Return the copy."""
     return Copy(tmp_path_factory.mktemp("copy"))
 
@@ -115,13 +115,13 @@ def with_element(source: str, name: str, code: str) -> str:
     return f"{head}{comma}\n{code.rstrip()},\n{tail}"
 
 
-def test_every_step_is_applied() -> None:
+def test_every_step_is_applied():
     """Apply all Python code of the page except the hook in a file."""
     others = re.findall(r"^```python\n(.*?)^```", STEP.sub("", PAGE), re.MULTILINE | re.DOTALL)
     assert ["# compress.py"] == [code.splitlines()[0] for code in others]
 
 
-def test_the_hooks_of_a_file_are_made(tmp_path: Path) -> None:
+def test_the_hooks_of_a_file_are_made(tmp_path):
     """Make the hook and the factory's hook that the page shows."""
     pytest.importorskip("torch")
     (code,) = re.findall(r"^```python\n(# compress.py\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -132,7 +132,7 @@ def test_the_hooks_of_a_file_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.programs
-def test_an_operation_is_measured(copy: Copy, tmp_path: Path) -> None:
+def test_an_operation_is_measured(copy, tmp_path):
     """Measure the new operation with each of its reductions, and list it."""
     pytest.importorskip("mpi4py", reason="connects the only rank")
     rows = copy.measure(tmp_path, "-c reduce_broadcast --backend mpi --redop sum,max")
@@ -143,7 +143,7 @@ def test_an_operation_is_measured(copy: Copy, tmp_path: Path) -> None:
 
 
 @pytest.mark.programs
-def test_a_backend_is_measured(copy: Copy, tmp_path: Path) -> None:
+def test_a_backend_is_measured(copy, tmp_path):
     """Verify and measure an operation of the new backend.
 
     State as unsupported what it leaves out.
@@ -156,7 +156,7 @@ def test_a_backend_is_measured(copy: Copy, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hook_is_swept(copy: Copy) -> None:
+def test_a_hook_is_swept(copy):
     """Accept the new hook on the command line, predict its messages, average a gradient, and write
     the snippet.
     """
@@ -193,7 +193,7 @@ print(snippet_of(case))
 
 
 @pytest.mark.slow
-def test_a_workload_is_loaded(copy: Copy) -> None:
+def test_a_workload_is_loaded(copy):
     """Load the new workload by its name, as two ranks see it, and list it."""
     pytest.importorskip("torch")
     program = """
@@ -218,7 +218,7 @@ except InputError as error:
 
 
 @pytest.mark.slow
-def test_a_launcher_starts_ranks(copy: Copy, tmp_path: Path) -> None:
+def test_a_launcher_starts_ranks(copy, tmp_path):
     """Start two ranks by the new launcher, which connect without MPI and are one launch."""
     pytest.importorskip("torch")
     program = tmp_path / "bin" / "start"
@@ -231,7 +231,7 @@ def test_a_launcher_starts_ranks(copy: Copy, tmp_path: Path) -> None:
 
 
 @pytest.mark.programs
-def test_a_run_has_the_column_the_figure_and_the_sentence(copy: Copy) -> None:
+def test_a_run_has_the_column_the_figure_and_the_sentence(copy):
     """Fill the new column of a kept run, as the last one of its table; draw the new figure;
     conclude its page with the new sentence.
     """
@@ -257,7 +257,7 @@ for entry in find_conclusion([run]):
 
 
 @pytest.mark.programs
-def test_an_import_is_read(copy: Copy, tmp_path: Path) -> None:
+def test_an_import_is_read(copy, tmp_path):
     """Recognise output of the new tool, read its times, and say what was assumed."""
     text = "mybench allreduce on 4 ranks\nbytes  time[usec]\n 1024 12.5\n 2048 15\n"
     (tmp_path / "mybench.txt").write_text(text)

@@ -19,7 +19,7 @@ SOURCES = [
 ]
 
 
-def test_every_code_is_used() -> None:
+def test_every_code_is_used():
     """Name every registered code somewhere in the package, or the part of it that is fixed."""
     text = "".join(SOURCES)
     unused = []
@@ -32,7 +32,7 @@ def test_every_code_is_used() -> None:
     assert [] == unused
 
 
-def test_nouns_agree_with_their_numbers() -> None:
+def test_nouns_agree_with_their_numbers():
     """Count by a noun wherever a sentence has a number before a plural."""
     plurals = "|".join(counted(2, noun).removeprefix("2 ") for noun in NOUNS)
     bare = [code for code, text in SENTENCES.items() if re.search(rf"{{\w+}} ({plurals})\b", text)]
@@ -40,7 +40,7 @@ def test_nouns_agree_with_their_numbers() -> None:
     assert "on 1 rank" == phrase("on {:rank}", "1")
 
 
-def test_an_unregistered_code_raises() -> None:
+def test_an_unregistered_code_raises():
     """Refuse a code without a sentence, and a sentence without its parameters, when the reason is
     made.
     """
@@ -50,7 +50,7 @@ def test_an_unregistered_code_raises() -> None:
         Finding(code="no_progress", numbers={"cause": "rank 1 is stopped"})
 
 
-def test_reasons_with_a_code_share_a_cause() -> None:
+def test_reasons_with_a_code_share_a_cause():
     """Compare by code, but by sentence if the reason has no code or quotes an error."""
     large, larger = (
         str(Finding(code="message_too_large", numbers={"backend": "mpi", "most": 7, "elements": n}))

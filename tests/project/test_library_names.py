@@ -61,14 +61,14 @@ def is_absent(name: str) -> bool:
     return False
 
 
-def test_every_name_of_torch_exists() -> None:
+def test_every_name_of_torch_exists():
     """Find each dotted name of torch in the installed version."""
     named = {name for name in named_in_files() if name.startswith("torch.")}
     assert len(named) > 100
     assert [] == sorted(filter(is_absent, named))
 
 
-def test_every_name_of_cupy_exists() -> None:
+def test_every_name_of_cupy_exists():
     """Find each dotted name of cupy among those that were looked up in cupy 14.2.
 
     cupy is not installed where there is no GPU.
@@ -79,7 +79,7 @@ def test_every_name_of_cupy_exists() -> None:
     assert named <= set(looked_up)
 
 
-def test_a_wrong_name_is_found() -> None:
+def test_a_wrong_name_is_found():
     """Find a misspelt function of a module, under an alias too."""
     source = "import torch\nimport torch.distributed as d\ntorch.cuda.getdevice_name\nd.get_rnk()\n"
     wrong = ["torch.cuda.getdevice_name", "torch.distributed.get_rnk"]

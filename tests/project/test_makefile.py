@@ -32,7 +32,7 @@ def dry_run(*variables: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=" ".join,
 )
-def test_the_driver_decides_the_cuda_version(variables: list[str], extra: str) -> None:
+def test_the_driver_decides_the_cuda_version(variables, extra):
     """Install cupy and NCCL for the CUDA that the driver supports or the user requests.
 
     Neither without a GPU.
@@ -43,14 +43,14 @@ def test_the_driver_decides_the_cuda_version(variables: list[str], extra: str) -
     assert f"touch not-there/.commbench-system-wheel{extra.replace(',', '-')}\n" in done.stdout
 
 
-def test_an_unknown_cuda_is_refused() -> None:
+def test_an_unknown_cuda_is_refused():
     """Name the possible values."""
     done = dry_run("CUDA=11")
     assert 2 == done.returncode
     assert "CUDA=11 is not known; choose auto, 12, 13 or none" in done.stderr
 
 
-def test_a_path_in_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_in_the_environment_is_ignored(monkeypatch):
     """Ignore a variable CUDA of the site that holds a path."""
     monkeypatch.setenv("CUDA", "/opt/cuda")
     assert 0 == dry_run("GPUS=").returncode
@@ -84,7 +84,7 @@ def test_a_path_in_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -
         ("GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)", ""),
     ],
 )
-def test_the_driver_is_read_from_the_kernel_or_nvidia_smi(report: str, version: str) -> None:
+def test_the_driver_is_read_from_the_kernel_or_nvidia_smi(report, version):
     """Return the major version of the driver; nothing if the report has none."""
     (script,) = re.findall(
         r"\| (sed -n .*) \| head", (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -68,7 +68,7 @@ def archived(archive: Path) -> set[str]:
         return {Path(member.name).as_posix() for member in members if member.isfile()}
 
 
-def test_the_deadline_holds(tmp_path: Path) -> None:
+def test_the_deadline_holds(tmp_path):
     """Cut the step that hangs, skip what there is no time for, archive the rest."""
     script = OneGpu(tmp_path)
     assert 1 == script.start("full", HANGS="collectives", SECONDS_LEFT="13").wait(60)
@@ -79,7 +79,7 @@ def test_the_deadline_holds(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.slow
-def test_smoke_takes_each_step_on_cpus(tmp_path: Path) -> None:
+def test_smoke_takes_each_step_on_cpus(tmp_path):
     """Measure, train, tune and watch on CPUs within 145 s."""
     variables = {"VENV": sys.prefix, "RESULTS": str(tmp_path / "results"), "OUT": str(tmp_path)}
     subprocess.run(
@@ -96,7 +96,7 @@ def test_smoke_takes_each_step_on_cpus(tmp_path: Path) -> None:
     assert kept <= archived(tmp_path / "one_gpu_smoke.tgz")
 
 
-def test_a_failure_ends_no_other_step(tmp_path: Path) -> None:
+def test_a_failure_ends_no_other_step(tmp_path):
     """Take all steps, then exit with 1 if one failed."""
     script = OneGpu(tmp_path)
     assert 1 == script.start("smoke", BREAKS="all_to_all").wait(60)
@@ -105,7 +105,7 @@ def test_a_failure_ends_no_other_step(tmp_path: Path) -> None:
     assert "exit 7" not in ended.values()
 
 
-def test_a_signal_ends_it_at_once(tmp_path: Path) -> None:
+def test_a_signal_ends_it_at_once(tmp_path):
     """Exit with the signal's code, leave nothing running, and pack all output so far."""
     script = OneGpu(tmp_path)
     running = script.start("smoke", HANGS="all_to_all")
@@ -118,7 +118,7 @@ def test_a_signal_ends_it_at_once(tmp_path: Path) -> None:
     assert {"preflight", "hooks"} == set(script.ended())
 
 
-def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_mode_is_refused(tmp_path):
     """Name the modes, and run nothing."""
     script = OneGpu(tmp_path)
     assert 2 == script.start("nonsense").wait(20)
@@ -126,7 +126,7 @@ def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["smoke", "full"])
-def test_all_programs_and_tests_exist(tmp_path: Path, mode: str) -> None:
+def test_all_programs_and_tests_exist(tmp_path, mode):
     """Parse every command line of commbench, and find every program and every test file."""
     script = OneGpu(tmp_path)
     script.start(mode).wait(120)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import Command, parse
+from commands import parse
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -44,12 +44,12 @@ def lines() -> list[str]:
 
 
 @pytest.mark.parametrize("line", lines())
-def test_options_exist(line: str) -> None:
+def test_options_exist(line):
     """Parse each command line as it stands on the page."""
     parse(shlex.split(line))
 
 
-def test_a_wrong_option_is_found() -> None:
+def test_a_wrong_option_is_found():
     """Refuse an option that does not exist, also of an inner command."""
     for line in ("run --size 8", "lab run -- commbench train --bogus", "tune --bogus -- train.py"):
         with pytest.raises(Exception, match="No such option"):
@@ -60,7 +60,7 @@ def test_a_wrong_option_is_found() -> None:
     "line",
     [line for line in lines() if line.startswith("run ") and not any(w in line for w in PARSED)],
 )
-def test_values_are_understood(line: str, commbench: Command) -> None:
+def test_values_are_understood(line, commbench):
     """List what each run would measure."""
     (commbench.home / "hosts").write_text("".join(f"host{n} slots=8\n" for n in range(4)))
     done = commbench(f"{line} --dry-run --oversubscribe")
@@ -68,7 +68,7 @@ def test_values_are_understood(line: str, commbench: Command) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_blocks_of_commands_are_marked(page: Path) -> None:
+def test_blocks_of_commands_are_marked(page):
     """Mark each block of commands as ``sh``, which makes the tests above read it."""
     for language, block in BLOCK.findall(page.read_text(encoding="utf-8")):
         assert language or not UNMARKED.findall(block)

@@ -30,7 +30,7 @@ def done(*words: str | Path, cwd: Path, **variables: str) -> "subprocess.Complet
 
 
 @pytest.mark.slow
-def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
+def test_the_wheel_works_without_the_checkout(tmp_path):
     """Install the wheel into an empty environment.
 
     Read a run, draw its page, and say what measuring needs.
@@ -62,7 +62,7 @@ def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"), [("tr", "train"), ("train --bucket-c", "--bucket-cap-mb")]
 )
-def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
+def test_a_shell_completes_commands_and_options(words, expected):
     """Complete the name of a command, and an option of a command that is not loaded yet."""
     variables = {"COMP_WORDS": f"commbench {words}", "COMP_CWORD": str(1 + words.count(" "))}
     environment = {**os.environ, **variables, "_COMMBENCH_COMPLETE": "complete_bash"}
@@ -74,7 +74,7 @@ def test_a_shell_completes_commands_and_options(words: str, expected: str) -> No
     assert [expected] == succeeded(*program, env=environment).split()
 
 
-def test_the_recipe_of_spack_has_the_dependencies() -> None:
+def test_the_recipe_of_spack_has_the_dependencies():
     """Parse the recipe, and find in it what setup.cfg requires."""
     recipe = (LAUNCH / "spack_package.py").read_text()
     ast.parse(recipe)

@@ -7,12 +7,12 @@ from matplotlib.figure import Figure
 
 
 @pytest.fixture
-def with_png() -> None:
+def with_png():
     """Draw figures as PNG too."""
 
 
 @pytest.fixture(autouse=True)
-def _without_png(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_png(request, monkeypatch):
     """Leave PNGs empty, except in tests that use ``with_png``, because they take as long as
     SVGs.
     """

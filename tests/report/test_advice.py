@@ -60,9 +60,7 @@ GPU = {"gpus": [{"name": "H200"}]}
         (_good(superuser=True), {"mpi_library": OPEN_MPI}),
     ],
 )
-def test_no_advice_where_nothing_is_wrong_or_known(
-    host: dict[str, Any], context: dict[str, Any]
-) -> None:
+def test_no_advice_where_nothing_is_wrong_or_known(host, context):
     """Give no advice for good or unknown conditions."""
     assert [] == list(advise(Conditions(host=host, **context)))
 
@@ -93,23 +91,21 @@ def test_no_advice_where_nothing_is_wrong_or_known(
         ),
     ],
 )
-def test_advice_says_what_was_seen_and_what_to_try(
-    host: dict[str, Any], context: dict[str, Any], observation: str, advice: str
-) -> None:
+def test_advice_says_what_was_seen_and_what_to_try(host, context, observation, advice):
     """Give exactly one advice for one bad condition, with its number."""
     (single,) = advise(Conditions(host=_good(**host), **context))
     assert observation in str(single)
     assert advice in str(single.details[0])
 
 
-def test_advice_comes_in_the_order_of_the_rules() -> None:
+def test_advice_comes_in_the_order_of_the_rules():
     """Sort advice by severity."""
     host = _good(governor="powersave", virtualised=True)
     codes = [advice.code for advice in advise(Conditions(host=host, ranks=9))]
     assert codes == ["host_oversubscribed", "host_virtual", "host_governor"]
 
 
-def test_each_host_is_judged_by_its_own_ranks() -> None:
+def test_each_host_is_judged_by_its_own_ranks():
     """Count the ranks of a host, not those of the fullest one."""
     hosts = [_good(hostname="n0"), _good(hostname="n1", cpus_allowed=1, load_average=None)]
     placed = [{"rank": rank, "host": host} for rank, host in enumerate(["n0", "n0", "n1"])]
@@ -118,7 +114,7 @@ def test_each_host_is_judged_by_its_own_ranks() -> None:
     assert ["host_oversubscribed"] == [each.code for each in advise_run({**info, "ranks": []})]
 
 
-def test_a_live_tuning_has_no_advice_on_mpi() -> None:
+def test_a_live_tuning_has_no_advice_on_mpi():
     """Give no advice on MPI for a live tuning, which torchrun may have started."""
     info = {
         "environment": {

@@ -22,7 +22,7 @@ def printed(path: Path, capsys: pytest.CaptureFixture[str], width: int = 100) ->
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_bench_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bench_fits_a_screen(capsys):
     """Answer in about 45 lines: a time of each size and library, and the best bandwidth of each."""
     lines = printed(BENCH, capsys)
     assert len(lines) <= 45
@@ -36,7 +36,7 @@ def test_a_bench_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{best:.3g} GB/s" in table[-1]
 
 
-def test_operations_that_do_not_fit_follow_below(capsys: pytest.CaptureFixture[str]) -> None:
+def test_operations_that_do_not_fit_follow_below(capsys):
     """Keep every time on a narrow console."""
     wide, narrow = printed(BENCH, capsys), printed(BENCH, capsys, width=70)
     times = [sum(line.count(" us") + line.count(" ms") for line in each) for each in (wide, narrow)]
@@ -47,7 +47,7 @@ def test_operations_that_do_not_fit_follow_below(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     "file", sorted(RESULTS.glob("*/recommendation.json")), ids=lambda file: file.parent.name
 )
-def test_a_verdict_is_short(file: Path) -> None:
+def test_a_verdict_is_short(file):
     """Conclude in at most four lines, with what to paste below only for a change."""
     run = load_kept(file.parent.name)
     lines = answer_verdict(run)
@@ -58,21 +58,21 @@ def test_a_verdict_is_short(file: Path) -> None:
     assert len(answer_warnings(run)) <= 2
 
 
-def test_few_launches_have_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_launches_have_no_interval(capsys):
     """Show a speedup of one launch without an interval."""
     lines = printed(RESULTS / "train_hooks_1gbit_xeon2core_20261125", capsys)
     [line] = [line for line in lines if line.startswith("fp16")]
     assert "[" not in line
 
 
-def test_columns_of_many_environments_are_readable(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_of_many_environments_are_readable(capsys):
     """Print each environment of an operation in full, in further tables if they do not fit."""
     path = RESULTS / "env_links_200mbit_xeon2core_20261125"
     text = "\n".join(printed(path, capsys, width=80))
     assert all(row.env in text for row in load_kept(path.name).rows)
 
 
-def test_an_empty_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_run_says_so(capsys):
     """State that nothing has been measured, in place of tables and a verdict."""
     empty = replace(load_kept(BENCH.name), records=(), training_records=(), recommendation=None)
     print_answer(empty, make_console(), None)

@@ -39,7 +39,7 @@ def launches(*cases: Any) -> list[Record]:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
-def test_backends_stand_below_each_other(width: int) -> None:
+def test_backends_stand_below_each_other(width):
     """Print each backend of a size with time, interval and bandwidths; name what does not fit."""
     text = table(launches(make_case(backend="mpi"), make_case(backend="gloo")), width)
     assert ["10.0", "9.95-10.1"] == line_with(text, "1 KiB", "mpi").split()[3:5]
@@ -50,7 +50,7 @@ def test_backends_stand_below_each_other(width: int) -> None:
     assert "\u2026" not in text
 
 
-def test_a_number_without_space_shows_that_it_is_cut() -> None:
+def test_a_number_without_space_shows_that_it_is_cut():
     """Print no beginning of a number on a terminal that is too narrow for all columns."""
     cells = line_with(table(launches(make_case(backend="mpi")), 38), "mpi").split()
     assert all(
@@ -59,7 +59,7 @@ def test_a_number_without_space_shows_that_it_is_cut() -> None:
     assert "\u2026" in " ".join(cells)
 
 
-def test_patterns_have_titled_tables_in_the_order_of_the_csv() -> None:
+def test_patterns_have_titled_tables_in_the_order_of_the_csv():
     """Title each pattern: all ranks first, then by number."""
     patterns = ["split:16", "cross", "split:2", "node"]
     text = table(launches(*(make_case(pattern=pattern) for pattern in patterns)))
@@ -69,7 +69,7 @@ def test_patterns_have_titled_tables_in_the_order_of_the_csv() -> None:
     assert 4 == len(titles)
 
 
-def test_what_differs_within_an_operation_is_a_column() -> None:
+def test_what_differs_within_an_operation_is_a_column():
     """State type and place in the title, unless they vary."""
     cases = [make_case(), make_case(in_place=False), make_case(dtype="float16")]
     text = table(launches(*cases))
@@ -78,7 +78,7 @@ def test_what_differs_within_an_operation_is_a_column() -> None:
     assert "all_reduce, float32, sum, in place (" in table(launches(make_case()))
 
 
-def test_missing_results_have_their_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_results_have_their_status(capsys):
     """Print the status in place of a time, and the reasons below."""
     records = []
     for size, status in ((8, "hung"), (64, "hung"), (512, "wrong"), (4096, "unsupported")):
@@ -92,14 +92,14 @@ def test_missing_results_have_their_status(capsys: pytest.CaptureFixture[str]) -
         assert 1 == text.count(f"{status} here")
 
 
-def test_a_barrier_has_neither_size_nor_bandwidth() -> None:
+def test_a_barrier_has_neither_size_nor_bandwidth():
     """Leave out columns that no row fills."""
     text = table(make_launches(STEADY, make_case("barrier")))
     assert ["mpi", "10.0"] == text.splitlines()[-1].split()[:2]
     assert "algbw" not in text
 
 
-def test_flags_that_all_rows_have_are_not_repeated() -> None:
+def test_flags_that_all_rows_have_are_not_repeated():
     """Name only what distinguishes rows."""
     text = table([make_record(flags=["late"]), make_record(make_case(message_bytes=8))])
     assert line_with(text, "1 KiB").rstrip().endswith(" late")
@@ -116,15 +116,13 @@ def test_flags_that_all_rows_have_are_not_repeated() -> None:
         (None, None, None, ""),
     ],
 )
-def test_interval_shares_unit_and_digits(
-    time_us: float | None, low: float | None, high: float | None, expected: str
-) -> None:
+def test_interval_shares_unit_and_digits(time_us, low, high, expected):
     """Print the interval in the time's unit and decimals."""
     assert expected == time_with_interval(time_us, low, high)
 
 
 @given(st.floats(1e-3, 1e9), st.floats(0.6, 1.0), st.floats(1.0, 1.5))
-def test_interval_encloses_the_printed_time(time_us: float, below: float, above: float) -> None:
+def test_interval_encloses_the_printed_time(time_us, below, above):
     """Keep the order of low, time and high within one unit of the last digit."""
     text = time_with_interval(time_us, below * time_us, above * time_us)
     number, low, high = re.findall(r"[0-9.]+", text)
@@ -149,7 +147,7 @@ def two(factor: float = 1.8) -> list[Record]:
     return records
 
 
-def test_groups_have_lines_of_their_own() -> None:
+def test_groups_have_lines_of_their_own():
     """Print the groups in the title and at each size, and their rates together."""
     text = table(two())
     assert "(4 ranks on 2 hosts, 6 launches)" in line_with(text, "groups 0-1, 2-3")
@@ -162,7 +160,7 @@ def test_groups_have_lines_of_their_own() -> None:
     assert "together" not in table(make_grouped(barrier, {"0-1": STEADY, "2-3": STEADY}))
 
 
-def test_the_slowest_is_named_with_its_place() -> None:
+def test_the_slowest_is_named_with_its_place():
     """Name the slowest group, its host and factor, or none among equals."""
     line = line_with(table(two(), width=300), "slowest group")
     for words in ("mpi", "2-3", "host1", "1.80", "2 of 2 cases"):
@@ -170,7 +168,7 @@ def test_the_slowest_is_named_with_its_place() -> None:
     assert "slowest group" not in table(two(factor=1.0))
 
 
-def test_groups_are_compared_within_a_case() -> None:
+def test_groups_are_compared_within_a_case():
     """Compare no groups of different data types at one size."""
     rows = [
         Row(group=group, dtype=dtype, message_bytes=KIB, time_us=time_us, flags=flags)
@@ -185,7 +183,7 @@ def test_groups_are_compared_within_a_case() -> None:
     assert (1.5, 1, 2) == tuple(finding.numbers[name] for name in ("ratio", "often", "cases"))
 
 
-def test_the_title_counts_many_groups() -> None:
+def test_the_title_counts_many_groups():
     """Count more than eight groups; abbreviate the ranks of a large one."""
     times = {}
     for group in range(9):
@@ -196,7 +194,7 @@ def test_the_title_counts_many_groups() -> None:
     assert "slowest group 102,111,..,237: 2.00 times the median" in text
 
 
-def test_groups_without_a_result_have_their_status() -> None:
+def test_groups_without_a_result_have_their_status():
     """Print the status of all groups, or of each."""
     case = make_case(pattern="cross")
     refused = make_record(case, status="unsupported", reason="no such group", group="")
@@ -207,7 +205,7 @@ def test_groups_without_a_result_have_their_status() -> None:
     assert 2 == text.count(" wrong")
 
 
-def test_long_lists_are_counted() -> None:
+def test_long_lists_are_counted():
     """Name the first items of a long list, and count the others."""
     texts = [listed(names) for names in ("", "a", "ab", "abcdef")]
     assert ["", "a", "a and b", "a, b, c, d and 2 more"] == texts

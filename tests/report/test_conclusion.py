@@ -35,7 +35,7 @@ def compressed(loss: float = 2.1, step_ms: float = 10.0) -> Recommendation:
     return decide([*sweep(topk=10), *records])
 
 
-def test_compression_states_its_cost() -> None:
+def test_compression_states_its_cost():
     """Return the difference in loss after equal steps and equal time, and in the metric."""
     cost = compressed().cost
     assert (40, "accuracy") == (cost.steps, cost.metric_name)
@@ -54,7 +54,7 @@ def said_by(recommendation: Recommendation) -> dict[str, Finding]:
     return {finding.code: finding for finding in (headline, *headline.details, *others)}
 
 
-def test_a_compressed_best_states_its_cost() -> None:
+def test_a_compressed_best_states_its_cost():
     """State verdict, gain, and the cost in loss and accuracy."""
     said = said_by(compressed())
     headline = said["setting_change_altering"]
@@ -73,7 +73,7 @@ def test_a_compressed_best_states_its_cost() -> None:
     assert "learning_no_more" in said_by(compressed(loss=2.99, step_ms=18))
 
 
-def test_the_gain_without_compression_is_stated() -> None:
+def test_the_gain_without_compression_is_stated():
     """State the gain without compression with its interval, and unknown accuracy."""
     said = said_by(decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))]))
     assert "5 MiB buckets" == said["fastest_safe"].subject
@@ -81,7 +81,7 @@ def test_the_gain_without_compression_is_stated() -> None:
     assert "learning_unmeasured" in said
 
 
-def test_conclusion_leads_with_what_leaves_learning_as_it_is() -> None:
+def test_conclusion_leads_with_what_leaves_learning_as_it_is():
     """List the setting without effect on learning first, although compression is faster."""
     recommendation = decide([*sweep(five=15, topk=10), *fresh((FIVE, 15), (TOPK, 10))])
     safe = recommendation.safe
@@ -104,7 +104,7 @@ def test_conclusion_leads_with_what_leaves_learning_as_it_is() -> None:
         ("gloo", {"ranks_per_gpu": 2}, ""),
     ],
 )
-def test_warnings_are_listed(backend: str, info: dict[str, Any], warning: str) -> None:
+def test_warnings_are_listed(backend, info, warning):
     """List the warnings of the run's conditions, if there are any."""
     records = [
         dataclasses.replace(record, case=dataclasses.replace(record.case, backend=backend))
@@ -116,13 +116,13 @@ def test_warnings_are_listed(backend: str, info: dict[str, Any], warning: str) -
 
 
 @pytest.mark.parametrize("flags", [["throttled"], []])
-def test_a_gpu_that_was_slowed_down_in_a_fresh_launch_is_a_warning(flags: list[str]) -> None:
+def test_a_gpu_that_was_slowed_down_in_a_fresh_launch_is_a_warning(flags):
     """Warn of a slowed GPU in a confirmation launch."""
     recommendation = decide([*sweep(topk=10.0), *fresh((TOPK, 10.0), flags=flags)])
     assert bool(flags) == ("a GPU was slowed down" in recommendation.warnings)
 
 
-def test_what_broke_in_fresh_launches_is_a_warning() -> None:
+def test_what_broke_in_fresh_launches_is_a_warning():
     """Name the candidate that failed in confirmation, with the reason."""
     broken = launches_of(5, confirmed(TOPK), ranks_agree=False)
     recommendation = decide([*sweep(five=16, topk=5), *fresh((FIVE, 16)), *broken])
@@ -132,7 +132,7 @@ def test_what_broke_in_fresh_launches_is_a_warning() -> None:
     assert "different parameters" in warning
 
 
-def test_loss_that_is_no_number_is_left_out() -> None:
+def test_loss_that_is_no_number_is_left_out():
     """Write no NaN if the default diverges in a launch."""
     records = [
         *learning(BASE, [2.0, float("nan")], step_ms=20),
@@ -143,7 +143,7 @@ def test_loss_that_is_no_number_is_left_out() -> None:
     json.dumps(recommendation.to_json(), allow_nan=False)
 
 
-def test_fresh_launches_are_those_with_both() -> None:
+def test_fresh_launches_are_those_with_both():
     """Count only confirmation launches with both settings."""
     alternative = make_training_launches([15.0] * 4, confirmed(FIVE))
     recommendation = decide([*sweep(five=15), *fresh(), *alternative])
@@ -151,7 +151,7 @@ def test_fresh_launches_are_those_with_both() -> None:
     assert "In 4 confirmation launches" in recommendation.reason
 
 
-def test_few_and_bimodal_launches_are_warnings() -> None:
+def test_few_and_bimodal_launches_are_warnings():
     """Warn of few launches and of bimodal medians."""
     few = [
         *make_training_launches([20, 20.1, 20.2], confirmed(BASE)),
@@ -165,7 +165,7 @@ def test_few_and_bimodal_launches_are_warnings() -> None:
     assert any("bimodal" in each for each in warnings)
 
 
-def test_file_holds_the_contract() -> None:
+def test_file_holds_the_contract():
     """Write every documented field, and read it back, with or without a speedup."""
     recommendation = compressed()
     data = json.loads(json.dumps(recommendation.to_json()))

@@ -49,7 +49,7 @@ def ticks_of(axes: Axes, axis: str) -> list[str]:
     return [label.get_text() for label in getattr(axes, f"get_{axis}ticklabels")()]
 
 
-def test_a_line_has_a_band() -> None:
+def test_a_line_has_a_band():
     """Draw values as a line, and intervals as a band."""
     axes = drawn(curve(10.0, 20.0), unit="ms")
     (line,) = axes.get_lines()
@@ -59,7 +59,7 @@ def test_a_line_has_a_band() -> None:
     assert ("x", "y, ms") == (axes.get_xlabel(), axes.get_ylabel())
 
 
-def test_sizes_are_powers_of_two() -> None:
+def test_sizes_are_powers_of_two():
     """Name at most six sizes on an axis in powers of two, and draw every single point."""
     axes = drawn(curve(*range(1, 99), is_joined=False), x="size")
     (line,) = axes.get_lines()
@@ -67,7 +67,7 @@ def test_sizes_are_powers_of_two() -> None:
     assert 6 == len(ticks_of(axes, "x"))
 
 
-def test_places_are_named() -> None:
+def test_places_are_named():
     """Name places, and draw series beside each other with bars instead of bands."""
     axes = drawn(curve(1.0), curve(1.0, name="two"), x="place", places={1.0: "here"})
     first, second = (line.get_xdata()[0] for line in axes.get_lines())
@@ -77,7 +77,7 @@ def test_places_are_named() -> None:
     assert [[0.9, pytest.approx(1.1)]] * 2 == bars
 
 
-def test_times_of_day_are_named() -> None:
+def test_times_of_day_are_named():
     """Name days since 1970 by their time, and shade what happened."""
     series = Series(name="one", points={0.5: Estimate(1.0), 0.6: Estimate(1.0)})
     chart = chart_of(series, x="time", shades=[Shade(0.5, 0.55, "#ff0000")])
@@ -95,26 +95,26 @@ def test_times_of_day_are_named() -> None:
         ({"includes": [-0.5]}, [1.0, 90.0], "linear"),
     ],
 )
-def test_scales(changes: dict[str, Any], values: list[float], scale: str) -> None:
+def test_scales(changes, values, scale):
     """Draw times, and values that differ widely, on a logarithmic axis."""
     assert scale == drawn(curve(*values), **changes).get_yscale()
 
 
 @pytest.mark.parametrize(("lowest", "scale"), [(80.0, "linear"), (2.0, "log")])
-def test_from_zero_series_are_compared(lowest: float, scale: str) -> None:
+def test_from_zero_series_are_compared(lowest, scale):
     """Begin at zero, unless one series is far below another."""
     axes = drawn(curve(1.0, 90.0), curve(lowest, name="two"), has_zero=True)
     assert scale == axes.get_yscale()
 
 
-def test_wide_intervals_leave_the_frame() -> None:
+def test_wide_intervals_leave_the_frame():
     """Show all values, and cut intervals that would make them unreadable."""
     least, most = near([Estimate(10.0, 0.0, 90.0), Estimate(11.0)])
     assert 8.0 < least < 10.0
     assert 11.0 < most < 13.0
 
 
-def test_marks_of_a_curve() -> None:
+def test_marks_of_a_curve():
     """Draw failures as crosses, a ring, and a limit with its name and within the range."""
     measured = Series(name="one", points={1.0: Estimate(1.0)}, failed=[2.0], ringed=1.0)
     axes = drawn(measured, limits=[Limit(3.0, "the most")], unit="J")
@@ -124,13 +124,13 @@ def test_marks_of_a_curve() -> None:
     assert axes.get_ylim()[1] > 3.0
 
 
-def test_nothing_measured_is_said() -> None:
+def test_nothing_measured_is_said():
     """Write into an empty frame."""
     axes = drawn(Series(name="one", failed=[1.0]), x="size")
     assert ["nothing was measured"] == [text.get_text() for text in axes.texts]
 
 
-def test_rows_have_names_and_spans() -> None:
+def test_rows_have_names_and_spans():
     """Draw named rows, and spans of several colours in one row."""
     spans = drawn(Series(name="one", spans=[Span(1, 3), Span(3, 4, 5)]), x="rows")
     assert ["one"] == ticks_of(spans, "y")
@@ -139,14 +139,14 @@ def test_rows_have_names_and_spans() -> None:
     assert [[[1.0, -0.4], [3.0, 0.4]], [[3.0, -0.4], [4.0, 0.4]]] == boxes
 
 
-def test_of_many_rows_some_are_named() -> None:
+def test_of_many_rows_some_are_named():
     """Thin the names of many rows."""
     rows = [Series(name=f"{number}", spans=[Span(0, 1)]) for number in range(40)]
     assert 14 == len(ticks_of(drawn(*rows, x="rows"), "y"))
 
 
 @pytest.mark.parametrize(("x", "are_all_drawn"), [("number", False), ("rows", True)])
-def test_a_ninth_series_is_named_in_the_caption(x: str, *, are_all_drawn: bool) -> None:
+def test_a_ninth_series_is_named_in_the_caption(x, *, are_all_drawn):
     """Draw eight curves and name the others, but draw every row."""
     chart = chart_of(*(curve(1.0, 2.0, name=name) for name in "abcdefghi"), x=x)
     texts = texts_of(chart.drawing.svg)
@@ -154,7 +154,7 @@ def test_a_ninth_series_is_named_in_the_caption(x: str, *, are_all_drawn: bool) 
     assert are_all_drawn == ("i" in texts) == (": i." not in chart.caption)
 
 
-def test_infinite_intervals_are_left_out() -> None:
+def test_infinite_intervals_are_left_out():
     """Keep a value whose interval is unknown or infinite, but no value that is not finite."""
     assert Estimate(2.0) == estimate(2.0, 1.0, float("inf"))
     assert (None, None) == (estimate(None), estimate(float("nan")))

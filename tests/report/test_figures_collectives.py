@@ -1,6 +1,5 @@
 """Tests of the charts of collectives: sizes, launches, and the matrix of rank pairs."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -51,7 +50,7 @@ def chart_of(*runs: Run) -> Chart:
     return chart
 
 
-def test_lines_run_through_the_rows() -> None:
+def test_lines_run_through_the_rows():
     """Draw time and bus bandwidth of each size with intervals, for two ranks busbw = algbw."""
     run = run_of(launches_over())
     times, rates = chart_of(run).panels
@@ -73,15 +72,13 @@ def test_lines_run_through_the_rows() -> None:
         ),
     ],
 )
-def test_series_are_told_apart_by_what_differs(
-    changes: list[dict[str, Any]], names: set[str]
-) -> None:
+def test_series_are_told_apart_by_what_differs(changes, names):
     """Name only the fields that differ between series."""
     records = [record for change in changes for record in launches_over(**change)]
     assert names == set(chart_of(run_of(records)).names)
 
 
-def test_of_several_runs_each_series_names_its_own() -> None:
+def test_of_several_runs_each_series_names_its_own():
     """Name each series' run, also in another's absence."""
     gather = launches_over(redop=None, in_place=None, operation="all_gather")
     both, second = size_charts(
@@ -90,7 +87,7 @@ def test_of_several_runs_each_series_names_its_own() -> None:
     assert (["a: mpi", "b: mpi"], ["b: mpi"]) == (both.names, second.names)
 
 
-def test_failures_are_crosses() -> None:
+def test_failures_are_crosses():
     """Keep failed and wrong sizes apart, and leave out what a backend cannot do."""
     bad = make_record(make_case(message_bytes=16 * MIB), status="failed", reason="Killed.")
     wrong = make_record(make_case(message_bytes=4 * MIB), status="wrong", wrong=7)
@@ -111,9 +108,7 @@ def test_failures_are_crosses() -> None:
         ("latency", 1, ["time"], []),
     ],
 )
-def test_the_link_is_a_limit_where_it_bounds_the_row(
-    operation: str, ranks_per_node: int, labels: list[str], limits: list[float]
-) -> None:
+def test_the_link_is_a_limit_where_it_bounds_the_row(operation, ranks_per_node, labels, limits):
     """Draw the operation's own figures, and the link's rate for one rank per host only; both
     directions count twice.
     """
@@ -128,7 +123,7 @@ def test_the_link_is_a_limit_where_it_bounds_the_row(
     assert limits == [limit.value for limit in panels[-1].limits]
 
 
-def test_groups_are_the_slowest_in_time_and_together_in_bandwidth() -> None:
+def test_groups_are_the_slowest_in_time_and_together_in_bandwidth():
     """Draw the slowest group's time, and the sum of concurrent bandwidths."""
     records = []
     for size in (KIB, MIB):
@@ -139,7 +134,7 @@ def test_groups_are_the_slowest_in_time_and_together_in_bandwidth() -> None:
     assert pytest.approx(MIB / 10e3 + MIB / 20e3) == values_of(rates)["mpi"][MIB]
 
 
-def test_without_data_there_is_no_chart() -> None:
+def test_without_data_there_is_no_chart():
     """Draw nothing without collectives, of a matrix, and of a single size."""
     matrix = make_launches(STEADY, make_case("bandwidth", pattern="matrix"))
     single = make_launches(STEADY)
@@ -147,7 +142,7 @@ def test_without_data_there_is_no_chart() -> None:
     assert [] == list(size_charts(runs))
 
 
-def test_ranks_that_share_a_gpu_are_counted_and_not_drawn() -> None:
+def test_ranks_that_share_a_gpu_are_counted_and_not_drawn():
     """Draw no times of ranks that shared a GPU, and count them."""
     chart = chart_of(run_of([*launches_over(), *launches_over(backend="nccl")], ranks_per_gpu=2))
     assert ["mpi"] == chart.names
@@ -175,7 +170,7 @@ def painted(heat: Heat) -> Axes:
     return figure.axes[0]
 
 
-def test_cells_are_from_row_to_column() -> None:
+def test_cells_are_from_row_to_column():
     """Show median bandwidth from row to column, with an empty diagonal; latency is a time. Hosts
     and few values are written.
     """
@@ -200,9 +195,7 @@ def test_cells_are_from_row_to_column() -> None:
         (receiving(4, 2.0), "host5", {(7.5, -0.5, 2, 12)}),
     ],
 )
-def test_the_slow_host_is_framed(
-    slowness: Callable[[int, int], float], host: str, expected: set[tuple[float, ...]]
-) -> None:
+def test_the_slow_host_is_framed(slowness, host, expected):
     """Frame the rows of a host that sends slowly, the columns of one that receives so; name it."""
     run = matrix_run(make_matrix(6, 2, host_slowness=slowness, launches=10), 6, 2)
     boxes = [patch for patch in painted(heat(run)).patches if patch.get_gid() == "slow"]
@@ -211,7 +204,7 @@ def test_the_slow_host_is_framed(
     assert host in drawing.alt
 
 
-def test_pairs_that_were_not_timed_are_blank_and_counted() -> None:
+def test_pairs_that_were_not_timed_are_blank_and_counted():
     """Leave untimed pairs blank, and state their number."""
     run = matrix_run(without(make_matrix(4), (0, 1), (2, 1)), 4)
     assert 4 + 2 == np.isnan(heat(run).cells).sum()
@@ -220,14 +213,14 @@ def test_pairs_that_were_not_timed_are_blank_and_counted() -> None:
 
 
 @pytest.mark.parametrize(("factor", "is_logarithmic"), [(30.0, True), (1.0, False)])
-def test_a_wide_range_gets_a_logarithmic_scale(factor: float, *, is_logarithmic: bool) -> None:
+def test_a_wide_range_gets_a_logarithmic_scale(factor, *, is_logarithmic):
     """Use a logarithmic scale for a wide range."""
     records = make_matrix(4, noise=0.0, host_slowness=touching(1, factor))
     (image,) = painted(heat(matrix_run(records, 4))).get_images()
     assert is_logarithmic == isinstance(image.norm, LogNorm)
 
 
-def test_many_ranks_do_not_swell_the_page() -> None:
+def test_many_ranks_do_not_swell_the_page():
     """Draw no more cells than the figure has pixels."""
     cells = np.random.default_rng(0).random((1000, 1000))
     many = Heat(cells=cells, unit="us", hosts=["host"] * 1000, stragglers=[])

@@ -50,14 +50,14 @@ def drawn(**changes: Any) -> Drawing:
     return Drawing(paint=paint, **{**fields, **changes})
 
 
-def test_the_same_figure_is_the_same_bytes() -> None:
+def test_the_same_figure_is_the_same_bytes():
     """Draw identical bytes twice."""
     first, second = drawn(), drawn()
     assert (first.svg, first.png) == (second.svg, second.png)
     assert "202" not in re.sub(r"<image[^>]*>|[\d.]*\d", "", first.svg)
 
 
-def test_colours_come_from_the_page() -> None:
+def test_colours_come_from_the_page():
     """Use palette colours and band opacity only as fallbacks of the page's variables."""
     svg = re.sub(r"<image[^>]*>", "", drawn().svg)
     bare = re.sub(r"var\(--[a-z0-9-]+, [^)]*\)", "", svg)
@@ -74,7 +74,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_everything_shows_on_paper(theme: str) -> None:
+def test_everything_shows_on_paper(theme):
     """Use distinct colours, as they identify themselves while drawing, with WCAG's contrast: 3 for
     lines, 4.5 for text.
     """
@@ -89,7 +89,7 @@ def test_everything_shows_on_paper(theme: str) -> None:
         assert (max(own, paper) + 0.05) / (min(own, paper) + 0.05) >= least[name], name
 
 
-def test_texts_are_plain_and_escaped() -> None:
+def test_texts_are_plain_and_escaped():
     """Draw markup and dollar signs literally, and replace what XML does not allow."""
     svg = drawn(title=EVIL, alt="a\x00b\x1b").svg
     assert EVIL in texts_of(svg)
@@ -99,7 +99,7 @@ def test_texts_are_plain_and_escaped() -> None:
     assert "\x1b" not in svg
 
 
-def test_ids_are_of_the_drawing_alone() -> None:
+def test_ids_are_of_the_drawing_alone():
     """Share no id with another drawing, and refer to own ids only."""
     svg, other = drawn().svg, drawn(name="other").svg
     ids, theirs = (re.findall(r'\bid="([^"]*)"', text) for text in (svg, other))
@@ -108,7 +108,7 @@ def test_ids_are_of_the_drawing_alone() -> None:
     assert set(re.findall(r'(?:url\(|")#([^")]+)', svg)) <= set(ids)
 
 
-def test_it_is_an_image_in_the_style_of_the_page() -> None:
+def test_it_is_an_image_in_the_style_of_the_page():
     """Declare an image role, use the page's font, and bring no style sheet and metadata."""
     svg = drawn().svg
     for part in ("<svg ", 'role="img"', 'width="100%"', 'viewBox="0 0 360', "var(--font", "<desc"):
@@ -118,20 +118,20 @@ def test_it_is_an_image_in_the_style_of_the_page() -> None:
 
 
 @pytest.mark.usefixtures("with_png")
-def test_the_png_is_the_light_version() -> None:
+def test_the_png_is_the_light_version():
     """Draw the PNG at 5 inches and 150 dpi in light colours."""
     png = drawn(height_in=2.0).png
     assert b"\x89PNG" == png[:4]
     assert (750, 300) == (int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big"))
 
 
-def test_numbers_on_axes_are_short() -> None:
+def test_numbers_on_axes_are_short():
     """Write numbers without an exponent, and times in a fitting unit."""
     assert ["0.05", "2000", "50 k", "-3"] == [plain(value) for value in (0.05, 2e3, 5e4, -3.0)]
     assert ["0.5 us", "2 ms", "50 s"] == [plain_time(time_us) for time_us in (0.5, 2e3, 5e7)]
 
 
-def test_figures_come_in_a_fixed_order_with_names_of_their_own() -> None:
+def test_figures_come_in_a_fixed_order_with_names_of_their_own():
     """Draw figures of two runs in a fixed order, decisions first, with distinct names and texts."""
     training = []
     for step_ms, case in ((20.0, make_training_case()), (10.0, make_training_case("fp16", "25"))):
@@ -145,14 +145,14 @@ def test_figures_come_in_a_fixed_order_with_names_of_their_own() -> None:
     assert all(drawing.title and drawing.alt and drawing.caption for drawing in drawings)
 
 
-def test_nothing_measured_is_no_figure() -> None:
+def test_nothing_measured_is_no_figure():
     """Draw nothing for an empty run, or without runs."""
     assert [] == all_figures([run_of([])])
     assert [] == all_figures([])
 
 
 @pytest.mark.programs
-def test_figures_need_no_ranks() -> None:
+def test_figures_need_no_ranks():
     """Draw without torch, MPI and numba, and without matplotlib's global state."""
     code = (
         "import sys, commbench.report.figures as f\nheavy = {'torch', 'mpi4py', 'numba',"

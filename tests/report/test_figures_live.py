@@ -14,7 +14,7 @@ from commbench.results import Run, load_run
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def tuned(tmp_path_factory):
     """Return a complete live tuning of two launches, of which the last is drawn."""
     out = tmp_path_factory.mktemp("runs") / "mine"
     make_live_run(out, launches=2)
@@ -27,7 +27,7 @@ def chart_of(run: Run) -> Chart:
     return chart
 
 
-def test_spans_follow_the_blocks_of_the_last_launch(tuned: Run) -> None:
+def test_spans_follow_the_blocks_of_the_last_launch(tuned):
     """Draw each block at its time, with its median; mark the first of the confirmation."""
     chart = chart_of(tuned)
     spans = sorted(span for row in chart.panels[0].series for span in row.spans)
@@ -41,7 +41,7 @@ def test_spans_follow_the_blocks_of_the_last_launch(tuned: Run) -> None:
     assert {"confirmation": fresh[0]} == chart.moments
 
 
-def test_the_script_s_own_setting_comes_first(tuned: Run, tmp_path: Path) -> None:
+def test_the_script_s_own_setting_comes_first(tuned, tmp_path):
     """List the script's own setting first, then the fastest, in rows and steps."""
     own = with_cap("25")
     run = open_run(tmp_path / "mine", own=own)
@@ -60,7 +60,7 @@ def test_the_script_s_own_setting_comes_first(tuned: Run, tmp_path: Path) -> Non
     assert names == [series.name for series in steps.series]
 
 
-def test_the_loss_is_drawn_below_if_it_was_recorded(tuned: Run) -> None:
+def test_the_loss_is_drawn_below_if_it_was_recorded(tuned):
     """Draw the losses of the last launch, each in a window of steps."""
     (losses,) = chart_of(tuned).panels[2].series
     steps = [loss.step for loss in tuned.losses if loss.launch == 1]
@@ -68,7 +68,7 @@ def test_the_loss_is_drawn_below_if_it_was_recorded(tuned: Run) -> None:
     assert 2 == len(chart_of(dataclasses.replace(tuned, path=Path("/nowhere"))).panels)
 
 
-def test_other_runs_have_no_such_figures(tuned: Run) -> None:
+def test_other_runs_have_no_such_figures(tuned):
     """Draw nothing for other trainings or without blocks."""
     info = {**tuned.info, "plan": {**tuned.info["plan"], "live": False}}
     for changes in ({"info": info}, {"training_records": ()}):

@@ -18,7 +18,7 @@ def soaked() -> Run:
     return run_of(soak_records(planted=PLANTED), **info)
 
 
-def test_the_time_line_shows_medians_and_events() -> None:
+def test_the_time_line_shows_medians_and_events():
     """Draw a dot for each visit, the slowest rank below, and shade each event."""
     (chart,) = soak_charts([soaked()])
     points = {series.name: len(series.points) for panel in chart.panels for series in panel.series}
@@ -27,7 +27,7 @@ def test_the_time_line_shows_medians_and_events() -> None:
     assert pytest.approx([at_s(3, 2), at_s(8, 1)], abs=1.0) == begins_s
 
 
-def test_the_page_names_events_and_drift() -> None:
+def test_the_page_names_events_and_drift():
     """Put sentences, figure and both tables into a section, and the headline into the
     conclusion.
     """

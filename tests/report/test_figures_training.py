@@ -39,7 +39,7 @@ def sweep(**changes: Any) -> list[TrainingRecord]:
 
 
 @pytest.mark.parametrize("charts_of", [bucket_charts, learning_charts, timeline_charts])
-def test_without_data_there_is_no_chart(charts_of: Any) -> None:
+def test_without_data_there_is_no_chart(charts_of):
     """Draw nothing for no setting, or for a single one without bytes, losses and times of
     passes.
     """
@@ -50,7 +50,7 @@ def test_without_data_there_is_no_chart(charts_of: Any) -> None:
 # ----------------------------------------------------------------------------------------- buckets
 
 
-def test_lines_join_numbers_only() -> None:
+def test_lines_join_numbers_only():
     """Join numeric sizes by a line; the default and lists stand by themselves, before and after."""
     (chart,) = bucket_charts([run_of(training=sweep())])
     (panel,) = chart.panels
@@ -75,9 +75,7 @@ def test_lines_join_numbers_only() -> None:
         ({"workload": "other"}, {}, []),
     ],
 )
-def test_the_recommended_setting_is_ringed(
-    changes: dict[str, Any], info: dict[str, Any], ringed: list[str]
-) -> None:
+def test_the_recommended_setting_is_ringed(changes, info, ringed):
     """Ring what is recommended, or the default, but nothing before the first look; failures are
     crosses.
     """
@@ -90,7 +88,7 @@ def test_the_recommended_setting_is_ringed(
     assert ["100"] == [panel.places[x] for one in panel.series for x in one.failed]
 
 
-def test_workloads_have_figures_of_their_own() -> None:
+def test_workloads_have_figures_of_their_own():
     """Draw a figure per workload, with the series of every run."""
     records = []
     for workload in ("mlp", "<b>$other$"):
@@ -111,7 +109,7 @@ def learned(records: list[TrainingRecord], **changes: Any) -> Chart:
     return chart
 
 
-def test_curves_are_the_mean_over_launches_and_bands_the_range() -> None:
+def test_curves_are_the_mean_over_launches_and_bands_the_range():
     """Draw mean and range over launches that have values, over steps and over time."""
     records = []
     for launch, losses in enumerate([[4.0, 2.0, 1.0], [6.0, 4.0, 1.0], [float("nan")]]):
@@ -122,14 +120,14 @@ def test_curves_are_the_mean_over_launches_and_bands_the_range() -> None:
     assert [0.02, 0.04, 0.06] == [pytest.approx(x) for x in by_time.series[0].points]
 
 
-def test_many_steps_are_averaged() -> None:
+def test_many_steps_are_averaged():
     """Average many steps in windows."""
     points = windows_of([{float(step): float(step) for step in range(1, 1201)}])
     assert (60, 20.0, 1200.0) == (len(points), min(points), max(points))
     assert 10.5 == points[20.0].value
 
 
-def test_one_bucket_size_stands_for_each_hook() -> None:
+def test_one_bucket_size_stands_for_each_hook():
     """Draw the default, each other hook's fastest setting, and the recommended one."""
     records = sweep(losses=[2.0, 1.0])
     chosen = recommendation_of({"bucket_cap_mb": "25"})
@@ -137,7 +135,7 @@ def test_one_bucket_size_stands_for_each_hook() -> None:
     assert [DEFAULT, "25 MiB buckets", FP16] == learned(records, recommendation=chosen).names
 
 
-def test_fresh_launches_stand_where_there_are_any() -> None:
+def test_fresh_launches_stand_where_there_are_any():
     """Draw all settings of the confirmation instead of the sweep."""
     records = sweep(losses=[9.0])
     for cap in ("default", "25"):
@@ -146,7 +144,7 @@ def test_fresh_launches_stand_where_there_are_any() -> None:
     assert expected == values_of(learned(records).panels[0])
 
 
-def test_metrics_have_a_figure_with_their_target() -> None:
+def test_metrics_have_a_figure_with_their_target():
     """Draw evaluated metrics and the target."""
     metrics = [(10, 0.5), (20, 0.75)]
     records = launches_of(20.0, metrics=metrics, metric_name="accuracy", target=0.7)
@@ -190,16 +188,14 @@ def bars(chart: Chart, part: str) -> list[float]:
         ([make_training_record(status="failed", reason="No memory.")], "", [FP16]),
     ],
 )
-def test_the_default_stands_above_the_recommended_setting(
-    default: list[TrainingRecord], verdict: str, titles: list[str]
-) -> None:
+def test_the_default_stands_above_the_recommended_setting(default, verdict, titles):
     """Draw the default, unless it failed, above the recommended or else the fastest setting."""
     advice = recommendation_of(BEST, verdict=verdict) if verdict else None
     chart = timeline(run_of(training=[*default, *COMPRESSED, *LOCAL], recommendation=advice))
     assert titles == [panel.title for panel in chart.panels]
 
 
-def test_buckets_wait_compress_and_communicate() -> None:
+def test_buckets_wait_compress_and_communicate():
     """Draw a bucket from ready to done: waiting, compression, communication; above them what is
     exposed, at the end of the backward pass.
     """
@@ -212,7 +208,7 @@ def test_buckets_wait_compress_and_communicate() -> None:
     assert pytest.approx([4.8, 12.0]) == bars(chart, "exposed")
 
 
-def test_compressing_that_does_not_fit_before_the_start_comes_last() -> None:
+def test_compressing_that_does_not_fit_before_the_start_comes_last():
     """Draw compression beyond the start at the bucket's end."""
     bucket = make_bucket(ready_ms=1.0, start_ms=2.0, done_ms=8.0, compress_ms=3.0)
     chart = timeline(run_of(training=launches_of(20.0, buckets=[bucket])))

@@ -32,7 +32,7 @@ def line_of(text: str, name: str) -> list[str]:
     return line[1:]
 
 
-def test_hosts_stand_by_hosts_with_the_slow_marked() -> None:
+def test_hosts_stand_by_hosts_with_the_slow_marked():
     """Print bandwidth from row to column between hosts, slow links marked."""
     text = printed(matrix_run(4, noise=0.001, host_slowness=touching(2, 4.0)))
     assert "mpi bandwidth 1 MiB, matrix: GB/s from row to column (6 launches)" in text
@@ -41,14 +41,14 @@ def test_hosts_stand_by_hosts_with_the_slow_marked() -> None:
     assert "* slow because of a straggler named below" in text
 
 
-def test_one_way_is_marked_one_way() -> None:
+def test_one_way_is_marked_one_way():
     """Mark only what a slow sender sends."""
     text = printed(matrix_run(4, noise=0.001, host_slowness=sending(0, 4.0)))
     assert ["-", "2.62*", "2.62*", "2.62*"] == line_of(text, "host1")
     assert ["10.5", "-", "10.5", "10.5"] == line_of(text, "host2")
 
 
-def test_ranks_stand_by_ranks_on_one_host() -> None:
+def test_ranks_stand_by_ranks_on_one_host():
     """Print ranks for one host, and times for latency."""
     case = make_case("latency", pattern="matrix", message_bytes=8)
     text = printed(matrix_run(1, 4, noise=0.001, case=case))
@@ -60,7 +60,7 @@ def test_ranks_stand_by_ranks_on_one_host() -> None:
 @pytest.mark.parametrize(
     ("operation", "hosts"), [("latency", 1), ("bandwidth", 3), ("latency", 10), ("bandwidth", 10)]
 )
-def test_tables_fit_100_columns(hosts: int, operation: str) -> None:
+def test_tables_fit_100_columns(hosts, operation):
     """Number the columns of long names instead of cutting them."""
     case = make_case(operation, pattern="matrix", message_bytes=8)
     ranks = 10 if hosts == 1 else 1
@@ -81,14 +81,14 @@ def test_tables_fit_100_columns(hosts: int, operation: str) -> None:
     assert ("time in us" if operation == "latency" else "kB/s") in text
 
 
-def test_of_many_the_slowest_pairs_are_shown() -> None:
+def test_of_many_the_slowest_pairs_are_shown():
     """Print the slowest pairs of twelve hosts with their factors."""
     text = printed(matrix_run(12, noise=0.001, host_slowness=touching(6, 4.0)))
     assert "The slowest 10 of 132 pairs" in text
     assert 10 == len([line for line in text.splitlines() if " host7 " in line and " 4.00" in line])
 
 
-def test_ranks_of_hosts_stand_by_themselves() -> None:
+def test_ranks_of_hosts_stand_by_themselves():
     """Print ranks where a host has several, each with its host, which may be named as slow."""
     text = printed(matrix_run(3, 2, noise=0.001))
     assert ["on", "host1", "-", "35.0", "10.5"] == line_of(text, "rank 0")[1:6]
@@ -96,7 +96,7 @@ def test_ranks_of_hosts_stand_by_themselves() -> None:
 
 
 @pytest.mark.parametrize("hosts", [4, 12])
-def test_untimed_pairs_are_said(hosts: int) -> None:
+def test_untimed_pairs_are_said(hosts):
     """State the number of untimed pairs, and print no time for them."""
     last = hosts - 1
     pairs = [pair for rank in range(last) for pair in ((rank, last), (last, rank))]

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from builders import KIB, MIB, make_case, make_info
-from commands import Command
 from laws import SIZES, sweep
 from terminals import line_with, printed
 from training_builders import run_of
@@ -24,7 +23,7 @@ def make_run(path: Path, sizes: tuple[int, ...] = SIZES) -> Path:
     return path
 
 
-def test_the_model_is_written_where_sizes_suffice(tmp_path: Path) -> None:
+def test_the_model_is_written_where_sizes_suffice(tmp_path):
     """Write the fitted model, and nothing for two sizes."""
     path = make_run(tmp_path / "mine")
     written = json.loads((path / MODEL).read_text())
@@ -35,7 +34,7 @@ def test_the_model_is_written_where_sizes_suffice(tmp_path: Path) -> None:
     assert {} == network_model(load_run(few)).curves
 
 
-def test_table_shows_lines_and_errors() -> None:
+def test_table_shows_lines_and_errors():
     """Print each line's start-up and rate with their intervals, and a curve's variants."""
     text = printed(*model_tables([run_of(sweep())]), width=120)
     words = line_with(text, "all_reduce").split()
@@ -49,7 +48,7 @@ def test_table_shows_lines_and_errors() -> None:
     assert "mpi all_reduce of float32 on 2 ranks, pattern ring: measured out of place." in text
 
 
-def test_report_prints_the_model(commbench: Command) -> None:
+def test_report_prints_the_model(commbench):
     """Print one line below the rows, and the table on request."""
     make_run(commbench.home / "mine")
     assert "1 curve" in commbench("report mine").out

@@ -1,7 +1,6 @@
 """Tests of the page's content for each type of run."""
 
 import re
-from typing import Any
 
 import pytest
 from builders import MIB, STEADY, make_case, make_launches, make_record
@@ -24,7 +23,7 @@ from commbench.report.page.conditions import find_facts, words_of
 from commbench.results import Run
 
 
-def test_collectives_are_tables_of_numbers_and_flags() -> None:
+def test_collectives_are_tables_of_numbers_and_flags():
     """Show time, interval, busbw and explained flags; state the best bandwidth first."""
     cases = [make_case(message_bytes=size) for size in (1024, MIB)]
     page = read(make_run([record for case in cases for record in make_launches(STEADY[:3], case)]))
@@ -43,8 +42,8 @@ def test_collectives_are_tables_of_numbers_and_flags() -> None:
     [("all_reduce", 2, False), ("bibandwidth", 1, True)],
 )
 def test_bandwidth_stands_beside_the_rate_of_the_link_where_it_is_bound_by_it(
-    operation: str, ranks_per_node: int, *, is_bound: bool
-) -> None:
+    operation, ranks_per_node, *, is_bound
+):
     """State the share of the link, of both its ways if both are used, for one rank per host."""
     case = make_case(operation, message_bytes=MIB)
     records = make_launches([10_000.0] * 6, case, transport="tcp/eth0")
@@ -53,7 +52,7 @@ def test_bandwidth_stands_beside_the_rate_of_the_link_where_it_is_bound_by_it(
     assert is_bound == ("84 % of" in page.text)
 
 
-def test_figures_of_the_first_screen_come_with_their_own_warnings() -> None:
+def test_figures_of_the_first_screen_come_with_their_own_warnings():
     """Warn about the stated row, although most rows have no warning."""
     best = make_launches(STEADY, make_case(message_bytes=MIB), flags=["bimodal"])
     quick = make_launches(STEADY, make_case("latency", message_bytes=8), harness_us=4.4)
@@ -64,7 +63,7 @@ def test_figures_of_the_first_screen_come_with_their_own_warnings() -> None:
     assert ["4.40"] == [line[-2] for line in page.table_with("size", "overhead")[1:]]
 
 
-def test_recommendation_comes_first_with_what_to_paste() -> None:
+def test_recommendation_comes_first_with_what_to_paste():
     """Start with setting, speedup and interval; list every configuration and the lines to paste."""
     training = []
     for phase in ("sweep", "confirm"):
@@ -80,7 +79,7 @@ def test_recommendation_comes_first_with_what_to_paste() -> None:
     assert "faster" in lines[1]
 
 
-def test_a_default_that_did_not_train_is_not_recommended() -> None:
+def test_a_default_that_did_not_train_is_not_recommended():
     """Offer no lines to paste."""
     base, fp16 = (make_training_case(hook, phase="confirm") for hook in ("none", "fp16"))
     broken = make_training_record(base, status="failed", reason="No memory.")
@@ -92,7 +91,7 @@ def test_a_default_that_did_not_train_is_not_recommended() -> None:
     assert "To paste" not in page.text
 
 
-def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first() -> None:
+def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first():
     """Name the slow host on the first screen, list its pairs first, and state no median; warn of
     the matrix as a whole, and not of the spread of unlike pairs.
     """
@@ -120,14 +119,14 @@ def warnings_of(*runs: Run) -> list[str]:
 
 
 @pytest.mark.parametrize(("flag", "has_more"), [("emulated", False), ("clock", True)])
-def test_warnings_lead_to_what_to_try(flag: str, *, has_more: bool) -> None:
+def test_warnings_lead_to_what_to_try(flag, *, has_more):
     """Have no link from a warning that stands in full on the first screen."""
     run = make_run(make_launches(STEADY, flags=[flag]))
     (warning,) = (found for found in find_conclusion([run]) if found.label == "Warnings")
     assert has_more == bool(warning.more)
 
 
-def test_warnings_count_rows_of_each_kind() -> None:
+def test_warnings_count_rows_of_each_kind():
     """Count rows of training beside those of collectives, name what most rows of a kind have, and
     wrong data first.
     """
@@ -146,7 +145,7 @@ def test_warnings_count_rows_of_each_kind() -> None:
     )
 
 
-def test_warnings_and_details_of_several_runs_name_their_run() -> None:
+def test_warnings_and_details_of_several_runs_name_their_run():
     """Name the run of warnings and details, link the hidden ones, and use the worst tone."""
     flags = ["oversubscribed", "unverified", "late", "bimodal", "unsteady"]
     flagged = [make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)]
@@ -165,7 +164,7 @@ def test_warnings_and_details_of_several_runs_name_their_run() -> None:
     assert "bad" == tones["Stragglers"]
 
 
-def test_the_network_is_the_same_whatever_case_came_first() -> None:
+def test_the_network_is_the_same_whatever_case_came_first():
     """State rate and transports in a fixed order, or transports alone."""
     interfaces = [{"name": "eth0", "speed_Mbps": 25000, "mtu": 1500}]
     hosts = [{"hostname": name, "interfaces": interfaces} for name in ("a", "b")]
@@ -179,7 +178,7 @@ def test_the_network_is_the_same_whatever_case_came_first() -> None:
     assert "network" not in find_facts(make_run(nodes=2))
 
 
-def test_failed_wrong_and_unsupported_rows_are_shown_and_explained() -> None:
+def test_failed_wrong_and_unsupported_rows_are_shown_and_explained():
     """List rows without results with their status, and their reasons in a section."""
     operations = {"unsupported": "all_gather", "failed": "reduce_scatter", "hung": "all_to_all"}
     records = [
@@ -197,7 +196,7 @@ def test_failed_wrong_and_unsupported_rows_are_shown_and_explained() -> None:
     assert page.text.index("wrong data") < page.text.index("Collectives")
 
 
-def test_an_overlap_of_nothing_has_ends_like_any_other() -> None:
+def test_an_overlap_of_nothing_has_ends_like_any_other():
     """Show the interval of a percentage always, and of a time only if it is useful."""
     case = make_case("iall_reduce", redop="sum", in_place=True)
     records = [
@@ -214,7 +213,7 @@ def test_an_overlap_of_nothing_has_ends_like_any_other() -> None:
     assert "wide" == between(1.0, 200.0, 1.5)
 
 
-def test_empty_run_has_a_page_too() -> None:
+def test_empty_run_has_a_page_too():
     """Draw a page of an empty run."""
     page = read(make_run())
     assert "Nothing has been measured yet." in page.text
@@ -265,16 +264,14 @@ LAB = (
         ),
     ],
 )
-def test_a_run_is_repeated_by_what_its_page_says(
-    argv: str, info: dict[str, Any], expected: str
-) -> None:
+def test_a_run_is_repeated_by_what_its_page_says(argv, info, expected):
     """State the command with lab and seed, and a new directory."""
     run = make_run(make_launches(STEADY), argv=["commbench", *argv.split()], **info)
     assert expected == " ".join(words_of(run.info))
     assert expected in read(run).text
 
 
-def test_conditions_of_hosts_are_stated_once_where_they_are_alike() -> None:
+def test_conditions_of_hosts_are_stated_once_where_they_are_alike():
     """State common conditions once and differing ones in a table."""
     shared = {"memory_total_bytes": 2**30, "virtualised": True}
     hosts = [{"hostname": name, **shared} for name in ("a", "b")]
@@ -285,7 +282,7 @@ def test_conditions_of_hosts_are_stated_once_where_they_are_alike() -> None:
     assert [["a"], ["b"]] == page.table_with("hostname")[1:]
 
 
-def test_several_runs_are_compared_by_condition_before_anything_else() -> None:
+def test_several_runs_are_compared_by_condition_before_anything_else():
     """List differing conditions first, and add a run column to merged tables."""
     runs = []
     for name, model in (("monday", "Slow"), ("friday", "Fast")):
@@ -298,7 +295,7 @@ def test_several_runs_are_compared_by_condition_before_anything_else() -> None:
     assert ["monday", "friday"] == [line[0] for line in page.table_with("run", "busbw")[1:]]
 
 
-def test_table_holds_no_more_than_a_browser_bears() -> None:
+def test_table_holds_no_more_than_a_browser_bears():
     """Truncate a long table, and state the number of rows."""
     cases = [make_case("broadcast", root=root) for root in range(MOST_LINES + 10)]
     page = read(make_run([make_record(case) for case in cases], world_size=MOST_LINES + 10))
@@ -316,7 +313,7 @@ def test_table_holds_no_more_than_a_browser_bears() -> None:
         ("train_aligned_8hosts_200mbit_xeon2core_20261124", ""),
     ],
 )
-def test_the_first_screen_has_a_sentence_and_what_to_paste(name: str, pasted: str) -> None:
+def test_the_first_screen_has_a_sentence_and_what_to_paste(name, pasted):
     """Fold most details of the verdict, and offer the lines of a change, nothing for a default."""
     (verdict,) = (found for found in find_conclusion([load_kept(name)]) if found.is_lead)
     assert len(verdict.details) <= 3
@@ -326,7 +323,7 @@ def test_the_first_screen_has_a_sentence_and_what_to_paste(name: str, pasted: st
     assert all(pasted in code for code in codes)
 
 
-def test_a_page_says_what_its_energies_count_and_why_one_is_missing() -> None:
+def test_a_page_says_what_its_energies_count_and_why_one_is_missing():
     """Name the counters in every row, and run.json's reason for missing energy."""
     records = []
     for backend, energy_of in (("nccl", "gpu"), ("mpi", "cpu+gpu")):

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
@@ -104,19 +103,19 @@ class Screen:
 
 
 @pytest.fixture
-def screen(tmp_path: Path) -> Iterator[Screen]:
+def screen(tmp_path):
     """Return a browser."""
     return Screen(tmp_path)
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def html(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+def html(request, tmp_path_factory):
     """Return the page of a kept run with its figures."""
     run = load_run(RESULTS / request.param)
     return write_page([run], tmp_path_factory.mktemp("page")).read_text(encoding="utf-8")
 
 
-def test_page_opens_without_a_word_from_the_console(screen: Screen, html: str) -> None:
+def test_page_opens_without_a_word_from_the_console(screen, html):
     """Load the page without errors, warnings or policy violations."""
     dom, messages = screen.show(html)
     assert "" == messages
@@ -124,7 +123,7 @@ def test_page_opens_without_a_word_from_the_console(screen: Screen, html: str) -
 
 
 @pytest.mark.parametrize("width", [DESK, TELEPHONE])
-def test_page_fits_its_window(screen: Screen, html: str, width: int) -> None:
+def test_page_fits_its_window(screen, html, width):
     """Show every figure, scroll tables in their boxes only, and sort by click; at desktop width the
     conclusion and key conditions are on the first screen.
     """
@@ -139,7 +138,7 @@ def test_page_fits_its_window(screen: Screen, html: str, width: int) -> None:
     assert width != DESK or int(probed["first-screen"]) <= 800
 
 
-def test_hostile_texts_do_nothing(screen: Screen) -> None:
+def test_hostile_texts_do_nothing(screen):
     """Show scripts in hosts, reasons and commands as text, without dialogue or error."""
     page = render_page([make_hostile()], [], beside=False)
     dom, messages = screen.show(page)

@@ -1,7 +1,6 @@
 """Tests of the page as a file: valid self-contained HTML, and how it is written."""
 
 import re
-from pathlib import Path
 
 import pytest
 from builders import MIB, STEADY, make_case, make_launches
@@ -36,7 +35,7 @@ DRAWN = (
 
 @pytest.mark.kept
 @pytest.mark.parametrize("name", DRAWN)
-def test_pages_of_kept_runs_are_sound(name: str) -> None:
+def test_pages_of_kept_runs_are_sound(name):
     """Draw a page: balanced, unique ids, valid links, all files."""
     run = load_kept(name)
     reader = read(run)
@@ -47,7 +46,7 @@ def test_pages_of_kept_runs_are_sound(name: str) -> None:
     assert {file.name for file in run.path.iterdir() if file.is_file()} <= listed
 
 
-def test_texts_of_runs_are_never_markup() -> None:
+def test_texts_of_runs_are_never_markup():
     """Escape hosts, reasons, variables and commands."""
     run = make_hostile()
     html = render_page([run], [], beside=False)
@@ -60,7 +59,7 @@ def test_texts_of_runs_are_never_markup() -> None:
     assert not any(tag in {"img", "b"} for tag, _, _ in page.attributes)
 
 
-def test_figures_stand_in_their_section_and_ask_nothing_of_the_network() -> None:
+def test_figures_stand_in_their_section_and_ask_nothing_of_the_network():
     """Show a figure in its section with caption and PNG link; link no external address, and forbid
     all loading by policy.
     """
@@ -82,7 +81,7 @@ def test_figures_stand_in_their_section_and_ask_nothing_of_the_network() -> None
     assert policy.startswith("default-src 'none'")
 
 
-def test_each_id_and_file_is_there_once() -> None:
+def test_each_id_and_file_is_there_once():
     """Give figures, parts, sections and PNGs unique names for any run names."""
     names = ("\u043f\u043d", "\u0432\u0442")
     runs = [make_run(make_matrix(3), path=f"results/{name}", **make_hosts(3)) for name in names]
@@ -92,7 +91,7 @@ def test_each_id_and_file_is_there_once() -> None:
     assert sorted(set(reader.ids)) == sorted(reader.ids)
 
 
-def test_headings_and_flags_are_explained_and_columns_sorted() -> None:
+def test_headings_and_flags_are_explained_and_columns_sorted():
     """Explain headings and flags in text, keep flags out of the tab order, and mark numeric cells
     and headings for the sorting script.
     """
@@ -111,7 +110,7 @@ def test_headings_and_flags_are_explained_and_columns_sorted() -> None:
 # ------------------------------------------------------------------------------------------ writing
 
 
-def test_page_and_figures_are_written_and_old_figures_go(tmp_path: Path) -> None:
+def test_page_and_figures_are_written_and_old_figures_go(tmp_path):
     """Write page and figures, and remove only figures of an older page."""
     larger = make_launches(STEADY, make_case(message_bytes=MIB))
     folder = write_run(tmp_path / "mine", [*make_launches(STEADY), *larger])
@@ -130,7 +129,7 @@ def test_page_and_figures_are_written_and_old_figures_go(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("place", ["mine", "file/page"])
-def test_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path, place: str) -> None:
+def test_directory_that_cannot_be_written_is_one_sentence(tmp_path, place):
     """Name --out if a file is in the way."""
     folder = write_run(tmp_path / "mine", make_launches(STEADY))
     (folder / FIGURES).write_text("in the way")
@@ -139,7 +138,7 @@ def test_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path, place:
         write_page([load_run(folder)], tmp_path / place)
 
 
-def test_somebody_elses_page_is_left_alone(tmp_path: Path) -> None:
+def test_somebody_elses_page_is_left_alone(tmp_path):
     """Keep another tool's report.html and the figures that it links; overwrite an empty one."""
     folder = write_run(tmp_path / "mine", make_launches(STEADY))
     theirs = '<a href="figures/theirs.png">\u00e4</a>'.encode("latin-1")
@@ -163,12 +162,12 @@ def test_somebody_elses_page_is_left_alone(tmp_path: Path) -> None:
         (["only_one_run"], ["only_one_run"]),
     ],
 )
-def test_runs_are_called_by_what_differs(paths: list[str], expected: list[str]) -> None:
+def test_runs_are_called_by_what_differs(paths, expected):
     """Drop words common to all names, but never a whole name."""
     assert expected == run_names([make_run(path=path) for path in paths])
 
 
-def test_runs_of_a_page_have_their_short_names(tmp_path: Path) -> None:
+def test_runs_of_a_page_have_their_short_names(tmp_path):
     """Tell merged rows apart by the short names of their runs."""
     folders = [tmp_path / f"{day}_xeon" / "mine" for day in ("monday", "friday")]
     runs = [load_run(write_run(folder, make_launches(STEADY))) for folder in folders]

@@ -1,7 +1,5 @@
 """Tests of what a run says."""
 
-from typing import Any
-
 import pytest
 from builders import STEADY, make_info, make_launches
 from drawings import recommendation_of
@@ -25,7 +23,7 @@ def flagged(*flags: str, total: int = 4) -> list[Row]:
     return [Row(flags=";".join(flags))] * (total - 1) + [Row()]
 
 
-def test_warnings_count_instead_of_repeating() -> None:
+def test_warnings_count_instead_of_repeating():
     """Warn once of a flag, with count and target."""
     [warning] = warnings(flagged("ci_wide", total=60))
     assert ("flag_ci_wide", "59 of 60 rows", 0.05) == (
@@ -44,14 +42,14 @@ def test_warnings_count_instead_of_repeating() -> None:
         ("rigorous", "remedy_launches", "rigorous"),
     ],
 )
-def test_advice_knows_the_budget_in_use(budget: Any, code: str, named: str) -> None:
+def test_advice_knows_the_budget_in_use(budget, code, named):
     """Propose the next larger budget, and launches where there is none."""
     [warning] = warnings(flagged("ci_wide"), make_info(budget=budget))
     [remedy] = warning.details
     assert (code, named) == (remedy.code, remedy.numbers["budget"])
 
 
-def test_every_flag_has_a_warning() -> None:
+def test_every_flag_has_a_warning():
     """Warn of each flag once, the gravest first, and of several flags of noise together."""
     alone = [warnings(flagged(name)) for name in FLAGS]
     assert {"3 of 4 rows"} == {warning.subject for [warning] in alone}
@@ -64,7 +62,7 @@ def test_every_flag_has_a_warning() -> None:
     assert all(f"3 {name}" in str(noisy) for name in noise)
 
 
-def test_failures_come_first_with_a_reason() -> None:
+def test_failures_come_first_with_a_reason():
     """Warn of wrong data, hangs and gaps before flags; name each cause."""
     rows = [
         Row(status="unsupported", reason="gloo has no avg."),
@@ -84,7 +82,7 @@ def test_failures_come_first_with_a_reason() -> None:
 @pytest.mark.parametrize(
     ("times_us", "within", "width"), [(STEADY, 1, "0.5"), ([10.0, 1000.0], 0, "over 100 %")]
 )
-def test_precision_is_the_median_half_width(times_us: list[float], within: int, width: str) -> None:
+def test_precision_is_the_median_half_width(times_us, within, width):
     """Count the rows within the target; a half-width of two launches may have many digits."""
     [stated] = precision(run_of(make_launches(times_us)))
     assert ("precision", "mpi", within, 1) == (
@@ -96,7 +94,7 @@ def test_precision_is_the_median_half_width(times_us: list[float], within: int, 
     assert f"(median {width}" in str(stated)
 
 
-def test_a_recommendation_is_withheld_before_its_first_look() -> None:
+def test_a_recommendation_is_withheld_before_its_first_look():
     """Say only how many launches are made; export nothing of it."""
     advice = recommendation_of({"bucket_cap_mb": "5"}, launches=3)
     early = run_of(training=[], recommendation=advice, status="partial", first_look=6)
@@ -122,7 +120,7 @@ def test_a_recommendation_is_withheld_before_its_first_look() -> None:
         ("running", "run_unfinished"),
     ],
 )
-def test_an_unfinished_run_says_so(status: str, code: str) -> None:
+def test_an_unfinished_run_says_so(status, code):
     """Tell a run that was cut short from one that may go on; quote its path for a shell."""
     found = list(unfinished(run_of(make_launches(STEADY), "my run", status=status)))
     assert [code] * bool(code) == [finding.code for finding in found]

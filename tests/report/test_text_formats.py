@@ -52,7 +52,7 @@ def measured() -> list[Record]:
 
 
 @pytest.mark.parametrize("style", ["nccl-tests", "osu"])
-def test_rows_are_printed_as_the_tool_prints_them(style: str) -> None:
+def test_rows_are_printed_as_the_tool_prints_them(style):
     """Print blocks, headers, widths, counts, rates and comments as in the file."""
     text = render(summarise_run(measured(), make_info(world_size=4)), style)
     assert (FORMATS / f"{style}.txt").read_text(encoding="utf-8") == text
@@ -68,7 +68,7 @@ def test_rows_are_printed_as_the_tool_prints_them(style: str) -> None:
         ("osu", "1048576            174762.67"),
     ],
 )
-def test_means_are_over_repetitions_and_ranks(style: str, line: str) -> None:
+def test_means_are_over_repetitions_and_ranks(style, line):
     """Print the mean and its rates for a run that measured as the tool does."""
     times_us = [5.0] * 39 + [45.0]  # the mean of a launch is 6, the median 5
     case = make_case("bandwidth", message_bytes=MIB)

@@ -51,7 +51,7 @@ FULL = [
 ]
 
 
-def test_a_line_has_all_that_matters() -> None:
+def test_a_line_has_all_that_matters():
     """Print time, speedup, verdict, exposed communication, bytes and losses per configuration."""
     text = render(make_run(training=FULL), width=200)
     words = line_with(text, "fp16", "default", "faster").split()
@@ -61,7 +61,7 @@ def test_a_line_has_all_that_matters() -> None:
     assert ["1.00", "50.0", "6.00", "34.8", "2.00", "2.00", "0.500", "0.400"] == baseline[5:]
 
 
-def test_title_says_what_and_where() -> None:
+def test_title_says_what_and_where():
     """Print workload, backend, ranks, batch, dense traffic, launches and metric in the title."""
     title = line_with(render(make_run(training=FULL), width=200), "mlp (")
     for words in ("gloo", "2 ranks", "batch 32", "34.8 MB", "6 launches", "accuracy"):
@@ -69,7 +69,7 @@ def test_title_says_what_and_where() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
-def test_tables_fit_the_console(width: int) -> None:
+def test_tables_fit_the_console(width):
     """Omit and name columns that do not fit, and print no escape codes."""
     text = render(make_run(training=FULL), width=width)
     assert width >= max(map(len, text.splitlines()))
@@ -79,7 +79,7 @@ def test_tables_fit_the_console(width: int) -> None:
     assert ("No space for" in text) == (width < 200)
 
 
-def test_settings_other_than_buckets_stand_beside_the_hook() -> None:
+def test_settings_other_than_buckets_stand_beside_the_hook():
     """Print other settings beside the hook."""
     case = make_training_case(
         "topk:0.01:values=float16", precision="amp-bf16", accumulation=2, bucket_view=True
@@ -91,7 +91,7 @@ def test_settings_other_than_buckets_stand_beside_the_hook() -> None:
     assert "topk:0.01:values=float16 amp-bf16 x2 views static" in text
 
 
-def test_lines_are_ordered() -> None:
+def test_lines_are_ordered():
     """Sort as ddp.csv."""
     records = [*launches_of(20), *launches_of(25, FIVE), *launches_of(16, FP16)]
     assert ["none default", "none 5", "fp16 default"] == names_in(
@@ -99,14 +99,14 @@ def test_lines_are_ordered() -> None:
     )
 
 
-def test_step_without_ddp_is_told() -> None:
+def test_step_without_ddp_is_told():
     """Print the local step, and the distance of the default and the fastest."""
     text = " ".join(render(make_run(training=FULL)).split())
     for words in ("10.0 ms", "50 % for default buckets", "62 % for fp16"):
         assert words in text
 
 
-def test_failed_configuration_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_configuration_says_why(capsys):
     """Print the status instead of the time, and the reason below."""
     broken = make_training_record(FP16, status="hung", reason="rank 1 made no progress for 60 s")
     text = report(make_run(training=[*launches_of(20), broken]), capsys)
@@ -114,7 +114,7 @@ def test_failed_configuration_says_why(capsys: pytest.CaptureFixture[str]) -> No
     assert "Why: rank 1 made no progress for 60 s" in text
 
 
-def test_flags_are_named() -> None:
+def test_flags_are_named():
     """Name the flags that not all rows have."""
     copy = make_training_case("fp16", "25")
     records = [*launches_of(20, ranks_agree=False), *launches_of(16, FP16)]
@@ -135,7 +135,7 @@ def report(run: Run, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_recommendation_ends_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recommendation_ends_the_report(capsys):
     """Print recommendation and snippet last."""
     run = make_run(training=[*launches_of(20), *launches_of(15, FIVE), *confirmed()])
     lines = [line.rstrip() for line in report(run, capsys).splitlines()]
@@ -146,9 +146,7 @@ def test_recommendation_ends_the_report(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("first_look", "status"), [(6, "complete"), (6, "partial"), (7, "partial")]
 )
-def test_a_tuning_says_its_answer_after_its_tables(
-    first_look: int, status: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tuning_says_its_answer_after_its_tables(first_look, status, capsys):
     """Print no advice on single rows of a tuning, and no verdict before the first look."""
     run = make_run(
         training=[launches_of(20)[0], *confirmed()],

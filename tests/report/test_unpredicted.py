@@ -27,14 +27,14 @@ def collective(operation: str, ranks: int) -> CollectiveForecast:
 ROWS = [collective("all_reduce", 8), collective("all_reduce", 64), collective("all_gather", 16)]
 
 
-def test_one_sentence_for_all_ranks_and_operations() -> None:
+def test_one_sentence_for_all_ranks_and_operations():
     """Merge and count reasons that differ in ranks or operations."""
     (finding,) = unpredicted(ROWS)
     named = (finding.subject, finding.numbers["ranks"])
     assert ("mpi all_gather, mpi all_reduce", "8, 16, 64") == named
 
 
-def test_different_reasons_stay_apart() -> None:
+def test_different_reasons_stay_apart():
     """Print equal reasons once, and keep other codes and parameters separate."""
     fp16 = UnpredictedError(
         "operation_unmeasured", "gloo all_reduce", dtype="float16", backend="gloo", operation="x"
@@ -51,7 +51,7 @@ def test_different_reasons_stay_apart() -> None:
     ]
 
 
-def test_files_hold_the_sentence() -> None:
+def test_files_hold_the_sentence():
     """Write the sentence to JSON and CSV, and nothing for predicted rows."""
     plain = row_to_json(ROWS[0])
     assert str(ROWS[0].reason) == plain["reason"]

@@ -13,11 +13,11 @@ from commbench.cli.terminal import make_console
 from commbench.report.figures.live import live_charts
 from commbench.report.findings import time_spent
 from commbench.report.training import own_setting
-from commbench.results import Run, load_run
+from commbench.results import load_run
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def watched(tmp_path_factory):
     """Return a watched training of two ranks that has ended in order."""
     out = tmp_path_factory.mktemp("runs") / "mine"
     make_watched_run(out)
@@ -42,9 +42,7 @@ def make_watched_run(out: Path, *, ending: str = "watched") -> None:
     run.wait()
 
 
-def test_a_terminal_says_where_the_steps_go(
-    watched: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_says_where_the_steps_go(watched, capsys):
     """Print the parts below the row; compare with nothing, and conclude nothing about settings."""
     print_run(watched, "table", make_console(width=200))
     text = capsys.readouterr().out
@@ -57,7 +55,7 @@ def test_a_terminal_says_where_the_steps_go(
     ]
 
 
-def test_the_page_has_the_parts_and_the_ranks(watched: Run) -> None:
+def test_the_page_has_the_parts_and_the_ranks(watched):
     """Lead with the exposed share.
 
     Show the parts and the ranks as tables, and no settings over time.
@@ -79,7 +77,7 @@ def test_the_page_has_the_parts_and_the_ranks(watched: Run) -> None:
     assert not list(live_charts([watched]))
 
 
-def test_a_training_that_ends_early_says_so(tmp_path: Path) -> None:
+def test_a_training_that_ends_early_says_so(tmp_path):
     """Keep what was watched, and give the reason as of watching."""
     make_watched_run(tmp_path / "mine", ending="ended")
     info = load_run(tmp_path / "mine").info

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from builders import MIB, STEADY, make_case, make_info, make_launches
-from commands import Command
 from pages import write_run
 
 from commbench.errors import InputError
@@ -37,7 +36,7 @@ def compress(run: Path) -> Path:
         "predict {} --world-size 4 --rate 1gbit",
     ],
 )
-def test_commands_print_the_same_of_compressed_samples(commbench: Command, line: str) -> None:
+def test_commands_print_the_same_of_compressed_samples(commbench, line):
     """Print what is printed of the plain samples."""
     for name in ("mine", "other"):
         write_run(commbench.home / name, RECORDS)
@@ -50,7 +49,7 @@ def test_commands_print_the_same_of_compressed_samples(commbench: Command, line:
 
 
 @pytest.mark.parametrize("content", ["cut", "foreign", "changed", "a line", "a directory"])
-def test_damaged_compressed_samples_are_one_sentence(commbench: Command, content: str) -> None:
+def test_damaged_compressed_samples_are_one_sentence(commbench, content):
     """End with code 2 and name the file."""
     file = compress(write_run(commbench.home / "mine", RECORDS))
     whole = file.read_bytes()
@@ -69,7 +68,7 @@ def test_damaged_compressed_samples_are_one_sentence(commbench: Command, content
     commbench.refuses("report mine --format csv", "samples.jsonl.gz")
 
 
-def test_nothing_is_added_to_compressed_samples(tmp_path: Path) -> None:
+def test_nothing_is_added_to_compressed_samples(tmp_path):
     """Refuse to resume, name the remedy, and write nothing."""
     run = write_run(tmp_path / "mine", RECORDS)
     file = compress(run)
@@ -80,7 +79,7 @@ def test_nothing_is_added_to_compressed_samples(tmp_path: Path) -> None:
     assert before == sorted(run.iterdir())
 
 
-def test_plain_samples_count_where_both_are(tmp_path: Path) -> None:
+def test_plain_samples_count_where_both_are(tmp_path):
     """Read and resume the plain file beside a compressed one."""
     run = write_run(tmp_path / "mine", RECORDS[:6])
     plain = (run / "samples.jsonl").read_bytes()

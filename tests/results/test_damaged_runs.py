@@ -41,7 +41,7 @@ VALUES = (
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def mine(tmp_path):
     """Return the directory of a run, which is not made yet."""
     return tmp_path / "mine"
 
@@ -89,7 +89,7 @@ def is_read_or_refused(read: Callable[[], object]) -> bool:
 @pytest.mark.parametrize(
     "content", [b"", b"  \n", b'{"schema": 1, "run', b"\0\xff", b"[" * 100_000]
 )
-def test_torn_run_json_says_what_can_still_be_done(mine: Path, content: bytes) -> None:
+def test_torn_run_json_says_what_can_still_be_done(mine, content):
     """Name the torn file and how to recover the measurements."""
     path = make_run(mine)
     (path / "run.json").write_bytes(content)
@@ -103,7 +103,7 @@ def test_torn_run_json_says_what_can_still_be_done(mine: Path, content: bytes) -
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"schema": true}', '{"schema": 3}'])
-def test_foreign_run_json_is_refused(mine: Path, content: str) -> None:
+def test_foreign_run_json_is_refused(mine, content):
     """Refuse JSON that is not a run, or that of a newer version."""
     path = make_run(mine)
     (path / "run.json").write_text(content)
@@ -127,9 +127,7 @@ def test_foreign_run_json_is_refused(mine: Path, content: str) -> None:
         ("ranks", [{"rank": 0, "host": "a"}] * 2, "rank"),
     ],
 )
-def test_entries_of_other_types_are_named(
-    mine: Path, entry: str, value: object, place: str
-) -> None:
+def test_entries_of_other_types_are_named(mine, entry, value, place):
     """Name the entry of a wrong type."""
     path = make_run(mine)
     (path / "run.json").write_text(json.dumps(make_info(**{entry: value})))
@@ -169,9 +167,7 @@ PAIRS = {
         ({"case": CASE | {"pattern": "fan-in"}}, "fan-in"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_named(
-    mine: Path, changes: dict[str, Any], place: str
-) -> None:
+def test_what_is_wrong_with_a_line_is_named(mine, changes, place):
     """Name the line and the field of a wrong type, or the value that this version does not know."""
     path = make_run(mine)
     with (path / "samples.jsonl").open("a") as stream:
@@ -183,7 +179,7 @@ def test_what_is_wrong_with_a_line_is_named(
 @pytest.mark.parametrize(
     "line", [b"3", b"\0" * 100, b"\xff\xfe", b'{"case": NaN}', b"[" * 100_000, b"x" * 10**7, b""]
 )
-def test_foreign_lines_are_named_and_a_torn_last_line_is_not(mine: Path, line: bytes) -> None:
+def test_foreign_lines_are_named_and_a_torn_last_line_is_not(mine, line):
     """Refuse a foreign line between records, but drop a torn last line."""
     path = make_run(mine)
     good = (path / "samples.jsonl").read_bytes()
@@ -198,7 +194,7 @@ def test_foreign_lines_are_named_and_a_torn_last_line_is_not(mine: Path, line: b
 
 
 @pytest.mark.parametrize("name", ["run.json", "samples.jsonl", "recommendation.json"])
-def test_directories_and_loops_in_place_of_files(mine: Path, name: str) -> None:
+def test_directories_and_loops_in_place_of_files(mine, name):
     """Refuse a directory or a link loop in place of a file."""
     path = make_run(mine)
     (path / name).unlink(missing_ok=True)
@@ -284,9 +280,7 @@ def original(name: str) -> Run:
     max_examples=repetitions(150), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(name=st.sampled_from(KEPT), seed=st.integers(0, 2**32))
-def test_edited_runs_are_read_or_refused(
-    mine: Path, capsys: pytest.CaptureFixture[str], name: str, seed: int
-) -> None:
+def test_edited_runs_are_read_or_refused(mine, capsys, name, seed):
     """Read a run edited at random, or refuse it in one sentence."""
     write_changed(mine, name, random.Random(seed))
     is_read_or_refused(lambda: use(load_run(mine), original(name)))

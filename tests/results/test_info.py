@@ -48,9 +48,7 @@ def run_on(backend: str, ranks_per_gpu: int | None) -> Run:
         ("gloo", 2, False),
     ],
 )
-def test_only_backends_on_gpus_share_them(
-    backend: str, ranks_per_gpu: int | None, *, shares: bool
-) -> None:
+def test_only_backends_on_gpus_share_them(backend, ranks_per_gpu, *, shares):
     """Apply the sharing only to backends on GPUs."""
     assert shares == shares_gpu(backend, {"ranks_per_gpu": ranks_per_gpu})
 
@@ -59,9 +57,7 @@ def test_only_backends_on_gpus_share_them(
     ("backend", "ranks_per_gpu", "counts"),
     [("nccl", 2, False), ("nccl", 1, True), ("mpi", 2, True)],
 )
-def test_nothing_is_concluded_about_an_interconnect(
-    backend: str, ranks_per_gpu: int, *, counts: bool
-) -> None:
+def test_nothing_is_concluded_about_an_interconnect(backend, ranks_per_gpu, *, counts):
     """Keep rows and pairs, but fit no rate, curve, straggler or model."""
     run = run_on(backend, ranks_per_gpu)
     assert 1 == len(run.matrices)
@@ -80,7 +76,7 @@ def test_nothing_is_concluded_about_an_interconnect(
     }
 
 
-def test_the_first_screen_says_so_alone() -> None:
+def test_the_first_screen_says_so_alone():
     """Show the warning first, and no bandwidth."""
     (conclusion,) = find_conclusion([run_on("nccl", 2)])
     assert "Warnings" == conclusion.label

@@ -8,13 +8,12 @@ import math
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from claims import read_claims
-from commands import Command
 from kept import KEPT, RESULTS, load_kept
 
 from commbench.analysis.prediction.network import network_model
@@ -63,7 +62,7 @@ def kept(theme: str) -> Run:
 # ---------------------------------------------------------------------------------- how it was made
 
 
-def test_claims_are_those_of_the_kept_runs() -> None:
+def test_claims_are_those_of_the_kept_runs():
     """List every kept run, and name pages that exist."""
     assert set(KEPT) == set(CLAIMS)
     pages = {page for claim in CLAIMS.values() for page in claim.quoted}
@@ -71,7 +70,7 @@ def test_claims_are_those_of_the_kept_runs() -> None:
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_a_kept_run_states_the_command_of_its_claim(name: str) -> None:
+def test_a_kept_run_states_the_command_of_its_claim(name):
     """Record the claim's command and a commit without changes.
 
     A check's program may have moved since.
@@ -93,9 +92,7 @@ def test_a_kept_run_states_the_command_of_its_claim(name: str) -> None:
 # ----------------------------------------------------------------------------------- what pages say
 
 
-def test_output_in_pages_is_what_report_prints(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_in_pages_is_what_report_prints(commbench, monkeypatch):
     """Quote only lines that ``commbench report`` prints, in their order."""
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     block = text.split("<!-- sweep output -->")[1].split("```")[1]
@@ -115,9 +112,7 @@ def test_output_in_pages_is_what_report_prints(
     assert [] == [line for line in lines if line not in following]
 
 
-def test_first_answers_in_pages_are_those_of_kept_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_first_answers_in_pages_are_those_of_kept_runs(monkeypatch, capsys):
     """Quote the whole first answer of a kept run, and some of its lines in the README."""
     monkeypatch.chdir(ROOT)
     path = Path("results", newest("bench"))
@@ -272,7 +267,7 @@ def facts_of_live_tuning() -> Iterator[Fact]:
         facts_of_live_tuning,
     ],
 )
-def test_pages_state_the_numbers_of_kept_runs(facts: Callable[[], Iterator[Fact]]) -> None:
+def test_pages_state_the_numbers_of_kept_runs(facts):
     """State each number, as it is rounded, with its interval."""
     stated = list(facts())
     assert stated

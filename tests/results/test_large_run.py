@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from builders import make_case, make_info, make_record
@@ -52,7 +51,7 @@ def measured(*command: str) -> tuple[str, float, int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_hundred_thousand_rows_are_summarised_and_reported(tmp_path: Path) -> None:
+def test_a_hundred_thousand_rows_are_summarised_and_reported(tmp_path):
     """Summarise, print and draw 100,000 rows, each within a minute of CPU time and 2 GiB."""
     (tmp_path / "run.json").write_text(json.dumps(make_info(status="complete", world_size=1000)))
     with (tmp_path / "samples.jsonl").open("w") as stream:

@@ -1,7 +1,5 @@
 """Tests of the losses of a tuned training."""
 
-from pathlib import Path
-
 import pytest
 
 from commbench.errors import InputError
@@ -11,7 +9,7 @@ from commbench.results.losses import Loss, append_losses, read_losses
 FIRST = [Loss(launch=0, step=5, loss=2.25), Loss(launch=0, step=6, loss=2.0)]
 
 
-def test_losses_are_appended_and_read_back(tmp_path: Path) -> None:
+def test_losses_are_appended_and_read_back(tmp_path):
     """Write one header for several calls; read nothing without a file."""
     assert [] == read_losses(tmp_path)
     append_losses(tmp_path, FIRST)
@@ -23,7 +21,7 @@ def test_losses_are_appended_and_read_back(tmp_path: Path) -> None:
     assert "launch,step,loss\n0,5,2.25\n" == (tmp_path / LOSSES).read_text()[:26]
 
 
-def test_another_file_is_refused(tmp_path: Path) -> None:
+def test_another_file_is_refused(tmp_path):
     """Refuse a foreign file of that name, with the reason."""
     (tmp_path / LOSSES).write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="is not a table of losses"):

@@ -22,14 +22,14 @@ def rows(ranks_per_gpu: int = 1, **times_us: list[float]) -> list[Row]:
 DIRECT, THROUGH = [10.0, 10.1, 9.9, 10.0, 10.05, 9.95], [14.0, 14.1, 13.9, 14.0, 14.05, 13.95]
 
 
-def test_the_difference_is_told_with_an_interval() -> None:
+def test_the_difference_is_told_with_an_interval():
     """Return the difference with an interval from both intervals."""
     (found,) = overheads(rows(nccl=DIRECT, torch_nccl=THROUGH))
     assert pytest.approx([10.0, 14.0, 4.0]) == [found.direct_us, found.through_us, found.added_us]
     assert 3.5 < (found.added_us_ci_low or 0) < 4.0 < (found.added_us_ci_high or 0) < 4.5
 
 
-def test_only_what_was_timed_both_ways_counts() -> None:
+def test_only_what_was_timed_both_ways_counts():
     """Compare only cases that were timed over both backends."""
     assert [] == overheads(rows(mpi=DIRECT, gloo=THROUGH))
     assert [] == overheads(rows(torch_nccl=THROUGH))
@@ -38,7 +38,7 @@ def test_only_what_was_timed_both_ways_counts() -> None:
     assert [] == overheads(summarise_run([*one, *other], make_info()))
 
 
-def test_time_slices_are_called_so() -> None:
+def test_time_slices_are_called_so():
     """State below the table that ranks shared a GPU."""
     records = []
     for backend, times in (("nccl", DIRECT), ("torch-nccl", THROUGH)):

@@ -38,7 +38,7 @@ def rows_of(
 
 
 @pytest.mark.parametrize("launches", [2, 6])
-def test_times_are_summarised_over_launches(launches: int) -> None:
+def test_times_are_summarised_over_launches(launches):
     """Return the median of launch medians, with an interval over launches."""
     records = make_matrix(3, launches=launches)
     times = [
@@ -52,14 +52,14 @@ def test_times_are_summarised_over_launches(launches: int) -> None:
     assert ("host3", "host2") == (row.source_host, row.target_host)
 
 
-def test_one_launch_has_no_interval() -> None:
+def test_one_launch_has_no_interval():
     """Leave the interval empty and flag the row for one launch."""
     row = rows_of(make_matrix(3, launches=1), 3)[0, 1]
     assert (None, None, "one_launch") == (row.time_us_ci_low, row.time_us_ci_high, row.flags)
     assert "few_launches" == rows_of(make_matrix(3, launches=3), 3)[0, 1].flags
 
 
-def test_bandwidth_is_of_the_message() -> None:
+def test_bandwidth_is_of_the_message():
     """Divide bytes by time; count bytes in both directions twice."""
     assert (
         pytest.approx(2**20 / (INTER_US * 1e3))
@@ -70,7 +70,7 @@ def test_bandwidth_is_of_the_message() -> None:
     assert pytest.approx(2 * KIB / (INTER_US * 1e3)) == row.algbw_GBps
 
 
-def test_pairs_are_compared_with_their_kind() -> None:
+def test_pairs_are_compared_with_their_kind():
     """Compare pairs within a host and pairs between hosts separately."""
     rows = rows_of(make_matrix(3, 2, noise=0, host_slowness=receiving(2, 3.0)), 3, 2)
     ratios = [rows[pair].ratio_to_typical for pair in ((0, 1), (0, 2), (0, 4), (4, 0))]
@@ -78,7 +78,7 @@ def test_pairs_are_compared_with_their_kind() -> None:
     assert pytest.approx([INTRA_US, INTER_US]) == [rows[0, 1].time_us, rows[0, 2].time_us]
 
 
-def test_wrong_pair_has_no_bandwidth() -> None:
+def test_wrong_pair_has_no_bandwidth():
     """Mark only pairs with wrong elements in any launch as wrong."""
     records = make_matrix(3)
     wrong_by_pair = [7 * (pair[:2] == (1, 2)) for pair in pairs_of(records[2])]
@@ -92,13 +92,13 @@ def test_wrong_pair_has_no_bandwidth() -> None:
     assert {"ok"} == {row.status for row in rows.values()}
 
 
-def test_warnings_of_a_launch_hold_for_its_pairs() -> None:
+def test_warnings_of_a_launch_hold_for_its_pairs():
     """Flag pairs with their launch's warnings, except those about all pairs' times."""
     flags = ("throttled", "clock", "late", "bimodal")
     assert "late;clock;throttled" == rows_of(make_matrix(3, flags=flags), 3)[0, 1].flags
 
 
-def test_launch_that_lacks_a_pair() -> None:
+def test_launch_that_lacks_a_pair():
     """Summarise a pair over the launches that measured it."""
     records = make_matrix(3)
     records[0] = replace(records[0], pairs=joined(pairs_of(records[0])[1:]))
@@ -107,7 +107,7 @@ def test_launch_that_lacks_a_pair() -> None:
     assert ("few_launches", "") == (rows[0, 1].flags, rows[0, 2].flags)
 
 
-def test_untimed_pairs_are_counted() -> None:
+def test_untimed_pairs_are_counted():
     """Count ordered pairs that no launch measured, whole ranks included."""
     info, records = make_hosts(4), make_matrix(4, group_size=4)
     untimed = [(rank, 3) for rank in range(3)] + [(3, rank) for rank in range(3)]
@@ -116,14 +116,14 @@ def test_untimed_pairs_are_counted() -> None:
     assert ["host1", "host2", "host3", "host4"] == list(part.hosts)
 
 
-def test_unknown_hosts_are_one() -> None:
+def test_unknown_hosts_are_one():
     """Read a run without hosts as one host."""
     (matrix,) = matrices(make_matrix(3), {})
     assert not matrix.is_inter.any()
     assert {""} == set(pair_table([matrix], {})[["source_host", "target_host"]].to_numpy().flat)
 
 
-def test_pairs_come_back() -> None:
+def test_pairs_come_back():
     """Read a launch's pairs, unverified ones included, and refuse fields of several lengths."""
     pairs = joined([Pair(0, 1, 9.5, 10.0, 30, None), Pair(1, 0, 9.5, 10.0, 30, 3)])
     data = make_record(make_case("bandwidth", pattern="matrix"), pairs=pairs).to_json()

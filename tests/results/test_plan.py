@@ -45,7 +45,7 @@ def make_trained(
 
 
 @pytest.mark.parametrize("terms", [None, TERMS])
-def test_a_plan_comes_back_as_it_went(terms: Terms | None) -> None:
+def test_a_plan_comes_back_as_it_went(terms):
     """Read a plan back from one line of JSON."""
     plan = LaunchPlan(
         launch=2,
@@ -61,7 +61,7 @@ def test_a_plan_comes_back_as_it_went(terms: Terms | None) -> None:
     assert "\n" not in text
 
 
-def test_training_keeps_the_order_of_the_request() -> None:
+def test_training_keeps_the_order_of_the_request():
     """Keep the order of training cases, and repeat all but failed ones if any is missing."""
     request = make_training_request()
     assert [missing_cases(request, [], launch) for launch in range(3)] == [TRAINED] * 3
@@ -71,7 +71,7 @@ def test_training_keeps_the_order_of_the_request() -> None:
     assert not plan_launch(request, [make_trained(TRAINED[0])], 1).fixed
 
 
-def test_all_launches_make_as_many_steps_as_the_first() -> None:
+def test_all_launches_make_as_many_steps_as_the_first():
     """Use the steps of the first ok record unless the request fixes them."""
     request = make_training_request()
     failed = dataclasses.replace(make_trained(TRAINED[0], block_lengths=[9]), status="failed")
@@ -90,7 +90,7 @@ def test_all_launches_make_as_many_steps_as_the_first() -> None:
     assert plan_launch(make_request(CASES), records, 1).training is None
 
 
-def test_short_time_shortens_the_blocks_of_the_first_launch_only() -> None:
+def test_short_time_shortens_the_blocks_of_the_first_launch_only():
     """Shorten blocks only until their steps are fixed."""
     request = make_training_request()
     slice_s = request.budget.slice_s
@@ -106,7 +106,7 @@ def test_short_time_shortens_the_blocks_of_the_first_launch_only() -> None:
     )
 
 
-def test_blocks_that_were_made_tell_how_long_others_take() -> None:
+def test_blocks_that_were_made_tell_how_long_others_take():
     """Plan the mean time of measured blocks for each further block."""
     request = make_training_request()
     once = dataclasses.replace(request, training=dataclasses.replace(TERMS, blocks=1))
@@ -122,7 +122,7 @@ def test_blocks_that_were_made_tell_how_long_others_take() -> None:
     assert slice_seconds(make_request(CASES), records) is None
 
 
-def test_cases_that_fail_come_last_in_their_launch() -> None:
+def test_cases_that_fail_come_last_in_their_launch():
     """Measure cases that only failed so far last, in later launches too."""
     request = make_request(CASES)
     order = shuffled(CASES, 1, 0)
@@ -139,13 +139,13 @@ def test_cases_that_fail_come_last_in_their_launch() -> None:
     ("status", "again"),
     [("ok", False), ("unsupported", False), ("wrong", False), ("failed", True), ("hung", True)],
 )
-def test_only_failures_are_tried_again(status: str, again: bool) -> None:
+def test_only_failures_are_tried_again(status, again):
     """Repeat failed and hung cases, but not unsupported or wrong ones."""
     request = make_request(CASES[:1])
     assert again == bool(missing_cases(request, [make_record(CASES[0], status=status)], 0))
 
 
-def test_the_lowest_launch_that_measured_a_case_fixes_it() -> None:
+def test_the_lowest_launch_that_measured_a_case_fixes_it():
     """Fix a case's settings by the lowest launch number that measured it."""
     records = [
         make_record(CASES[0], launch=2, warmups=9, batch=9),
@@ -160,7 +160,7 @@ def test_the_lowest_launch_that_measured_a_case_fixes_it() -> None:
     assert expected == fixed_settings(records, BUDGETS["quick"])
 
 
-def test_a_planned_launch_has_the_time_slice_and_fixed_settings() -> None:
+def test_a_planned_launch_has_the_time_slice_and_fixed_settings():
     """Include time slice and fixed settings in the plan."""
     request = make_request(CASES[:2], case_timeout_s=9)
     records = [make_record(CASES[0], launch=0, warmups=4, batch=2)]

@@ -11,7 +11,6 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.results.record_types import (
-    AnyCase,
     blank_record,
     read_record,
 )
@@ -24,7 +23,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_blank_record_is_of_its_cases_kind(case: AnyCase) -> None:
+def test_a_blank_record_is_of_its_cases_kind(case):
     """Record the case, the launch and the reason; read it back by its kind, and not without."""
     record = blank_record(case, launch=3, status="hung", reason=STOPPED)
     assert (case, 3, "hung") == (record.case, record.launch, record.status)
@@ -38,7 +37,7 @@ def test_a_blank_record_is_of_its_cases_kind(case: AnyCase) -> None:
 
 
 @pytest.mark.parametrize(("backend", "device"), [("gloo", "cpu"), ("nccl", "")])
-def test_a_blank_record_names_no_gpu(backend: str, device: str) -> None:
+def test_a_blank_record_names_no_gpu(backend, device):
     """Leave the device empty if no rank reported it."""
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, backend=backend)
     record = blank_record(case, launch=0, status="hung", reason=STOPPED)
@@ -46,7 +45,7 @@ def test_a_blank_record_names_no_gpu(backend: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["matrix", None, ["training"]])
-def test_an_unknown_kind_is_refused(kind: object) -> None:
+def test_an_unknown_kind_is_refused(kind):
     """Refuse an unknown record type, and list the known ones."""
     with pytest.raises(InputError, match="kind must be collective or training, and is"):
         read_record({**make_record().to_json(), "kind": kind})
@@ -57,7 +56,7 @@ def test_an_unknown_kind_is_refused(kind: object) -> None:
     [{"step_ms": []}, {"block_lengths": [20, 0]}, {"block_at": [5, 30]}, {"rounds": [0, 1]}],
     ids=str,
 )
-def test_blocks_fit_their_steps(changes: dict[str, list[int]]) -> None:
+def test_blocks_fit_their_steps(changes):
     """Refuse a record whose lists do not fit together, so that no table or figure fails."""
     data = make_training_record().to_json()
     assert read_record({**data, "block_at": [5], "rounds": [0]})

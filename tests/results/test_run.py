@@ -12,7 +12,6 @@ from builders import read_info, read_launches, read_rows
 from launching import finished, succeeded
 
 from commbench.engine.records import COLUMNS
-from commbench.launch.launchers import MpirunLauncher
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
@@ -25,7 +24,7 @@ OPERATIONS = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Return the directory of a run, which is not made yet."""
     return tmp_path / "r"
 
@@ -50,7 +49,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(autouse=True)
-def libraries() -> None:
+def libraries():
     """Skip without mpi4py, torch and numba."""
     pytest.importorskip("mpi4py", reason="needs mpi4py")
     pytest.importorskip("torch", reason="needs torch")
@@ -59,9 +58,7 @@ def libraries() -> None:
 @pytest.mark.parametrize(
     "ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 3, 4))]
 )
-def test_every_operation_is_measured_and_verified_on_both_backends(
-    tmp_path: Path, folder: Path, ranks: int
-) -> None:
+def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path, folder, ranks):
     """Measure all operations on MPI and Gloo; every row is ok and verified, or gives a reason.
 
     Measure nothing when the complete run is repeated, and store no secret.
@@ -105,9 +102,7 @@ def test_every_operation_is_measured_and_verified_on_both_backends(
     assert not [file for file in (folder).iterdir() if "hush-hush" in file.read_text()]
 
 
-def test_ranks_that_a_person_starts_do_the_same(
-    tmp_path: Path, folder: Path, mpirun: MpirunLauncher
-) -> None:
+def test_ranks_that_a_person_starts_do_the_same(tmp_path, folder, mpirun):
     """Add a launch with each mpirun, and print the table on rank 0 only."""
     arguments = "run -c all_reduce --sizes 8 --backend mpi --sync dissemination --out r"
     environment = {**os.environ, **mpirun.environment(), "OMPI_MCA_btl": "^ofi"}

@@ -27,7 +27,7 @@ def shown(*parts: object, terminal: bool = False) -> str:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_markup_and_control_characters_are_shown(terminal: bool) -> None:
+def test_markup_and_control_characters_are_shown(terminal):
     """Print names literally and control characters as escapes: plain, styled and in tables."""
     table = Table()
     table.add_column(HOSTILE, no_wrap=True)
@@ -42,7 +42,7 @@ def test_markup_and_control_characters_are_shown(terminal: bool) -> None:
     assert "\u202e" not in text
 
 
-def test_rows_with_hostile_texts_are_shown_as_they_are() -> None:
+def test_rows_with_hostile_texts_are_shown_as_they_are():
     """Print a run's backends, reasons and hosts literally."""
     case = make_case(backend="[red]x[/red]")
     failed = make_record(

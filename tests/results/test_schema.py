@@ -73,7 +73,7 @@ GOOD = {
 }
 
 
-def test_good_values_are_taken_over() -> None:
+def test_good_values_are_taken_over():
     """Convert lists to tuples and objects to dataclasses; ignore unknown fields."""
     checked = read_as(Outer, GOOD)
     assert ((1.0, 2.0), (1, 2)) == (checked.ends, checked.sizes)
@@ -112,13 +112,13 @@ def test_good_values_are_taken_over() -> None:
         ("flag", 1),
     ],
 )
-def test_bad_values_are_named(field: str, value: object) -> None:
+def test_bad_values_are_named(field, value):
     """Name the field of a value of another type or beyond its bounds."""
     with pytest.raises(InputError, match=f"^{field}"):
         read_as(Outer, {**GOOD, field: value})
 
 
-def test_missing_fields_are_named() -> None:
+def test_missing_fields_are_named():
     """Name missing fields, the place within a list, and refuse values that are not objects."""
     with pytest.raises(InputError, match="name"):
         read_as(Outer, {})
@@ -138,7 +138,7 @@ def test_missing_fields_are_named() -> None:
         max_leaves=5,
     ),
 )
-def test_any_json_is_taken_or_refused(field: str, value: object) -> None:
+def test_any_json_is_taken_or_refused(field, value):
     """Raise only our error for any JSON, and return values that can be written again."""
     try:
         checked = read_as(Outer, {**GOOD, field: value})

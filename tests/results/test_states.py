@@ -66,7 +66,7 @@ def run_of(records: Sequence[Record], name: str = "run") -> Run:
 
 
 @pytest.mark.parametrize(("ratio", "share"), [(1.3, 0.3), (2.0, 0.5), (1.3, 0.7)])
-def test_two_states_are_found_and_both_are_reported(ratio: float, share: float) -> None:
+def test_two_states_are_found_and_both_are_reported(ratio, share):
     """Find the probe's time in each state, and state both times of each case, the fast one
     first.
     """
@@ -86,7 +86,7 @@ def test_two_states_are_found_and_both_are_reported(ratio: float, share: float) 
     assert ["fast", "fast"] == [row.state for row in run.rows]
 
 
-def test_one_state_changes_nothing() -> None:
+def test_one_state_changes_nothing():
     """Return the very records, with empty columns, where all probes are alike."""
     records = make_records([False] * ALL_VISITS)
     assert divide(records).records is records
@@ -96,7 +96,7 @@ def test_one_state_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("noise", ["normal", "skewed", "exponential", "outliers"])
-def test_noise_of_one_state_is_seldom_divided(noise: str) -> None:
+def test_noise_of_one_state_is_seldom_divided(noise):
     """Find two states in at most 2 % of runs of a machine with one."""
     random = np.random.default_rng(3)
     runs, visits = 200, ALL_VISITS
@@ -121,7 +121,7 @@ def test_noise_of_one_state_is_seldom_divided(noise: str) -> None:
     assert found / repetitions(runs) <= 0.02 + slack(0.02, runs)
 
 
-def test_a_case_that_met_the_slow_state_alone_has_its_times() -> None:
+def test_a_case_that_met_the_slow_state_alone_has_its_times():
     """Keep a case that never met the fast state, and say so."""
     of_launch = [True] * VISITS + [
         False
@@ -131,7 +131,7 @@ def test_a_case_that_met_the_slow_state_alone_has_its_times() -> None:
     assert not run.slow_rows
 
 
-def test_records_without_a_probe_are_left_alone() -> None:
+def test_records_without_a_probe_are_left_alone():
     """Divide neither records of older runs nor those of another backend."""
     records = make_records([number % 2 == 0 for number in range(ALL_VISITS)])
     older = [dataclasses.replace(record, probes_us=()) for record in records]
@@ -146,7 +146,7 @@ def test_records_without_a_probe_are_left_alone() -> None:
     assert [record for record in divided.records if record.case.backend == "gloo"] == gloo
 
 
-def test_like_states_are_compared() -> None:
+def test_like_states_are_compared():
     """Compare a run that met the slow state alone with the slow state of the other, not with its
     fast one.
     """
@@ -163,7 +163,7 @@ def test_like_states_are_compared() -> None:
         assert not [difference for difference in table.differences if "state" in difference.name]
 
 
-def test_states_without_a_match_are_named() -> None:
+def test_states_without_a_match_are_named():
     """Compare the better states and say so if the probe shows no state that both runs met."""
     half = [number % 2 == 0 for number in range(ALL_VISITS)]
     other = [

@@ -29,7 +29,7 @@ from commbench.stats.budgets import BUDGETS
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def mine(tmp_path):
     """Return the directory of a run, which is not made yet."""
     return tmp_path / "mine"
 
@@ -68,7 +68,7 @@ def refusal(path: Path, header: dict[str, Any] | None = None) -> str:
 # -------------------------------------------------------------------------------- create and append
 
 
-def test_new_run_has_its_header(tmp_path: Path) -> None:
+def test_new_run_has_its_header(tmp_path):
     """Create the directory with parents and write the header with schema and run_id."""
     header = make_info()
     del header["run_id"], header["schema"]
@@ -78,7 +78,7 @@ def test_new_run_has_its_header(tmp_path: Path) -> None:
     assert store.info == read_info(tmp_path / "results" / "mine")
 
 
-def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path, mine: Path) -> None:
+def test_a_run_that_is_discarded_leaves_nothing(tmp_path, mine):
     """Remove a new run without records; keep a resumed one."""
     with Store.open(tmp_path / "deep" / "results" / "new", make_info()) as store:
         store.discard()
@@ -89,7 +89,7 @@ def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path, mine: Path) -> N
     assert (mine / "run.json").exists()
 
 
-def test_visits_of_a_launch_become_one_record(mine: Path) -> None:
+def test_visits_of_a_launch_become_one_record(mine):
     """Write a line per visit, and read them as one record per launch."""
     visits = [
         make_record(launch=launch, visit=visit, times_us=[float(visit)], visit_lengths=[1])
@@ -108,7 +108,7 @@ def test_visits_of_a_launch_become_one_record(mine: Path) -> None:
     assert [7.0] == load_run(path).records[-1].times_us
 
 
-def test_a_further_visit_states_only_what_differs(mine: Path) -> None:
+def test_a_further_visit_states_only_what_differs(mine):
     """Write a visit whole again after a resume; refuse one whose whole line is missing."""
     visits = [
         make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)
@@ -127,7 +127,7 @@ def test_a_further_visit_states_only_what_differs(mine: Path) -> None:
         load_run(path)
 
 
-def test_a_case_that_fails_after_some_visits_is_measured_again(mine: Path) -> None:
+def test_a_case_that_fails_after_some_visits_is_measured_again(mine):
     """Replace a launch's visits by a later failure, so that the case is repeated."""
     visits = [
         make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)
@@ -143,7 +143,7 @@ def test_a_case_that_fails_after_some_visits_is_measured_again(mine: Path) -> No
     assert ["ok"] == [row.status for row in load_run(path).rows]
 
 
-def test_fields_of_a_later_version_are_ignored() -> None:
+def test_fields_of_a_later_version_are_ignored():
     """Ignore unknown fields of a record, its case, groups, overlap and pairs."""
     record = make_record(
         groups=[GroupTimes(group="0-1", group_size=2, message_bytes=KIB)],
@@ -160,9 +160,7 @@ def test_fields_of_a_later_version_are_ignored() -> None:
     assert plain == json.loads(json.dumps(Record.from_json(later).to_json()))
 
 
-def test_each_record_is_on_disk_when_append_returns(
-    mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_record_is_on_disk_when_append_returns(mine, monkeypatch):
     """Sync the file once per record."""
     samples = mine / "samples.jsonl"
     synced = []
@@ -178,7 +176,7 @@ def fill(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_full_disk_leaves_no_half_line(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_half_line(mine, monkeypatch):
     """Report a full disk in one sentence, and keep earlier records."""
     real_write = os.write
 
@@ -197,7 +195,7 @@ def test_full_disk_leaves_no_half_line(mine: Path, monkeypatch: pytest.MonkeyPat
     assert [0, 2] == [record.launch for record in load_run(mine).records]
 
 
-def test_failed_rewrite_keeps_the_old_file(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_rewrite_keeps_the_old_file(mine, monkeypatch):
     """Replace the recommendation; keep it and the old run.json if rewriting fails."""
     with opened(mine) as store:
         store.write_recommendation(conclusion("change"))
@@ -233,7 +231,7 @@ def plain(record: AnyRecord) -> Any:
     return json.loads(encode(record.to_json()))
 
 
-def test_both_kinds_of_records_come_back_as_they_were(mine: Path) -> None:
+def test_both_kinds_of_records_come_back_as_they_were(mine):
     """Store both record types in one file, a line each in order, and read them back."""
     undecodable = make_record(launch=1, status="hung", reason="rank 1 \u2192 \u00e9\n \udcff.")
     arrays = make_trained(hook="fp16", losses=np.array([1.5, 2.5]))
@@ -260,9 +258,7 @@ def test_both_kinds_of_records_come_back_as_they_were(mine: Path) -> None:
         ([make_trained()], {"ddp.csv", "buckets.csv"}),
     ],
 )
-def test_tables_are_written_for_what_there_is(
-    mine: Path, records: list[AnyRecord], tables: set[str]
-) -> None:
+def test_tables_are_written_for_what_there_is(mine, records, tables):
     """Write only the tables of existing record types, as they are read."""
     with opened(mine) as store:
         for record in records:
@@ -298,7 +294,7 @@ def conclusion(verdict: Literal["change", "keep"]) -> Recommendation:
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])
-def test_a_foreign_recommendation_is_refused(mine: Path, content: str) -> None:
+def test_a_foreign_recommendation_is_refused(mine, content):
     """Refuse a foreign recommendation by its file."""
     path = make_run(mine, [])
     (path / "recommendation.json").write_text(content)
@@ -309,7 +305,7 @@ def test_a_foreign_recommendation_is_refused(mine: Path, content: str) -> None:
 # ------------------------------------------------------------------------------------------- resume
 
 
-def test_resume_continues_where_it_ended(mine: Path) -> None:
+def test_resume_continues_where_it_ended(mine):
     """Read the records, also during the run; keep the first header, and append after them."""
     make_run(mine, make_launches([10.0, 11.0]))
     with opened(mine, argv=["other"]) as store:
@@ -319,7 +315,7 @@ def test_resume_continues_where_it_ended(mine: Path) -> None:
         assert [0, 1, 2] == [record.launch for record in load_run(mine).records]
 
 
-def test_resume_after_a_torn_line_loses_and_duplicates_nothing(mine: Path) -> None:
+def test_resume_after_a_torn_line_loses_and_duplicates_nothing(mine):
     """Drop a line cut anywhere by a crash, and write the next one whole."""
     make_run(mine, make_launches([10.0, 11.0, 12.0]))
     samples = mine / "samples.jsonl"
@@ -335,7 +331,7 @@ def test_resume_after_a_torn_line_loses_and_duplicates_nothing(mine: Path) -> No
         assert whole == samples.read_bytes()
 
 
-def test_crash_before_the_first_line_is_resumed(mine: Path) -> None:
+def test_crash_before_the_first_line_is_resumed(mine):
     """Start afresh in a directory with only our scaffold."""
     path = mine
     path.mkdir()
@@ -357,9 +353,7 @@ def test_crash_before_the_first_line_is_resumed(mine: Path) -> None:
         ({"cases": 2, "cases_sha256": "aa"}, {"cases": 3, "cases_sha256": "bb"}, "2 .* 3"),
     ],
 )
-def test_another_plan_is_refused(
-    tmp_path: Path, mine: Path, kept: dict[str, Any], asked: dict[str, Any], words: str
-) -> None:
+def test_another_plan_is_refused(tmp_path, mine, kept, asked, words):
     """Refuse another plan, and name the differing entries with short values, without digests."""
     make_run(mine, [], plan=kept)
     sentence = refusal(mine, make_info(plan=asked))
@@ -368,13 +362,13 @@ def test_another_plan_is_refused(
     assert "fff" not in sentence
 
 
-def test_equal_plan_in_other_words_is_resumed(mine: Path) -> None:
+def test_equal_plan_in_other_words_is_resumed(mine):
     """Compare plans as JSON, in which tuples are lists."""
     make_run(mine, [], plan={"sizes": [8, 64]})
     Store.open(mine, make_info(plan={"sizes": (8, 64)})).close()
 
 
-def test_second_opener_is_refused(mine: Path) -> None:
+def test_second_opener_is_refused(mine):
     """Refuse a second opener until the first ends, and name the process that holds the run."""
     with opened(mine) as store:
         assert f"process {os.getpid()} " in refusal(mine)
@@ -386,9 +380,7 @@ def test_second_opener_is_refused(mine: Path) -> None:
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_place_that_cannot_be_written_is_refused(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, *, exists: bool
-) -> None:
+def test_place_that_cannot_be_written_is_refused(mine, monkeypatch, *, exists):
     """Refuse an unwritable place before creating anything."""
     if exists:
         (mine).mkdir()
@@ -396,7 +388,7 @@ def test_place_that_cannot_be_written_is_refused(
     assert "cannot be written" in refusal(mine)
 
 
-def test_damaged_line_is_named(mine: Path) -> None:
+def test_damaged_line_is_named(mine):
     """Refuse a damaged line in the middle, by its number."""
     path = make_run(mine, make_launches([10.0, 11.0, 12.0]))
     samples = path / "samples.jsonl"
@@ -410,7 +402,7 @@ def test_damaged_line_is_named(mine: Path) -> None:
 # --------------------------------------------------------------------------------------- the tables
 
 
-def test_tables_are_made_once(mine: Path) -> None:
+def test_tables_are_made_once(mine):
     """Keep the rows until a record or a condition is added."""
     with opened(mine) as store:
         store.append(make_record())

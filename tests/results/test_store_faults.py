@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from commbench.errors import InputError, LaunchError
 from commbench.results import Store, load_run
 
 
-def test_a_directory_that_vanishes_is_written_again(tmp_path: Path) -> None:
+def test_a_directory_that_vanishes_is_written_again(tmp_path):
     """Detect a removed directory, write it again, and stop with one sentence; the run resumes."""
     path = tmp_path / "mine"
     records = make_launches(STEADY)
@@ -38,7 +37,7 @@ def test_a_directory_that_vanishes_is_written_again(tmp_path: Path) -> None:
         )
 
 
-def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path: Path) -> None:
+def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path):
     """Write nothing into another run in place of this one."""
     path = tmp_path / "mine"
     with Store.open(path, make_info()) as store:
@@ -54,7 +53,7 @@ def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path: Path) -> 
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """Return a file system of 256 KiB."""
     path = tmp_path / "disk"
     path.mkdir()
@@ -73,7 +72,7 @@ def fill(path: Path) -> Path:
 
 
 @pytest.mark.lab
-def test_a_disk_that_is_full_before_the_start_is_refused(small_disk: Path) -> None:
+def test_a_disk_that_is_full_before_the_start_is_refused(small_disk):
     """Refuse a full disk, and leave nothing there."""
     ballast = fill(small_disk)
     with pytest.raises(InputError, match="No space left on device"):

@@ -173,7 +173,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_summarises_its_records(name: str) -> None:
+def test_a_row_summarises_its_records(name):
     """Fill the columns from the records of all launches."""
     records, info, expected = ROWS[name]
     row = summarise_one(records, **info)
@@ -188,7 +188,7 @@ def test_a_row_summarises_its_records(name: str) -> None:
 @example(
     [[1.0] * 6] * 8 + [[0.1] * 6] * 4
 )  # of skewed visits the median is above Student's interval
-def test_the_interval_of_one_launch_includes_its_time(visits: list[list[float]]) -> None:
+def test_the_interval_of_one_launch_includes_its_time(visits):
     """Include the median over visits, whether the interval is over visits or over repetitions."""
     times_us = [time for visit in visits for time in visit]
     row = summarise_one(
@@ -197,7 +197,7 @@ def test_the_interval_of_one_launch_includes_its_time(visits: list[list[float]])
     assert row.time_us_ci_low <= row.time_us <= row.time_us_ci_high
 
 
-def test_the_interval_of_two_modes_covers_the_median() -> None:
+def test_the_interval_of_two_modes_covers_the_median():
     """Cover the median launch in at least 85 % of runs if 4 of 10 launches are slow, however often
     each is sampled.
     """

@@ -43,7 +43,7 @@ def read_csv(rows: list[Row]) -> list[dict[str, str]]:
         ("skew_us", -1.5, "-1.5"),
     ],
 )
-def test_cells_are_plain(column: str, value: object, expected: str) -> None:
+def test_cells_are_plain(column, value, expected):
     """Write booleans, numbers and texts in plain form."""
     (line,) = read_csv([Row(**{column: value})])
     assert expected == line[column]
@@ -59,7 +59,7 @@ ROW_CLASSES = {
 
 
 @pytest.mark.parametrize("name", ROW_CLASSES)
-def test_tables_without_rows_have_typed_columns(name: str) -> None:
+def test_tables_without_rows_have_typed_columns(name):
     """Give every DataFrame column a nullable type, also without rows."""
     table = getattr(make_run(), name)
     assert list(columns_of(ROW_CLASSES[name])) == list(table.columns)
@@ -67,7 +67,7 @@ def test_tables_without_rows_have_typed_columns(name: str) -> None:
     assert "Int64" == str(table.dtypes["schema"])
 
 
-def test_table_holds_what_its_rows_hold() -> None:
+def test_table_holds_what_its_rows_hold():
     """Keep numbers unrounded, and use NA for missing values."""
     run = make_run([*make_launches(STEADY), *make_launches([1 / 3] * 6, make_case("barrier"))])
     table = run.collectives
@@ -88,7 +88,7 @@ KEPT_TABLES = {
 @pytest.mark.parametrize(
     ("run", "name"), [(run, name) for run, names in KEPT_TABLES.items() for name in names]
 )
-def test_csv_reads_back_with_its_types(run: str, name: str) -> None:
+def test_csv_reads_back_with_its_types(run, name):
     """Write identical bytes after reading a CSV file with the documented types."""
     text = (RESULTS / run / f"{name}.csv").read_text(encoding="utf-8")
     dtypes = column_dtypes(ROW_CLASSES[name])

@@ -35,7 +35,7 @@ FP16 = make_training_case("fp16")
 # ------------------------------------------------------------------------------------------ speedup
 
 
-def test_speedup_is_paired_by_launch() -> None:
+def test_speedup_is_paired_by_launch():
     """Divide within each launch, so that slow launches cancel out."""
     slow = [1.0, 3.0, 1.5, 2.0, 1.2, 1.7]
     records = [
@@ -50,7 +50,7 @@ def test_speedup_is_paired_by_launch() -> None:
     assert 2 / 0.995 == pytest.approx(row.speedup_ci_high)
 
 
-def test_speedup_uses_launches_that_have_both() -> None:
+def test_speedup_uses_launches_that_have_both():
     """Ignore launches without one of the two configurations."""
     records = [*make_training_launches([20, 22]), make_training_record(FP16, launch=1, step_ms=11)]
     row = rows_of(records)["fp16 default"]
@@ -63,7 +63,7 @@ def test_speedup_uses_launches_that_have_both() -> None:
     assert (None, "inconclusive") == (alone.speedup, alone.verdict)
 
 
-def test_speedup_counts_samples_not_steps() -> None:
+def test_speedup_counts_samples_not_steps():
     """Count accumulated batches of a step."""
     records = [*launches_of(20), *launches_of(40, make_training_case(accumulation=4))]
     rows = training_rows(records, make_training_info())
@@ -74,13 +74,13 @@ def test_speedup_counts_samples_not_steps() -> None:
     ("step_ms", "verdict"),
     [(16.0, "faster"), (25.0, "slower"), (20.05, "same"), (20.4, "inconclusive")],
 )
-def test_verdicts(step_ms: float, verdict: str) -> None:
+def test_verdicts(step_ms, verdict):
     """Judge as the command compare does, with a margin of 2 %."""
     other = make_training_launches([step_ms * factor for factor in reversed(EVEN)], FP16)
     assert verdict == rows_of([*launches_of(20), *other])["fp16 default"].verdict
 
 
-def test_verdicts_are_of_one_family() -> None:
+def test_verdicts_are_of_one_family():
     """Detect a change in few configurations but not among very many, with six launches."""
     few = [
         *launches_of(20),
@@ -107,11 +107,11 @@ DOWN = [100.0 - step for step in range(60)]
     ],
 )
 def test_losses_are_compared_after_equal_steps_and_equal_time(
-    lengths: Sequence[int],
-    step_ms: Sequence[float],
-    at_equal_steps: Sequence[float],
-    at_equal_time: Sequence[float],
-) -> None:
+    lengths,
+    step_ms,
+    at_equal_steps,
+    at_equal_time,
+):
     """Return the mean loss over a tenth of the steps that both configurations made."""
     cases = (make_training_case(), FP16)
     records = [
@@ -128,7 +128,7 @@ def test_losses_are_compared_after_equal_steps_and_equal_time(
     ("name", "target", "steps"),
     [("accuracy", 0.8, 20), ("loss", 0.5, 10), ("accuracy", 0.95, None), ("loss", 0.1, None)],
 )
-def test_time_to_target(name: str, target: float, steps: int | None) -> None:
+def test_time_to_target(name, target, steps):
     """Multiply the first step that meets the target by the median step time, for losses and
     metrics.
     """
@@ -138,7 +138,7 @@ def test_time_to_target(name: str, target: float, steps: int | None) -> None:
 
 
 @pytest.mark.parametrize(("reaching", "known"), [(2, False), (3, True)])
-def test_time_to_target_needs_most_launches(reaching: int, known: bool) -> None:
+def test_time_to_target_needs_most_launches(reaching, known):
     """Return a time only if most launches reached the target."""
     records = [
         make_training_record(
@@ -201,7 +201,7 @@ def in_rounds(launch: int = 0, factor: float = 1.0) -> list[TrainingRecord]:
     return [blocks_of(OWN, SLOWING_MS, launch), blocks_of(FIVE, faster, launch)]
 
 
-def test_blocks_of_one_launch_are_paired_by_round() -> None:
+def test_blocks_of_one_launch_are_paired_by_round():
     """Average the ratios of equal rounds on logarithms, with the interval of their signed ranks."""
     speedup = paired(*in_rounds())
     assert (1.2, 1, 7) == (pytest.approx(speedup.ratio), speedup.launches, speedup.blocks)
@@ -209,14 +209,14 @@ def test_blocks_of_one_launch_are_paired_by_round() -> None:
     assert ends == (pytest.approx(speedup.interval.low), pytest.approx(speedup.interval.high))
 
 
-def test_a_block_without_partner_is_left_out() -> None:
+def test_a_block_without_partner_is_left_out():
     """Compare only rounds that both settings have."""
     base, five = in_rounds()
     longer = blocks_of(OWN, [*SLOWING_MS, 500.0, 500.0])
     assert paired(base, five) == paired(longer, five)
 
 
-def test_two_launches_are_compared_by_all_their_blocks() -> None:
+def test_two_launches_are_compared_by_all_their_blocks():
     """Narrow the interval for two launches that agree, and widen it if they differ."""
     one, agreeing = paired(*in_rounds()), paired(*in_rounds(), *in_rounds(launch=1))
     assert (2, 14) == (agreeing.launches, agreeing.blocks)
@@ -226,7 +226,7 @@ def test_two_launches_are_compared_by_all_their_blocks() -> None:
     assert 1.31 < differing.interval.high < 1.1 * 1.2
 
 
-def test_rows_honour_the_baseline_of_the_run() -> None:
+def test_rows_honour_the_baseline_of_the_run():
     """Compare with the script's own setting, list it first, and flag a single launch."""
     records = [make_training_record(step_ms=30, block_at=[50]), *in_rounds()]
     first, *others = training_rows(records, make_training_info(baseline=OWN.key))
@@ -250,7 +250,7 @@ def test_rows_honour_the_baseline_of_the_run() -> None:
         ([1.3, 1.01, 1.31, 1.0, 1.29, 1.0, 1.3, 1.0, 1.01, 1.0], False),  # two modes
     ],
 )
-def test_divided_blocks_are_compared_by_round(factors: list[float], *, is_student: bool) -> None:
+def test_divided_blocks_are_compared_by_round(factors, *, is_student):
     """Average the logarithms of the ratios of rounds in each launch.
 
     Take Student's interval over launches, or of two modes the one from one mode to the other.
@@ -273,7 +273,7 @@ def test_divided_blocks_are_compared_by_round(factors: list[float], *, is_studen
         assert speedup.interval.high == pytest.approx(1.2 * 1.3)
 
 
-def test_steps_of_neighbouring_rounds_are_compared() -> None:
+def test_steps_of_neighbouring_rounds_are_compared():
     """Let slow steps pass, of which every other round has one, and a machine that halves its speed
     on the way.
     """
@@ -284,7 +284,7 @@ def test_steps_of_neighbouring_rounds_are_compared() -> None:
     assert 1.2 == pytest.approx(ratio_of_neighbours(own, theirs), rel=0.01)
 
 
-def test_long_blocks_count_by_their_quantiles() -> None:
+def test_long_blocks_count_by_their_quantiles():
     """Compare 25 quantiles of each of 650 steps, which are 40 million pairs otherwise."""
     steps = np.random.default_rng(3).lognormal(2.0, 0.1, (2, 32, 650))
     quantiles = np.moveaxis(np.quantile(steps, (np.arange(25) + 0.5) / 25, axis=2), 0, 2)

@@ -139,7 +139,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_summarises_its_records(name: str) -> None:
+def test_a_row_summarises_its_records(name):
     """Fill the columns from the records of all launches."""
     hook, records, expected = ROWS[name]
     row = rows_of(records)[f"{hook} default"]
@@ -147,7 +147,7 @@ def test_a_row_summarises_its_records(name: str) -> None:
     assert pytest.approx(expected) == found
 
 
-def test_local_step_has_the_same_precision_and_accumulation() -> None:
+def test_local_step_has_the_same_precision_and_accumulation():
     """Compare only with a local step of equal precision and accumulation."""
     half = make_training_case(precision="amp-bf16", accumulation=2)
     records = [make_training_record(half, step_ms=30), make_training_record(LOCAL, step_ms=10)]
@@ -156,7 +156,7 @@ def test_local_step_has_the_same_precision_and_accumulation() -> None:
     assert 15 == pytest.approx(row.local_step_ms)
 
 
-def test_speedups_stand_against_fp16_too() -> None:
+def test_speedups_stand_against_fp16_too():
     """Compare every setting with FP16 in default buckets, by launch, where that was measured."""
     times = {
         make_training_case(): 20,
@@ -175,7 +175,7 @@ def test_speedups_stand_against_fp16_too() -> None:
     assert {None} == {row.speedup_fp16 for row in rows_of([*records, failed]).values()}
 
 
-def test_fp16_with_the_same_layout_stands_for_fp16_in_default_buckets() -> None:
+def test_fp16_with_the_same_layout_stands_for_fp16_in_default_buckets():
     """Compare with the setting that was measured in place of FP16 in default buckets."""
     measured = make_training_case("fp16", "25")
     rows = rows_of([*launches_of(20), *launches_of(16, measured)], **same_layout(FP16, measured))
@@ -190,7 +190,7 @@ def same_layout(case: Any, other: Any) -> dict[str, Any]:
     return {"same_layout": {case.key: other.key}}
 
 
-def test_same_layout_has_a_row_of_its_own() -> None:
+def test_same_layout_has_a_row_of_its_own():
     """Copy the row of the measured bucket size, and flag it."""
     five, six = make_training_case("fp16", "5"), make_training_case("fp16", "6")
     rows = rows_of([*launches_of(20), *launches_of(16, five)], **same_layout(six, five))
@@ -201,7 +201,7 @@ def test_same_layout_has_a_row_of_its_own() -> None:
     assert "same_layout" not in rows["fp16 5"].flags.split(";")
 
 
-def test_same_layout_as_the_baseline_is_the_same() -> None:
+def test_same_layout_as_the_baseline_is_the_same():
     """Judge a setting with the baseline's buckets the same."""
     copy = make_training_case(cap="25")
     rows = rows_of(launches_of(20), **same_layout(copy, make_training_case()))
@@ -226,7 +226,7 @@ def test_same_layout_as_the_baseline_is_the_same() -> None:
         ),
     ],
 )
-def test_warnings_are_flagged(flag: str, changes: dict[str, Any]) -> None:
+def test_warnings_are_flagged(flag, changes):
     """Flag the warnings that a record shows or states."""
     records = [dataclasses.replace(record, **changes) for record in launches_of(20)]
     assert flag in flags_of(records)
@@ -243,20 +243,18 @@ def test_warnings_are_flagged(flag: str, changes: dict[str, Any]) -> None:
         ("emulated", [20], {"environment": {"emulated": {"rate": "1gbit"}}}),
     ],
 )
-def test_launches_and_conditions_are_flagged(
-    flag: str, steps_ms: list[float], info: dict[str, Any]
-) -> None:
+def test_launches_and_conditions_are_flagged(flag, steps_ms, info):
     """Flag warnings of launches and of the run's conditions."""
     assert flag in flags_of(make_training_launches(steps_ms), **info)
 
 
-def test_headers_are_no_warning() -> None:
+def test_headers_are_no_warning():
     """Allow small buckets the header bytes of messages."""
     small = launches_of(20, bucket_bytes=[400], expected_bytes=400.0, sent_bytes=700.0)
     assert "traffic" not in flags_of(small)
 
 
-def test_drift_is_that_of_the_baseline() -> None:
+def test_drift_is_that_of_the_baseline():
     """Flag all configurations of a group if its baseline drifted in most launches."""
     drifting = {"step_ms": [20.0] * 10 + [23.0] * 10, "block_lengths": [10, 10]}
     base = launches_of(20)
@@ -276,7 +274,7 @@ def test_drift_is_that_of_the_baseline() -> None:
 # ------------------------------------------------------------------------------------------ buckets
 
 
-def test_buckets_are_medians_over_launches() -> None:
+def test_buckets_are_medians_over_launches():
     """Write one line per bucket, in sending order."""
     records = []
     for launch, done_ms in enumerate((8.0, 12.0, 10.0)):
@@ -289,7 +287,7 @@ def test_buckets_are_medians_over_launches() -> None:
     assert ("fp16", "default", 2) == (rows[0].hook, rows[0].bucket_cap_mb, rows[0].parameters)
 
 
-def test_other_buckets_are_left_out() -> None:
+def test_other_buckets_are_left_out():
     """Use only launches with the usual buckets, of the sweep, with DDP."""
     usual, other = (
         [make_bucket(done_ms=8.0)],

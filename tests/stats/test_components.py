@@ -49,7 +49,7 @@ def launch_values(
         ("skewed", 1.0, 0.0),
     ],
 )
-def test_the_interval_over_launches_covers(noise: str, launch: float, visit: float) -> None:
+def test_the_interval_over_launches_covers(noise, launch, visit):
     """Cover the median launch in 92 to 98 % of runs, whichever component dominates."""
     random = np.random.default_rng(5)
     truth = float(np.median(launch_values(random, noise, launch, visit, 40_000)))
@@ -81,7 +81,7 @@ def planted(
 @pytest.mark.parametrize(
     ("launch", "visit", "repetition"), [(0.2, 0.05, 0.1), (0.02, 0.2, 0.1), (0.05, 0.05, 0.4)]
 )
-def test_planted_components_are_found(launch: float, visit: float, repetition: float) -> None:
+def test_planted_components_are_found(launch, visit, repetition):
     """Estimate the dominating standard deviation within a quarter, and call no other one larger."""
     estimates = components_of(planted(launch, visit, repetition))
     assert repetition == pytest.approx(estimates.repetition, rel=0.25)
@@ -89,7 +89,7 @@ def test_planted_components_are_found(launch: float, visit: float, repetition: f
     assert estimates.launch == pytest.approx(launch, rel=0.25, abs=0.03)
 
 
-def test_components_need_several_of_their_level() -> None:
+def test_components_need_several_of_their_level():
     """Estimate no component from one visit or one launch."""
     assert components_of([[[1.0, 2.0, 3.0]]]) == Components(
         repetition=pytest.approx(0.4073, rel=0.01), visit=None, launch=None
@@ -102,7 +102,7 @@ def plan_of(components: Components, **changes: float) -> tuple[int, int]:
     return plan_visits(components, BUDGETS["quick"], **costs, most_repetitions=500)
 
 
-def test_repetitions_follow_from_costs_and_components() -> None:
+def test_repetitions_follow_from_costs_and_components():
     """Repeat by the square root of the cost ratio times the component ratio (Kalibera and
     Jones).
     """
@@ -111,7 +111,7 @@ def test_repetitions_follow_from_costs_and_components() -> None:
     assert FEWEST_REPETITIONS == plan_of(Components(repetition=0.01, visit=0.3, launch=None))[1]
 
 
-def test_visits_follow_from_the_precision_within_the_slice() -> None:
+def test_visits_follow_from_the_precision_within_the_slice():
     """Plan few visits if they agree, and as many as the slice allows if they differ."""
     assert FEWEST_VISITS == plan_of(Components(repetition=0.05, visit=0.005, launch=None))[0]
     visits, repetitions_made = plan_of(Components(repetition=0.1, visit=0.3, launch=None))

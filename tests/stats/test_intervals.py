@@ -17,7 +17,7 @@ from commbench.stats.intervals import student_p, student_t
         (120, 0.95, 1.980),
     ],
 )
-def test_quantiles_of_students_t_match_tables(freedom: int, level: float, expected: float) -> None:
+def test_quantiles_of_students_t_match_tables(freedom, level, expected):
     """Match printed quantiles for odd and even degrees of freedom, and invert probabilities."""
     assert pytest.approx(expected, abs=6e-4) == student_t(level, freedom)
     assert pytest.approx(1 - level, rel=1e-6) == student_p(-student_t(level, freedom), freedom)

@@ -55,14 +55,14 @@ def misses(comparison: Comparison) -> bool:
     return not comparison.interval.low < 1 < comparison.interval.high
 
 
-def test_runs_have_equal_weight() -> None:
+def test_runs_have_equal_weight():
     """Return the median of the runs' medians for any numbers of launches."""
     launches = [1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 3.0]
     [comparison] = compare_family([(launches, [1.0, 1.0])], runs=[[5, 1, 1]])
     assert 0.5 == comparison.ratio
 
 
-def test_the_interval_is_one_of_prediction() -> None:
+def test_the_interval_is_one_of_prediction():
     """Match the formula: t times sqrt(1 + pi / 2K) standard deviations of the runs' log medians."""
     runs = [np.full(3, time) for time in (1.0, 1.1, 1.21)]
     ratio = RunRatio.of(runs, np.full(3, 1.331))
@@ -76,7 +76,7 @@ def test_the_interval_is_one_of_prediction() -> None:
     assert pytest.approx(1 - t / math.sqrt(2 + t * t)) == ratio.p_value()
 
 
-def test_runs_that_agree_by_chance_are_not_taken_for_steady() -> None:
+def test_runs_that_agree_by_chance_are_not_taken_for_steady():
     """Keep at least the variance that launches explain, and the judged run's own if it has
     fewer.
     """
@@ -87,7 +87,7 @@ def test_runs_that_agree_by_chance_are_not_taken_for_steady() -> None:
     assert RunRatio.of([noisy, noisy], noisy[[0, -2]]).error > 1.5 * alike.error
 
 
-def test_equal_times_have_no_spread() -> None:
+def test_equal_times_have_no_spread():
     """Compare constant times without dividing by zero."""
     same, other = (RunRatio.of([np.ones(3)] * 3, np.full(2, time)) for time in (1.0, 1.5))
     assert pytest.approx((1.0, 0.0), abs=1e-12) == (same.p_value(), other.p_value())
@@ -107,7 +107,7 @@ def test_equal_times_have_no_spread() -> None:
         ([10, 10, 10, 10, 2], 0.02, 0.02),
     ],
 )
-def test_intervals_cover(counts: list[int], between: float, within: float) -> None:
+def test_intervals_cover(counts, between, within):
     """Miss the truth in at most 5 % of cases (7 of few) from two baselines on, of any sizes."""
     generator = np.random.default_rng(8)
     cases = [
@@ -117,7 +117,7 @@ def test_intervals_cover(counts: list[int], between: float, within: float) -> No
     assert np.mean([misses(compared([case])[0]) for case in cases]) <= 0.07 + slack(0.07, 400)
 
 
-def test_equal_runs_are_rarely_called_different() -> None:
+def test_equal_runs_are_rarely_called_different():
     """Judge any of 40 equal cases different in at most 5 % of comparisons, also if runs differ,
     launches are in two modes 40 % apart, or a run is slower as a whole.
     """
@@ -133,7 +133,7 @@ def test_equal_runs_are_rarely_called_different() -> None:
         assert share <= 0.05 + slack(0.05, 60)
 
 
-def test_a_slowdown_is_found_against_five_steady_baselines() -> None:
+def test_a_slowdown_is_found_against_five_steady_baselines():
     """Detect a slowdown of 15 % in one of eight cases with 0.5 % spread between runs."""
     generator = np.random.default_rng(6)
     detections = wrong = 0
@@ -148,7 +148,7 @@ def test_a_slowdown_is_found_against_five_steady_baselines() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 10])
-def test_detectable_is_found_four_times_in_five(count: int) -> None:
+def test_detectable_is_found_four_times_in_five(count):
     """Detect a slowdown of the stated detectable size in 60 to 95 % of comparisons."""
     generator = np.random.default_rng((count, 9))
     runs = repetitions(60)
@@ -165,7 +165,7 @@ def test_detectable_is_found_four_times_in_five(count: int) -> None:
     assert 0.6 - slack(0.6, 60) <= detections / runs <= 0.95 + slack(0.95, 60)
 
 
-def test_what_two_runs_cannot_show_is_not_detectable() -> None:
+def test_what_two_runs_cannot_show_is_not_detectable():
     """State no detectable difference if it would exceed a hundredfold."""
     generator = np.random.default_rng(10)
     comparisons = compared([equal_case(generator, 2, between=0.05) for _ in range(100)])
@@ -174,7 +174,7 @@ def test_what_two_runs_cannot_show_is_not_detectable() -> None:
     assert max(sizes - {math.inf}, default=0) < 100
 
 
-def test_more_launches_do_not_reduce_the_variance_between_runs() -> None:
+def test_more_launches_do_not_reduce_the_variance_between_runs():
     """Call a case noisy if the spread between runs exceeds its distance to the margin."""
     generator = np.random.default_rng(11)
     for between, forecast in ((0.05, "noisy"), (0.0, "settles")):
@@ -183,7 +183,7 @@ def test_more_launches_do_not_reduce_the_variance_between_runs() -> None:
         assert forecast == comparison.further.forecast
 
 
-def test_one_run_is_as_without_runs() -> None:
+def test_one_run_is_as_without_runs():
     """Compare a single baseline as without hierarchy."""
     generator = np.random.default_rng(7)
     pairs = [(*np.exp(0.01 * generator.standard_normal((2, 8))),)] * 2

@@ -57,14 +57,14 @@ def family(samples: Floats) -> list[tuple[Floats, Floats]]:
         (100, 40, 61),
     ],
 )
-def test_median_interval_uses_the_published_ranks(n: int, low: int, high: int) -> None:
+def test_median_interval_uses_the_published_ranks(n, low, high):
     """Use the order statistics of Le Boudec's table, in any order of values."""
     values = np.random.default_rng(n).permutation(np.arange(1.0, n + 1))
     assert Interval(low=low, high=high, level=0.95) == median_interval(values)
 
 
 @pytest.mark.parametrize(("level", "fewest"), [(0.95, 6), (0.99, 8), (1 - 1e-15, 51)])
-def test_median_interval_needs_enough_values(level: float, fewest: int) -> None:
+def test_median_interval_needs_enough_values(level, fewest):
     """Return no interval below 6 values at 95 % and below 8 at 99 %."""
     assert median_interval([1.0] * (fewest - 1), level) is None
     assert median_interval([1.0] * fewest, level) == Interval(low=1.0, high=1.0, level=level)
@@ -75,7 +75,7 @@ def test_median_interval_needs_enough_values(level: float, fewest: int) -> None:
     ("launches", "level"),
     [(2, 0.95), (3, 0.95), (5, 0.95), (6, 0.95), (20, 0.95), (2, 0.9875), (7, 0.9875)],
 )
-def test_intervals_cover_the_truth_as_often_as_they_claim(launches: int, level: float) -> None:
+def test_intervals_cover_the_truth_as_often_as_they_claim(launches, level):
     """Cover the true median in 92 to 98.5 % of runs at 95 % (97.9 % is exact for 10 launches), of
     too few launches for order statistics by Student's t.
     """
@@ -88,7 +88,7 @@ def test_intervals_cover_the_truth_as_often_as_they_claim(launches: int, level: 
         assert level - 0.03 <= share <= max(0.985, level + 0.01)
 
 
-def test_launch_interval_of_two_launches_by_hand() -> None:
+def test_launch_interval_of_two_launches_by_hand():
     """Match the t interval of two logarithms: 12.706 times half their distance around their
     mean.
     """
@@ -97,14 +97,14 @@ def test_launch_interval_of_two_launches_by_hand() -> None:
     assert 1e17 < apart.high < 1e18  # the largest number in result files
 
 
-def test_launch_interval_without_spread_or_logarithm() -> None:
+def test_launch_interval_without_spread_or_logarithm():
     """Return no interval for one launch or for non-positive times."""
     assert launch_interval([5.0]) is None
     assert launch_interval([0.0, 5.0]) is None
 
 
 @pytest.mark.parametrize("launches", [1, 2, 5, 8])
-def test_intervals_of_columns_are_those_of_each(launches: int) -> None:
+def test_intervals_of_columns_are_those_of_each(launches):
     """Return for each column the interval of its launches, which includes the median."""
     times = np.random.default_rng(launches).lognormal(0, 3, (launches, 40)) ** 3
     times[0, 0], times[-1, 1] = 0.0, math.nan
@@ -115,7 +115,7 @@ def test_intervals_of_columns_are_those_of_each(launches: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 6, 499, 500])
-def test_quantiles_are_numpys_to_the_last_bit(size: int) -> None:
+def test_quantiles_are_numpys_to_the_last_bit(size):
     """Match numpy's quantiles for few and for many values."""
     random = np.random.default_rng(size)
     shares = (0, 0.25, 0.5, 0.75, 0.95, 1)
@@ -133,7 +133,7 @@ def test_quantiles_are_numpys_to_the_last_bit(size: int) -> None:
     ],
     ids=["steady", "slow start", "decaying start"],
 )
-def test_warmup_ends_where_times_are_steady(start: Floats, least: int, most: int) -> None:
+def test_warmup_ends_where_times_are_steady(start, least, most):
     """Discard a slow start and little more, and always the first repetition."""
     rng = np.random.default_rng(2)
     for _ in range(20):
@@ -154,12 +154,12 @@ def test_warmup_ends_where_times_are_steady(start: Floats, least: int, most: int
         ([1.0] * 41, 20, 1),
     ],
 )
-def test_warmup_by_hand(times: list[float], window: int, expected: int | None) -> None:
+def test_warmup_by_hand(times, window, expected):
     """Find the end of a slow start; tolerate clock ticks."""
     assert expected == warmup_count(times, window)
 
 
-def test_is_steady_sees_drift() -> None:
+def test_is_steady_sees_drift():
     """Call a drift of 20 % unsteady and one of 3 % steady; accept thirds whose intervals overlap,
     and noise of few times.
     """
@@ -187,14 +187,14 @@ UNIMODAL = {
     ("shape", "n"),
     [("normal", 10), ("lognormal", 6), ("heavy", 30), ("skewed", 200), ("tailed", 11)],
 )
-def test_one_mode_is_not_two(shape: str, n: int) -> None:
+def test_one_mode_is_not_two(shape, n):
     """Call fewer than 2 % of unimodal samples bimodal, with and without outliers."""
     samples = UNIMODAL[shape](np.random.default_rng(n), (repetitions(1500), n))
     assert np.mean([is_bimodal(sample) for sample in samples]) < 0.02 + slack(0.02, 1500)
 
 
 @pytest.mark.parametrize(("n", "power"), [(10, 0.88), (30, 0.99), (3000, 1.0)])
-def test_two_modes_are_found(n: int, power: float) -> None:
+def test_two_modes_are_found(n, power):
     """Detect a 60/40 mixture 30 % apart with 2 % noise, in any order and with outliers."""
     rng = np.random.default_rng(n)
     shape = (500 if n < 3000 else 50, n)
@@ -213,7 +213,7 @@ def test_two_modes_are_found(n: int, power: float) -> None:
         ([0.0] * 10, False),
     ],
 )
-def test_two_modes_by_hand(values: list[float], expected: bool) -> None:
+def test_two_modes_by_hand(values, expected):
     """Detect modes of 4 and 2 launches, but not of 5 and 1 or less than 5 % apart."""
     assert expected is is_bimodal(values)
 
@@ -230,14 +230,12 @@ def test_two_modes_by_hand(values: list[float], expected: bool) -> None:
         ([0] * 3, [0, 0, 0], True, 1.0),
     ],
 )
-def test_rank_tests_by_hand(
-    a: list[float], b: list[float], expected: float, *, paired: bool
-) -> None:
+def test_rank_tests_by_hand(a, b, expected, *, paired):
     """Match values counted by hand, with and without ties; zero differences do not count."""
     assert pytest.approx(expected) == rank_test(a, b, paired=paired)
 
 
-def test_mann_whitney_beyond_counting_is_close_to_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mann_whitney_beyond_counting_is_close_to_counting(monkeypatch):
     """Approximate large samples with ties within a tenth of the exact value."""
     rng = np.random.default_rng(1)
     a, b = np.round(rng.normal(0.0, 1.0, 20), 1), np.round(rng.normal(0.5, 1.0, 20), 1)
@@ -251,7 +249,7 @@ def test_mann_whitney_beyond_counting_is_close_to_counting(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("n", "m"), [(2, 3), (6, 6), (10, 14), (20, 20)])
-def test_rank_tests_without_ties_are_scipys(n: int, m: int) -> None:
+def test_rank_tests_without_ties_are_scipys(n, m):
     """Match scipy's exact tests without ties."""
     rng = np.random.default_rng(n)
     a, b = rng.normal(0.0, 1.0, n), rng.normal(0.7, 1.0, m)
@@ -276,13 +274,13 @@ LARGE = [0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.324, 0.4262, 0.5719, 0.6528, 
         ([], []),
     ],
 )
-def test_benjamini_hochberg_steps_up(p_values: list[float], rejected: list[bool]) -> None:
+def test_benjamini_hochberg_steps_up(p_values, rejected):
     """Reject the smallest p-values up to the largest that passes its step."""
     assert rejected == benjamini_hochberg(p_values, q=0.05)
 
 
 @pytest.mark.parametrize("launches", [2, 3, 4, 6])
-def test_ratio_intervals_cover(launches: int) -> None:
+def test_ratio_intervals_cover(launches):
     """Cover the true ratio of B to A in at least 93 % of comparisons, also with few launches."""
     samples = np.random.default_rng(launches).lognormal(0.0, 0.03, (repetitions(400), 2, launches))
     hits = []
@@ -294,14 +292,14 @@ def test_ratio_intervals_cover(launches: int) -> None:
 
 
 @pytest.mark.parametrize("launches", [2, 3])
-def test_the_interval_of_few_pairs_covers(launches: int) -> None:
+def test_the_interval_of_few_pairs_covers(launches):
     """Cover the true ratio of two or three pairs in at least 93 % of comparisons."""
     samples = np.random.default_rng(launches).lognormal(0.0, 0.03, (400, 2, launches))
     hits = [covered(ratio_interval(a, 1.5 * b)[1], 1.5) for a, b in samples]
     assert np.mean(hits) >= 0.93
 
 
-def test_pairing_removes_shared_drift() -> None:
+def test_pairing_removes_shared_drift():
     """Narrow the interval where launches of a pair drift together."""
     rng = np.random.default_rng(2)
     drift = rng.lognormal(0.0, 0.1, 10)
@@ -316,7 +314,7 @@ def test_pairing_removes_shared_drift() -> None:
 
 
 @pytest.mark.parametrize(("launches", "paired"), [(6, False), (10, True)])
-def test_equal_runs_get_few_verdicts(launches: int, *, paired: bool) -> None:
+def test_equal_runs_get_few_verdicts(launches, *, paired):
     """Judge at most 5 % of equal cases faster or slower, also with bimodal launches."""
     rng = np.random.default_rng(launches)
     shape = (3 if paired else 6, repetitions(40), 2, launches)
@@ -329,7 +327,7 @@ def test_equal_runs_get_few_verdicts(launches: int, *, paired: bool) -> None:
     assert different <= 0.05 * len(verdicts)
 
 
-def test_a_planted_slowdown_is_found() -> None:
+def test_a_planted_slowdown_is_found():
     """Detect nearly every 10 % slowdown among 40 cases of 10 launches with 1 % noise, and its
     direction.
     """
@@ -343,7 +341,7 @@ def test_a_planted_slowdown_is_found() -> None:
     assert np.mean(np.isin(verdicts[:, 8:], ["slower", "faster"])) <= 0.05
 
 
-def test_selected_cases_get_wider_intervals() -> None:
+def test_selected_cases_get_wider_intervals():
     """Widen the intervals of the selected R of m cases to level 1 - q R / m."""
     samples = np.random.default_rng(7).lognormal(0.0, 0.02, (20, 2, 10))
     samples[:2, 1] *= 1.3
@@ -353,7 +351,7 @@ def test_selected_cases_get_wider_intervals() -> None:
     assert [comparison.verdict for comparison in comparisons[:2]] == ["slower"] * 2
 
 
-def test_the_margin_decides() -> None:
+def test_the_margin_decides():
     """Judge a significant difference within the margin as the same, and one across it as
     inconclusive.
     """
@@ -369,7 +367,7 @@ def test_the_margin_decides() -> None:
         assert (factor > 1) == (comparison.p_value < 0.001)
 
 
-def test_cases_without_a_spread_are_inconclusive() -> None:
+def test_cases_without_a_spread_are_inconclusive():
     """Judge cases with one launch, none or a time of 0 inconclusive, without effect on others."""
     good = ([1.0, 1.01, 1.02, 1.03, 1.04, 1.05], [2.0, 2.01, 2.02, 2.03, 2.04, 2.05])
     lone, empty, zero, others = compare_family(
@@ -385,7 +383,7 @@ def test_cases_without_a_spread_are_inconclusive() -> None:
 
 
 @pytest.mark.parametrize(("launches", "cases"), [(6, 1), (10, 10)])
-def test_detectable_is_found_four_times_in_five(launches: int, cases: int) -> None:
+def test_detectable_is_found_four_times_in_five(launches, cases):
     """Find a lone slowdown of the size called detectable in 65 to 95 % of comparisons."""
     rng = np.random.default_rng(launches)
     equals = rng.lognormal(0.0, 0.02, (repetitions(100), cases, 2, launches))
@@ -398,7 +396,7 @@ def test_detectable_is_found_four_times_in_five(launches: int, cases: int) -> No
     assert 0.65 - slack(0.65, 200) <= np.mean(detections) <= 0.95 + slack(0.95, 200)
 
 
-def test_detectable_of_few_pairs_fits_their_interval() -> None:
+def test_detectable_of_few_pairs_fits_their_interval():
     """Detect, of four pairs, what lies 2.80 / 1.96 half widths of their interval beyond the margin,
     where the estimated spread is 1.22 standard deviations.
     """
@@ -409,13 +407,13 @@ def test_detectable_of_few_pairs_fits_their_interval() -> None:
     assert 2.80 / 1.96 * 1.22 == pytest.approx(beyond / half_width, rel=0.01)
 
 
-def test_family_hint_knows_the_smallest_p() -> None:
+def test_family_hint_knows_the_smallest_p():
     """Advise more launches exactly where 2 / C(2n, n) exceeds q / m."""
     assert (True, False) == (family_hint(1, 3, 3), family_hint(1, 4, 4))
     assert (False, True) == (family_hint(321, 8, 8), family_hint(322, 8, 8))
 
 
-def test_hodges_lehmann_is_the_median_of_pairwise_means() -> None:
+def test_hodges_lehmann_is_the_median_of_pairwise_means():
     """Average two values, leave an outlier nearly without effect, and spread less than the median
     of normal values.
     """
@@ -427,7 +425,7 @@ def test_hodges_lehmann_is_the_median_of_pairwise_means() -> None:
 
 
 @pytest.mark.parametrize("n", [6, 9, 20])
-def test_signed_rank_intervals_agree_with_the_test(n: int) -> None:
+def test_signed_rank_intervals_agree_with_the_test(n):
     """Hold exactly the centres that Wilcoxon's test does not reject."""
     values = np.random.default_rng(n).standard_normal(n)
     interval = signed_rank_interval(values)

@@ -9,9 +9,7 @@ from trees import plant
 from commbench.system.clock import clock_domain, timer_cost_s, timer_tick_s
 
 
-def test_clock_domain_holds_boot_and_time_namespace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clock_domain_holds_boot_and_time_namespace(tmp_path, monkeypatch):
     """Distinguish time namespaces of one boot, and processes that cannot read the boot id."""
     unknown = clock_domain(tmp_path)
     monkeypatch.setattr("os.getpid", lambda: 0)
@@ -22,13 +20,13 @@ def test_clock_domain_holds_boot_and_time_namespace(
     assert "b00t/time:[4026531834]" == clock_domain(tmp_path)
 
 
-def test_timer_tick_is_the_step_of_a_coarse_clock() -> None:
+def test_timer_tick_is_the_step_of_a_coarse_clock():
     """Measure the step of a clock that is constant for seven readings and then jumps by 100 ns."""
     readings = count()
     assert timer_tick_s(lambda: next(readings) // 7 * 100) == pytest.approx(100e-9)
 
 
-def test_timer_cost_is_the_time_of_one_reading() -> None:
+def test_timer_cost_is_the_time_of_one_reading():
     """Measure a cost of 40 ns per reading despite rare readings of 40 us."""
     readings = count()
     interrupted = 2500

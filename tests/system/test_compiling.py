@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,7 @@ from commbench.system.compiling import compiled
 
 
 @pytest.mark.parametrize("in_the_way", [None, "file", "link", "open to others"])
-def test_a_cache_is_code_and_is_kept_where_only_its_user_writes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_the_way: str | None
-) -> None:
+def test_a_cache_is_code_and_is_kept_where_only_its_user_writes(monkeypatch, tmp_path, in_the_way):
     """Compile without a cache rather than load what others may have written."""
     cache = tmp_path / f"commbench-{os.getuid()}"
     (tmp_path / "elsewhere").mkdir()

@@ -55,14 +55,14 @@ def _host(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_unlike_hosts(changes: dict[str, Any], expected: list[str]) -> None:
+def test_unlike_hosts(changes, expected):
     """Name the differing conditions of two hosts, ignoring identity and what one side does not
     state.
     """
     assert expected == unlike({"hosts": [_host()]}, {"hosts": [_host(**changes)]})
 
 
-def test_differing_holds_for_several_and_names_what_is_not_stated() -> None:
+def test_differing_holds_for_several_and_names_what_is_not_stated():
     """List every environment's value of a differing condition.
 
     A missing value alone is no difference.
@@ -81,7 +81,7 @@ def test_differing_holds_for_several_and_names_what_is_not_stated() -> None:
     assert {"NCCL_ALGO": ["ring", "unset", "ring"]} == differing(several)
 
 
-def test_unlike_knows_nothing_of_an_empty_environment() -> None:
+def test_unlike_knows_nothing_of_an_empty_environment():
     """Report no difference to an environment without conditions, as of imported runs."""
     assert (
         unlike(
@@ -92,7 +92,7 @@ def test_unlike_knows_nothing_of_an_empty_environment() -> None:
     )
 
 
-def test_unlike_run_environments() -> None:
+def test_unlike_run_environments():
     """Compare hosts as a set, versions by family, unset variables as a value, and emulation."""
     before = {
         "hosts": [_host(), _host(hostname="b")],

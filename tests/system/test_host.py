@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -23,7 +22,7 @@ def _topology(cpu: int, package: int, core: int) -> dict[str, str]:
     return {f"{folder}/physical_package_id": f"{package}\n", f"{folder}/core_id": f"{core}\n"}
 
 
-def test_collect_host_reads_the_tree(tmp_path: Path) -> None:
+def test_collect_host_reads_the_tree(tmp_path):
     """Read each condition from its Linux file."""
     root = plant(
         tmp_path,
@@ -76,9 +75,7 @@ def test_collect_host_reads_the_tree(tmp_path: Path) -> None:
     assert expected == {name: host[name] for name in expected}
 
 
-def test_collect_host_survives_an_empty_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collect_host_survives_an_empty_tree(tmp_path, monkeypatch):
     """Return None or empty values without /proc, /sys and a GPU library; return values that JSON
     preserves, so that collected and stored hosts compare equal.
     """
@@ -93,14 +90,14 @@ def test_collect_host_survives_an_empty_tree(
     assert 0 <= this["cpu_steal_ratio"] < 1
 
 
-def test_a_host_that_counts_no_time_has_no_share_of_steal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_counts_no_time_has_no_share_of_steal(monkeypatch):
     """Return None where the kernel reports zeros for all times, as gVisor does."""
     zeros = type(psutil.cpu_times())(*[0.0] * len(psutil.cpu_times()))
     monkeypatch.setattr("psutil.cpu_times", lambda: zeros)
     assert collect_host()["cpu_steal_ratio"] is None
 
 
-def test_what_a_service_may_not_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_service_may_not_read_is_unknown(monkeypatch):
     """State no memory and no steal where systemd hides these files of /proc."""
 
     def hidden() -> NoReturn:
@@ -113,7 +110,7 @@ def test_what_a_service_may_not_read_is_unknown(monkeypatch: pytest.MonkeyPatch)
     assert [None] * 3 == [host[name] for name in names]
 
 
-def test_interfaces_that_are_up_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interfaces_that_are_up_are_listed(monkeypatch):
     """List interfaces that are up; treat a speed of 0 as unknown."""
     states = {
         "eth1": SimpleNamespace(isup=True, speed=10000, mtu=9000),
@@ -153,7 +150,7 @@ def test_interfaces_that_are_up_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
         ({}, False),
     ],
 )
-def test_is_virtualised(tmp_path: Path, files: dict[str, str], *, expected: bool) -> None:
+def test_is_virtualised(tmp_path, files, *, expected):
     """Detect virtual machines by the x86 CPU flag, else by the board."""
     assert expected == is_virtualised(plant(tmp_path, files))
 
@@ -169,7 +166,7 @@ def test_is_virtualised(tmp_path: Path, files: dict[str, str], *, expected: bool
         ("processor : 0\ncpu : POWER9\n", "POWER9"),
     ],
 )
-def test_cpu_model(tmp_path: Path, cpuinfo: str, expected: str) -> None:
+def test_cpu_model(tmp_path, cpuinfo, expected):
     """Return the CPU model on x86, Arm and POWER."""
     assert expected == cpu_model(plant(tmp_path, {"proc/cpuinfo": cpuinfo}))
 
@@ -206,7 +203,7 @@ def test_cpu_model(tmp_path: Path, cpuinfo: str, expected: str) -> None:
         ({}, None),
     ],
 )
-def test_cpu_quota(tmp_path: Path, files: dict[str, str], expected: float | None) -> None:
+def test_cpu_quota(tmp_path, files, expected):
     """Return the tightest limit of the own control group and its parents, in versions 1 and 2."""
     assert expected == cpu_quota(plant(tmp_path, files))
 
@@ -214,7 +211,7 @@ def test_cpu_quota(tmp_path: Path, files: dict[str, str], expected: float | None
 GPU = {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_total_bytes": None}
 
 
-def test_gpus_come_from_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_come_from_nvml(monkeypatch, tmp_path):
     """List GPUs by NVML, decode bytes, and keep a GPU with a missing field."""
     nvml = SimpleNamespace(  # without nvmlDeviceGetMemoryInfo
         nvmlInit=lambda: None,
@@ -228,9 +225,7 @@ def test_gpus_come_from_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert [{**GPU, "driver_version": "580.1"}] == collect_host(tmp_path)["gpus"]
 
 
-def test_gpus_come_from_the_driver_without_nvml(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gpus_come_from_the_driver_without_nvml(monkeypatch, tmp_path):
     """List GPUs from the driver if nvidia-ml-py is not installed."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     driver = "proc/driver/nvidia"

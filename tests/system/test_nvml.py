@@ -3,8 +3,6 @@
 import sys
 from types import SimpleNamespace
 
-import pytest
-
 from commbench.system.gpus import Nvml
 
 
@@ -13,14 +11,14 @@ def refuse(*_: object) -> None:
     raise RuntimeError("Not Supported")
 
 
-def test_nothing_is_known_without_library_or_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_known_without_library_or_driver(monkeypatch):
     """Find no GPU without library and without driver."""
     for library in (None, SimpleNamespace(nvmlInit=refuse, nvmlDeviceGetCount=lambda: 3)):
         monkeypatch.setitem(sys.modules, "pynvml", library)
         assert (False, []) == (Nvml().has_started, Nvml().devices())
 
 
-def test_what_it_cannot_tell_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_cannot_tell_is_no_error(monkeypatch):
     """Return None for failing or missing functions, and text for bytes."""
     library = SimpleNamespace(
         nvmlInit=lambda: None,

@@ -5,7 +5,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -44,7 +43,7 @@ def open_descriptors() -> list[str]:
     return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names only
 
 
-def test_sent_bytes_of_all_sockets_are_added() -> None:
+def test_sent_bytes_of_all_sockets_are_added():
     """Count the bytes that each end of each connection sends, and none that it receives."""
     with connected() as first, connected() as second:
         before = traffic.settled_sent_bytes() or 0
@@ -55,7 +54,7 @@ def test_sent_bytes_of_all_sockets_are_added() -> None:
     assert 4_300_000 == pytest.approx(after - before, rel=0.01)
 
 
-def test_what_is_no_tcp_socket_counts_nothing(tmp_path: Path) -> None:
+def test_what_is_no_tcp_socket_counts_nothing(tmp_path):
     """Ignore files, pipes, datagrams, Unix sockets and what is closed."""
     near, far = socket.socketpair()
     datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -69,7 +68,7 @@ def test_what_is_no_tcp_socket_counts_nothing(tmp_path: Path) -> None:
     assert traffic._socket_bytes(writing) is None
 
 
-def test_looking_leaks_no_descriptor_and_closes_none() -> None:
+def test_looking_leaks_no_descriptor_and_closes_none():
     """Keep all file descriptors open and usable, and leak none."""
     with connected() as (left, right):
         before = open_descriptors()
@@ -79,14 +78,14 @@ def test_looking_leaks_no_descriptor_and_closes_none() -> None:
         send(left, right, 10)
 
 
-def test_where_the_system_does_not_tell_there_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_does_not_tell_there_is_no_number(monkeypatch):
     """Return None, not zero, on an unsupported system."""
     monkeypatch.setattr(os, "listdir", lambda _: [])
     assert traffic.sent_bytes() is None
     assert traffic.settled_sent_bytes() is None
 
 
-def test_an_old_kernel_gives_no_sent_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_kernel_gives_no_sent_bytes(monkeypatch):
     """Return None for a kernel without the counter."""
     with connected() as (near, _):
         assert traffic._socket_bytes(near.fileno()) is not None

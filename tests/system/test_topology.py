@@ -3,8 +3,6 @@
 import json
 import sys
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 from launching import succeeded
@@ -80,7 +78,7 @@ ADAPTERS = {
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Path:
+def node(tmp_path):
     """Return the root of the simulated node."""
     lines = [line.partition(" ") for line in FILES.strip().splitlines()]
     plant(tmp_path, {name: text for name, _, text in lines})
@@ -111,12 +109,12 @@ def node(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_nvidia(monkeypatch):
     """Hide this machine's own GPUs."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
-def test_links_are_as_nvidia_smi_shows_them(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_are_as_nvidia_smi_shows_them(node, monkeypatch):
     """Match nvidia-smi's matrix: PCI paths from /sys, NVLinks from NVML; without it, PCI paths."""
     assert "PIX" == collect_topology(node)["links"]["matrix"][0][1]
     ends = {GPUS[0]: [GPUS[1]] * 4, GPUS[1]: [GPUS[0]] * 4}
@@ -128,7 +126,7 @@ def test_links_are_as_nvidia_smi_shows_them(node: Path, monkeypatch: pytest.Monk
     assert ["NODE", "NODE", "SYS", "SYS", "NODE", "NODE", "X"] == links["matrix"][6]
 
 
-def test_links_through_switches_join_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_through_switches_join_all_gpus(monkeypatch):
     """Count the smaller number of switch links of two GPUs."""
     switches = ["0000:c0:00.0", "0000:c1:00.0"] * 3
     ends = dict.fromkeys(GPUS, switches) | {GPUS[0]: switches[:5]}
@@ -136,7 +134,7 @@ def test_links_through_switches_join_all_gpus(monkeypatch: pytest.MonkeyPatch) -
     assert Counter({"NV5": 6, "NV6": 6}) == Counter(gpu_links(GPUS).values())
 
 
-def test_processors_memory_and_devices_are_read(node: Path) -> None:
+def test_processors_memory_and_devices_are_read(node):
     """Read NUMA nodes, CPUs, memory and devices from their Linux files."""
     topology = collect_topology(node)
     assert (2, 4, 8) == (topology["sockets"], topology["cores"], topology["threads"])
@@ -174,7 +172,7 @@ def test_processors_memory_and_devices_are_read(node: Path) -> None:
     } == topology["rdma"][0]
 
 
-def test_nothing_is_an_error(tmp_path: Path) -> None:
+def test_nothing_is_an_error(tmp_path):
     """Return and print an empty topology below an empty root."""
     topology = collect_topology(tmp_path)
     assert [None] * 3 == [topology[name] for name in ("sockets", "cores", "threads")]
@@ -188,9 +186,7 @@ def test_nothing_is_an_error(tmp_path: Path) -> None:
     ("slow", "expected"),
     [({}, 200.0), ({"slow": {"host3": "50mbit"}}, 50.0), ({"rate": "none"}, None)],
 )
-def test_an_emulated_host_shows_the_rate_that_is_shaped(
-    tmp_path: Path, slow: dict[str, Any], expected: float | None
-) -> None:
+def test_an_emulated_host_shows_the_rate_that_is_shaped(tmp_path, slow, expected):
     """Report the shaped rate of an emulated host, marked as emulated."""
     plant(tmp_path / "sys/class/net", {"eth0/speed": 10000, "eth0/operstate": "up"})
     plant(tmp_path, {"sys/class/net/lo/mtu": 1, "proc/sys/kernel/hostname": "host3"})
@@ -205,7 +201,7 @@ def test_an_emulated_host_shows_the_rate_that_is_shaped(
 # ---------------------------------------------------------------------------------- what it teaches
 
 
-def test_gpus_far_from_every_adapter_are_named(node: Path) -> None:
+def test_gpus_far_from_every_adapter_are_named(node):
     """Name GPUs on a socket without an active adapter, and nothing otherwise."""
     topology = collect_topology(node)
     (remark,) = topology_remarks(topology, [0])
@@ -224,16 +220,14 @@ def test_gpus_far_from_every_adapter_are_named(node: Path) -> None:
         ([], []),
     ],
 )
-def test_a_process_far_from_the_adapter_is_reported(
-    node: Path, cpus: list[int], expected: list[tuple[str, str]]
-) -> None:
+def test_a_process_far_from_the_adapter_is_reported(node, cpus, expected):
     """Report a process not bound to a node or bound to another than the adapter's."""
     remarks = topology_remarks(collect_topology(node), cpus)
     placed = [(each.code, each.subject) for each in remarks if "far_gpu" not in each.code]
     assert expected == placed
 
 
-def test_a_node_without_memory_is_reported(node: Path) -> None:
+def test_a_node_without_memory_is_reported(node):
     """Report a NUMA node without memory."""
     plant(node, {"sys/devices/system/node/node1/meminfo": "Node 1 MemTotal:       0 kB"})
     remarks = topology_remarks(collect_topology(node))
@@ -243,7 +237,7 @@ def test_a_node_without_memory_is_reported(node: Path) -> None:
 # ------------------------------------------------------------------------------------- this machine
 
 
-def test_this_machine_has_a_topology() -> None:
+def test_this_machine_has_a_topology():
     """Print this machine's topology as JSON, with the remarks of the tables."""
     command = [sys.executable, "-m", "commbench", "env", "--topology", "--json"]
     output = json.loads(succeeded(*command))
@@ -252,7 +246,7 @@ def test_this_machine_has_a_topology() -> None:
     assert isinstance(output["remarks"], list)
 
 
-def test_nvml_reports_the_links_of_each_gpu(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_reports_the_links_of_each_gpu(node, monkeypatch):
     """Record PCIe, NVLink and peer access of each GPU."""
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS))
     topology = collect_topology(node)
@@ -267,9 +261,7 @@ def test_nvml_reports_the_links_of_each_gpu(node: Path, monkeypatch: pytest.Monk
     ][0]
 
 
-def test_gpus_come_from_nvml_if_linux_shows_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_come_from_nvml_if_linux_shows_none(tmp_path, monkeypatch):
     """Read GPUs, addresses and paths from NVML if /sys has no PCI devices."""
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, lost=GPUS[3:]))
     topology = collect_topology(tmp_path)

@@ -25,7 +25,7 @@ ValueError: corrupt sample
         ("raise ValueError", "ValueError, own.py line 2"),
     ],
 )
-def test_an_error_names_the_line_of_the_user_s_file(statement: str, expected: str) -> None:
+def test_an_error_names_the_line_of_the_user_s_file(statement, expected):
     """Name the innermost line that is neither of a library nor of Python, also of a worker."""
     code = compile(f"\n{statement}", "/home/me/own.py", "exec")
     with pytest.raises(Exception) as raised:  # noqa: PT011 - of several types

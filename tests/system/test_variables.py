@@ -21,7 +21,7 @@ DROPPED = """
 """
 
 
-def test_relevant_variables_are_settings_of_timing() -> None:
+def test_relevant_variables_are_settings_of_timing():
     """Keep variables that affect timing, and drop the rest."""
     environ = dict.fromkeys(f"{KEPT} {DROPPED}".split(), "1")
     assert sorted(KEPT.split()) == list(relevant_variables(environ))
@@ -30,7 +30,7 @@ def test_relevant_variables_are_settings_of_timing() -> None:
 SECRETS = "secret token password passwd credential private auth session _key cookie"
 
 
-def test_relevant_variables_never_pass_a_secret_name() -> None:
+def test_relevant_variables_never_pass_a_secret_name():
     """Drop every secret-looking name, whatever allowed prefix it has, in any case."""
     for allowed in (*variables._ALLOWED_PREFIXES, *variables._ALLOWED_NAMES):
         for secret in SECRETS.split():
@@ -45,9 +45,7 @@ def test_relevant_variables_never_pass_a_secret_name() -> None:
     st.text("abc/@:%?#!1", min_size=1, max_size=8),
     st.text("abc/:.1", max_size=10),
 )
-def test_relevant_variables_redact_passwords_in_urls(
-    before: str, scheme: str, user: str, password: str, after: str
-) -> None:
+def test_relevant_variables_redact_passwords_in_urls(before, scheme, user, password, after):
     """Replace the whole value wherever a URL in it carries a password."""
     value = f"{before}{scheme}://{user}:{password}@{after}"
     assert relevant_variables({"UCX_TLS": value}) == {"UCX_TLS": REDACTED}
@@ -65,6 +63,6 @@ def test_relevant_variables_redact_passwords_in_urls(
         ("url?access_key_id=abc", REDACTED),
     ],
 )
-def test_relevant_variables_values(value: str, expected: str) -> None:
+def test_relevant_variables_values(value, expected):
     """Keep ordinary values and hide those that contain a secret."""
     assert {"NCCL_X": expected} == relevant_variables({"NCCL_X": value})

@@ -3,13 +3,12 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 from launching import succeeded
 
 from commbench.system.software import collect_versions, git_commit
 
 
-def test_collect_versions_lists_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collect_versions_lists_installed_packages(monkeypatch):
     """List relevant packages by normalised name, first on the path, without broken ones."""
 
     def distribution(name: str | None, version: str) -> SimpleNamespace:
@@ -41,7 +40,7 @@ def _git(folder: Path, *arguments: str) -> str:
     return succeeded("git", "-C", folder, *identity, *arguments).strip()
 
 
-def test_git_commit(tmp_path: Path) -> None:
+def test_git_commit(tmp_path):
     """Return the commit, mark changed files, and return nothing for an untracked directory."""
     assert git_commit(tmp_path) is None
     _git(tmp_path, "init", "-q")
@@ -59,7 +58,7 @@ def test_git_commit(tmp_path: Path) -> None:
     assert git_commit(inner) is None
 
 
-def test_git_commit_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_commit_without_git(tmp_path, monkeypatch):
     """Return nothing without git."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_commit(Path(__file__).parents[1]) is None

@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -52,9 +51,7 @@ def found(recommendation: Recommendation) -> tuple[str, str, str]:
         ({}, {}, []),
     ],
 )
-def test_the_fastest_of_each_effect_on_learning_are_confirmed(
-    step_ms: dict[str, float], info: dict[str, Any], expected: list[TrainingCase]
-) -> None:
+def test_the_fastest_of_each_effect_on_learning_are_confirmed(step_ms, info, expected):
     """Confirm the baseline, the fastest of each effect if faster, and the fastest allowed one."""
     records = [*sweep(**step_ms), *launches_of(1, BASE.local())]
     baseline, *others = finalists(records, info)
@@ -75,7 +72,7 @@ def test_the_fastest_of_each_effect_on_learning_are_confirmed(
         {"launch": 9},
     ],
 )
-def test_broken_cases_never_win(changes: dict[str, Any]) -> None:
+def test_broken_cases_never_win(changes):
     """Exclude cases that failed, disagreed, skipped all steps, diverged or lack the baseline."""
     good = {"losses": [2.0, 1.9], "grad_rel_error": 0.1}
     records = [make_training_record(BASE, **good), make_training_record(FP16, step_ms=19, **good)]
@@ -86,7 +83,7 @@ def test_broken_cases_never_win(changes: dict[str, Any]) -> None:
     )
 
 
-def test_group_with_most_ranks_decides() -> None:
+def test_group_with_most_ranks_decides():
     """Recommend for the most ranks, and there for the first or smallest batch."""
     records = [
         make_training_record(make_training_case(hook, world_size=ranks, batch_per_rank=batch))
@@ -99,7 +96,7 @@ def test_group_with_most_ranks_decides() -> None:
     assert {(4, 64)} == {(case.world_size, case.batch_per_rank) for case in named}
 
 
-def test_nothing_follows_from_nothing() -> None:
+def test_nothing_follows_from_nothing():
     """Confirm nothing if the default failed, and recommend nothing without steps with DDP."""
     broken = make_training_record(BASE, status="failed", reason="no memory")
     assert [] == finalists([broken, make_training_record(FP16)], {})
@@ -123,9 +120,7 @@ def test_nothing_follows_from_nothing() -> None:
         (None, {}, ("", "")),
     ],
 )
-def test_hooks_need_a_name_and_lossy_ones_a_proof(
-    named: list[str] | None, info: dict[str, Any], expected: tuple[str, str]
-) -> None:
+def test_hooks_need_a_name_and_lossy_ones_a_proof(named, info, expected):
     """Withhold FP16 unless it is named, and top-k unless it is named and its accuracy shown or its
     loss accepted.
     """
@@ -138,7 +133,7 @@ def test_hooks_need_a_name_and_lossy_ones_a_proof(
 FASTER = (*sweep(five=16, fp16=14, topk=10), *fresh((FIVE, 16), (FP16, 14), (TOPK, 10)))
 
 
-def test_a_withheld_setting_does_not_decide() -> None:
+def test_a_withheld_setting_does_not_decide():
     """Recommend the safe setting, and state what FP16 and top-k gain and what it takes to have them
     recommended.
     """
@@ -157,7 +152,7 @@ def test_a_withheld_setting_does_not_decide() -> None:
     assert "fastest_over_half" in {f.code for f in recommendation_findings(recommendation)}
 
 
-def test_each_allowed_effect_has_its_lines_to_paste() -> None:
+def test_each_allowed_effect_has_its_lines_to_paste():
     """List the lines of the safe setting, then of FP16, then of the fastest."""
     recommendation = decide(FASTER, named_hooks=["fp16", "topk:0.01"], accepts_loss=True)
     assert ("change", "topk", "5") == found(recommendation)
@@ -169,7 +164,7 @@ def test_each_allowed_effect_has_its_lines_to_paste() -> None:
     )
 
 
-def test_the_default_is_kept_if_nothing_may_be_recommended() -> None:
+def test_the_default_is_kept_if_nothing_may_be_recommended():
     """Keep the default if all alternatives are withheld, and say so."""
     recommendation = decide([*sweep(topk=10), *fresh((TOPK, 10))], named_hooks=[])
     assert ("keep", "none", "default") == found(recommendation)
@@ -179,7 +174,7 @@ def test_the_default_is_kept_if_nothing_may_be_recommended() -> None:
 # ------------------------------------------------------------------------------------- the decision
 
 
-def test_clear_gain_is_a_change() -> None:
+def test_clear_gain_is_a_change():
     """Recommend a setting faster beyond the margin, with its evidence and the steps with DDP."""
     records = [*sweep(five=16), *fresh((FIVE, 16)), *launches_of(5, BASE.local())]
     recommendation = decide(records)
@@ -217,9 +212,7 @@ WIDE = (0.9, 0.92, 0.95, 0.99, 1.02, 1.05)
         ([*fresh((FIVE, 20)), *by_launch(TOPK, *WIDE)], "inconclusive", TOPK),
     ],
 )
-def test_the_interval_decides(
-    records: list[TrainingRecord], verdict: str, best: TrainingCase
-) -> None:
+def test_the_interval_decides(records, verdict, best):
     """Change for a sure gain beyond the margin, before a larger one that is not sure; keep the
     default if no alternative may exceed the margin; one launch decides nothing.
     """
@@ -228,7 +221,7 @@ def test_the_interval_decides(
     assert (keep_snippet() == recommendation.snippet) == (verdict != "change")
 
 
-def test_nothing_is_decided_without_fresh_launches() -> None:
+def test_nothing_is_decided_without_fresh_launches():
     """Claim no speedup without confirmation."""
     recommendation = decide(sweep(five=16, topk=10))
     assert ("inconclusive", "topk", "5") == found(recommendation)
@@ -239,7 +232,7 @@ def test_nothing_is_decided_without_fresh_launches() -> None:
     assert keep_snippet() == recommendation.snippet
 
 
-def test_two_launches_after_a_first_look_have_an_interval() -> None:
+def test_two_launches_after_a_first_look_have_an_interval():
     """Assume log-normal launches if they are too few for the level, and state their number."""
     ratios = [1.30, 1.31, 1.32, 1.33, 1.31, 1.32]
     launches = [*by_launch(BASE, *[1] * 6), *by_launch(FIVE, *(1 / ratio for ratio in ratios))]
@@ -248,7 +241,7 @@ def test_two_launches_after_a_first_look_have_an_interval() -> None:
     assert later.warnings
 
 
-def test_two_alternatives_are_judged_as_seldom_wrongly_as_one() -> None:
+def test_two_alternatives_are_judged_as_seldom_wrongly_as_one():
     """Widen both intervals of two alternatives."""
     just = [1 / ratio for ratio in (1.025, 1.03, 1.05, 1.10, 1.14, 1.15)]
     alone = [*sweep(five=18), *by_launch(BASE, *[1] * 6), *by_launch(FIVE, *just)]
@@ -258,7 +251,7 @@ def test_two_alternatives_are_judged_as_seldom_wrongly_as_one() -> None:
     assert two.speedup_ci[0] < one.speedup_ci[0]
 
 
-def test_planned_launches_come_before_further_ones() -> None:
+def test_planned_launches_come_before_further_ones():
     """Propose further launches only after all planned ones."""
     records = [*sweep(five=19), *by_launch(BASE, 1, 1, 1), *by_launch(FIVE, 0.9, 1.05, 0.95)]
     assert decide(records).launch_advice
@@ -287,9 +280,7 @@ BROKEN = {"status": "failed", "reason": "Rank 1 stopped."}
     ],
     ids=["the default alone", "alternative failed", "default failed"],
 )
-def test_a_setting_alone_decides_nothing(
-    records: list[TrainingRecord], words: str, snippet: str
-) -> None:
+def test_a_setting_alone_decides_nothing(records, words, snippet):
     """Return inconclusive if only the default succeeded, or if it failed."""
     recommendation = decide(records)
     assert ("inconclusive", "none", "default") == found(recommendation)
@@ -347,7 +338,7 @@ def simulate(
 @pytest.mark.parametrize(
     ("own", "hooks"), [(0.005, ("none",) * 12), (0.04, ("none",) * 4 + ("fp16",) * 8)]
 )
-def test_twelve_equals_call_for_no_change(own: float, hooks: Sequence[str]) -> None:
+def test_twelve_equals_call_for_no_change(own, hooks):
     """Recommend a change among twelve equal settings in at most 5 % of runs."""
     verdicts = Counter(
         simulate([1.0] * 12, seed, own=own, hooks=hooks).verdict for seed in range(repetitions(100))
@@ -355,7 +346,7 @@ def test_twelve_equals_call_for_no_change(own: float, hooks: Sequence[str]) -> N
     assert repetitions(100) * (0.05 + slack(0.05, 100)) >= verdicts["change"]
 
 
-def test_gain_of_a_tenth_is_found() -> None:
+def test_gain_of_a_tenth_is_found():
     """Recommend the one configuration that is 10 % faster in at least 80 % of quick runs."""
     gains = [1.0] * 12
     gains[7] = 1.1
@@ -368,7 +359,7 @@ def test_gain_of_a_tenth_is_found() -> None:
 
 @pytest.mark.parametrize("gain", [1.0, 1 + MARGIN])
 @pytest.mark.parametrize("looks", [(4, 4), (6, 6), (10, 20)])
-def test_a_second_look_rarely_misleads(gain: float, looks: tuple[int, ...]) -> None:
+def test_a_second_look_rarely_misleads(gain, looks):
     """Call for a change in at most 5 % of decisions that gain the margin at most, over all
     looks.
     """

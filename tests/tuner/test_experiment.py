@@ -135,9 +135,7 @@ def simulate_many(speedups: Sequence[float], noise: Noise, runs: int) -> list[Tu
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("speedups", [[1.0] * 12, [1.0, 1 + MARGIN]], ids=["equal", "margin"])
-def test_no_gain_beyond_the_margin_seldom_calls_for_a_change(
-    speedups: list[float], noise: str
-) -> None:
+def test_no_gain_beyond_the_margin_seldom_calls_for_a_change(speedups, noise):
     """Recommend a change in at most 5 % of 200 tunings despite repeated looks."""
     runs = 200
     tunings = simulate_many(speedups, NOISES[noise], repetitions(runs))
@@ -146,7 +144,7 @@ def test_no_gain_beyond_the_margin_seldom_calls_for_a_change(
 
 
 @pytest.mark.parametrize(("gain", "least"), [(1.05, 0.8), (1.1, 0.95), (1.3, 1.0)])
-def test_gains_are_found(gain: float, least: float) -> None:
+def test_gains_are_found(gain, least):
     """Detect the one faster setting of eight with 5 % noise."""
     runs = 100
     tunings = simulate_many([1, 1, 1, gain, 1, 1, 1, 1], LOGNORMAL, repetitions(runs))
@@ -156,7 +154,7 @@ def test_gains_are_found(gain: float, least: float) -> None:
 
 
 @pytest.mark.parametrize("settings", [6, 10])
-def test_a_large_gain_is_decided_within_200_steps(settings: int) -> None:
+def test_a_large_gain_is_decided_within_200_steps(settings):
     """Decide a gain of 1.3 within 200 steps in nine of ten tunings."""
     tunings = simulate_many([1.0, 1.3, *[1.0] * (settings - 2)], LOGNORMAL, repetitions(100))
     quick = 0
@@ -166,7 +164,7 @@ def test_a_large_gain_is_decided_within_200_steps(settings: int) -> None:
     assert quick >= 0.9 * len(tunings)
 
 
-def test_intervals_hold_the_true_speedup() -> None:
+def test_intervals_hold_the_true_speedup():
     """Cover the true speedup in 95 of 100 tunings, whatever the number of looks."""
     tunings = simulate_many([1.0, 1.06], NOISES["all"], repetitions(200))
     held = 0
@@ -177,7 +175,7 @@ def test_intervals_hold_the_true_speedup() -> None:
 
 
 @pytest.mark.parametrize(("max_steps", "seed"), [(150, 0), (150, 1), (None, 2), (None, 3)])
-def test_a_recommendation_agrees_with_the_experiment(max_steps: int | None, seed: int) -> None:
+def test_a_recommendation_agrees_with_the_experiment(max_steps, seed):
     """Return the same verdict, level and interval from the records."""
     settings = make_settings(3, make_training_case("fp16", cap="1"))
     tuning = simulate(
@@ -208,7 +206,7 @@ def test_a_recommendation_agrees_with_the_experiment(max_steps: int | None, seed
 # --------------------------------------------------------------------------------------- the blocks
 
 
-def test_every_round_has_the_baseline_and_an_order_of_its_own() -> None:
+def test_every_round_has_the_baseline_and_an_order_of_its_own():
     """Start each shuffled round with a longer block of the baseline."""
     tuning = simulate([1.0] * 4, LOGNORMAL, max_steps=600)
     assert tuning.blocks[0] == Block(0, SWEEP, FIRST_STEPS)
@@ -223,7 +221,7 @@ def test_every_round_has_the_baseline_and_an_order_of_its_own() -> None:
     assert len(set(map(tuple, confirmed[:-1]))) == 2
 
 
-def test_a_clearly_slower_setting_is_tried_once() -> None:
+def test_a_clearly_slower_setting_is_tried_once():
     """Drop a setting after one round if it is half as fast."""
     tuning = simulate([1.0, 0.5, 1.0, 1.05], LOGNORMAL)
     assert Counter(block.setting for block in tuning.blocks)[1] == 1
@@ -233,7 +231,7 @@ def test_a_clearly_slower_setting_is_tried_once() -> None:
 
 
 @pytest.mark.parametrize("max_steps", [0, 1, 10, 37, 100, 1000])
-def test_no_limit_of_steps_is_exceeded(max_steps: int) -> None:
+def test_no_limit_of_steps_is_exceeded(max_steps):
     """End within the limit, with more than half of it for confirmation."""
     tuning = simulate([1.0] * 10, NOISES["all"], max_steps=max_steps)
     assert steps_of(tuning.blocks) <= max_steps
@@ -245,7 +243,7 @@ def test_no_limit_of_steps_is_exceeded(max_steps: int) -> None:
 
 
 @pytest.mark.parametrize("time_limit_s", [-1.0, 0.0, 0.5, 5.0, 30.0])
-def test_no_limit_of_time_is_exceeded(time_limit_s: float) -> None:
+def test_no_limit_of_time_is_exceeded(time_limit_s):
     """End within the time limit, except for the first block."""
     tuning = simulate([1.0] * 10, LOGNORMAL, time_limit_s=time_limit_s)
     assert 0.1 * steps_of(tuning.blocks[1:]) <= 1.1 * max(time_limit_s, 0)
@@ -254,7 +252,7 @@ def test_no_limit_of_time_is_exceeded(time_limit_s: float) -> None:
     assert 0.1 * steps_of(screening[2:]) <= 0.45 * max(time_limit_s, 0)
 
 
-def test_the_last_look_ends_a_tuning() -> None:
+def test_the_last_look_ends_a_tuning():
     """End inconclusive after the last look, although steps and time remain."""
     tuning = simulate([1.0, 1.02], LOGNORMAL, max_steps=STEPS)
     assert tuning.ending == "undecided"
@@ -264,7 +262,7 @@ def test_the_last_look_ends_a_tuning() -> None:
 # --------------------------------------------------------------------------- settings that are safe
 
 
-def test_the_best_of_each_effect_on_learning_is_confirmed() -> None:
+def test_the_best_of_each_effect_on_learning_is_confirmed():
     """Confirm three settings if each stronger effect is faster, and only the fastest of each, at
     the level of their number.
     """
@@ -279,7 +277,7 @@ def test_the_best_of_each_effect_on_learning_is_confirmed() -> None:
 
 
 @pytest.mark.parametrize("withheld", [[], [2]])
-def test_the_fastest_that_may_be_recommended_ends_the_confirmation(withheld: list[int]) -> None:
+def test_the_fastest_that_may_be_recommended_ends_the_confirmation(withheld):
     """Give the other settings one more look, although they are near the margin; go on for the best
     setting that may be recommended, although a withheld one is decided.
     """
@@ -310,7 +308,7 @@ def next_of(experiment: Experiment) -> Block:
 
 
 @pytest.mark.parametrize("steps_ms", [[], [100.0]])
-def test_a_disturbed_block_is_repeated(steps_ms: list[float]) -> None:
+def test_a_disturbed_block_is_repeated(steps_ms):
     """Repeat a block with fewer than half valid steps, a few times."""
     experiment, block = begin()
     experiment.add(block, steps_ms)
@@ -323,7 +321,7 @@ def test_a_disturbed_block_is_repeated(steps_ms: list[float]) -> None:
     assert next_of(experiment).setting != block.setting
 
 
-def test_a_slow_first_block_does_not_shorten_the_others() -> None:
+def test_a_slow_first_block_does_not_shorten_the_others():
     """Fit the length of blocks to the fastest block of the baseline, from the next round on."""
     experiment, block = begin(2)
     assert FEWEST_STEPS == block.steps
@@ -333,7 +331,7 @@ def test_a_slow_first_block_does_not_shorten_the_others() -> None:
     assert block.steps > 5 * FEWEST_STEPS
 
 
-def test_a_baseline_that_is_always_disturbed_ends_the_tuning() -> None:
+def test_a_baseline_that_is_always_disturbed_ends_the_tuning():
     """End the tuning if the baseline is always disturbed."""
     experiment = Experiment(make_settings(3), seed=1)
     for _ in range(MOST_TRIES):
@@ -344,7 +342,7 @@ def test_a_baseline_that_is_always_disturbed_ends_the_tuning() -> None:
     assert experiment.ending == "disturbed"
 
 
-def test_settings_disturbed_once_each_are_kept() -> None:
+def test_settings_disturbed_once_each_are_kept():
     """Count the disturbed blocks of each setting apart, with blocks that begin ahead."""
     settings = MOST_TRIES + 2
     experiment = Experiment(make_settings(settings), seed=1)
@@ -364,7 +362,7 @@ def test_settings_disturbed_once_each_are_kept() -> None:
     assert disturbed == set(range(1, settings))
 
 
-def test_a_setting_left_out_never_returns() -> None:
+def test_a_setting_left_out_never_returns():
     """Ignore a dropped setting's block, and never try it again."""
     experiment, block = begin()
     experiment.leave_out(block.setting)
@@ -377,7 +375,7 @@ def test_a_setting_left_out_never_returns() -> None:
     assert experiment.ending == "decided"
 
 
-def test_a_tuning_without_alternatives_ends() -> None:
+def test_a_tuning_without_alternatives_ends():
     """End without comparison if there is no alternative, or all are dropped."""
     experiment = Experiment(make_settings(1), seed=0)
     assert (experiment.next_block(0, 0), experiment.ending) == (None, "nothing")

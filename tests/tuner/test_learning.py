@@ -55,9 +55,7 @@ SEEK, DECIDE = False, True
         ("", DECIDE, np.full(6, 2.0), -0.04, ("may_be_costlier", 2.0)),
     ],
 )
-def test_accuracy_is_judged(
-    metric: str, is_decision: bool, base: Any, losses: Any, found: tuple[str, float] | None
-) -> None:
+def test_accuracy_is_judged(metric, is_decision, base, losses, found):
     """Exclude a higher loss or a lower metric beyond the limit: to confirm by the median over
     paired launches, to recommend by a bound. Without a metric the loss counts as a share.
     """
@@ -73,7 +71,7 @@ def test_accuracy_is_judged(
 @pytest.mark.parametrize(
     "changes", [{"hook": "fp16"}, {"precision": "amp-bf16"}, {"accumulation": 2}]
 )
-def test_unseen_learning_is_not_trusted(changes: dict[str, Any]) -> None:
+def test_unseen_learning_is_not_trusted(changes):
     """Exclude settings that change learning without evidence."""
     case = make_training_case(**changes)
     one, base = (
@@ -109,7 +107,7 @@ def recommended(**info: Any) -> Recommendation:
     return decide([*sought, *fresh, *launches(confirmed(TOPK), 10.0, 0.895, worst=0.88)], **info)
 
 
-def test_limit_turns_the_recommendation() -> None:
+def test_limit_turns_the_recommendation():
     """Recommend the fastest setting within the limit, and state why faster ones were excluded."""
     assert "topk" == recommended().best.hook
     assert "topk" == recommended(max_accuracy_loss=0.03).best.hook

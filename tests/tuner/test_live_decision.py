@@ -48,7 +48,7 @@ def fresh(
         (fresh(FIVE, 76.5), "change"),
     ],
 )
-def test_verdicts_name_the_script_s_own_setting(five: TrainingRecord, verdict: str) -> None:
+def test_verdicts_name_the_script_s_own_setting(five, verdict):
     """Keep the script's setting, whatever DDP's default is; state blocks, launch and level."""
     found = decide([fresh(OWN, 100), five])
     assert (verdict, 1, ROUNDS, True) == (
@@ -64,13 +64,13 @@ def test_verdicts_name_the_script_s_own_setting(five: TrainingRecord, verdict: s
     assert "default" not in text
 
 
-def test_one_block_shows_nothing() -> None:
+def test_one_block_shows_nothing():
     """Return no interval for one block."""
     recommendation = decide([fresh(OWN, 100, rounds=1), fresh(FIVE, 50, rounds=1)])
     assert ("inconclusive", None) == (recommendation.verdict, recommendation.speedup_ci)
 
 
-def test_the_screening_alone_decides_nothing() -> None:
+def test_the_screening_alone_decides_nothing():
     """Name the fastest of the screening and what is missing."""
     recommendation = decide([make_blocks(OWN, [100.0] * 8), make_blocks(FIVE, [70.0] * 8)])
     assert "inconclusive" == recommendation.verdict
@@ -81,9 +81,7 @@ def test_the_screening_alone_decides_nothing() -> None:
     ("launches", "blocks", "level", "speedup"),
     [(3, 3 * ROUNDS, level_of(1, 5), 1.247), (4, 0, 0.95, 1.245)],
 )
-def test_few_launches_are_judged_over_their_blocks(
-    launches: int, blocks: int, level: float, speedup: float
-) -> None:
+def test_few_launches_are_judged_over_their_blocks(launches, blocks, level, speedup):
     """Pool the blocks of three launches, at the level of the sixth look, and pair four launches at
     the level of one look; warn.
     """
@@ -97,14 +95,14 @@ def test_few_launches_are_judged_over_their_blocks(
 
 
 @pytest.mark.parametrize(("launches", "look"), [(4, 0), (5, 1), (8, 1), (9, 2)])
-def test_whoever_adds_launches_looks_again(launches: int, look: int) -> None:
+def test_whoever_adds_launches_looks_again(launches, look):
     """Widen the interval with each doubling of the launches, however few were planned."""
     settings = ((OWN, 100.0), (FIVE, 80.0))
     records = [fresh(case, ms, launch=n) for n in range(launches) for case, ms in settings]
     assert level_of(1, look) == decide(records).level
 
 
-def test_alternatives_of_different_launches_are_each_compared_in_their_own() -> None:
+def test_alternatives_of_different_launches_are_each_compared_in_their_own():
     """Judge each alternative over the launches that measured it."""
     ten = with_cap("10")
     first, second = (fresh(OWN, 100, launch=launch) for launch in (0, 1))

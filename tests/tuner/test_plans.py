@@ -58,7 +58,7 @@ def confirmation(plan: TrainingPlan, records: Sequence[TrainingRecord]) -> RunRe
     return request
 
 
-def test_the_same_buckets_are_measured_once() -> None:
+def test_the_same_buckets_are_measured_once():
     """Measure one bucket size for all with the same buckets, for every hook."""
     plan = make_plan()
     sizes = ["default", "5", "25"]
@@ -71,7 +71,7 @@ def test_the_same_buckets_are_measured_once() -> None:
     assert 9 == len(make_tuning().info["candidates"])
 
 
-def test_the_sweep_leaves_time_for_the_confirmation() -> None:
+def test_the_sweep_leaves_time_for_the_confirmation():
     """Use the sweep's share of the remaining time and of the target; make two launches at least."""
     assert 100 * TRAIN.share == pytest.approx(
         make_plan(time_limit_s=100).first_request().time_limit_s
@@ -87,7 +87,7 @@ def test_the_sweep_leaves_time_for_the_confirmation() -> None:
     )
 
 
-def test_the_winners_are_confirmed_against_the_baseline() -> None:
+def test_the_winners_are_confirmed_against_the_baseline():
     """Confirm baseline and winners with more launches and blocks, on the same terms; keep them."""
     plan = make_plan(steps=9, threads=2)
     step_ms = {("none", "5"): 15.0, ("fp16", "25"): 10.0, ("fp16", "5"): 12.0}
@@ -103,7 +103,7 @@ def test_the_winners_are_confirmed_against_the_baseline() -> None:
     assert request.cases[0] == later.cases[0]
 
 
-def test_there_is_nothing_to_confirm_without_a_baseline_or_alternative() -> None:
+def test_there_is_nothing_to_confirm_without_a_baseline_or_alternative():
     """Skip confirmation without baseline or alternative."""
     plan = make_plan()
     records = swept(plan, {})
@@ -112,7 +112,7 @@ def test_there_is_nothing_to_confirm_without_a_baseline_or_alternative() -> None
         assert plan.confirm_request(some) is None
 
 
-def test_each_environment_has_its_own_winners() -> None:
+def test_each_environment_has_its_own_winners():
     """Confirm the baseline and the winner of every environment, also of one whose winner is
     another.
     """
@@ -149,7 +149,7 @@ def tuned(plan: TrainingPlan, launches: int, gain: float) -> list[TrainingRecord
 
 
 @pytest.mark.parametrize(("slower", "blocks"), [(0.05, 3), (1.0, 1), (0.5, 2)])
-def test_the_winners_of_the_search_are_confirmed(slower: float, blocks: int) -> None:
+def test_the_winners_of_the_search_are_confirmed(slower, blocks):
     """Confirm the default, the fastest of each effect on learning, and the fastest plain one, in as
     many blocks as fit into twice the budget's time, one at least.
     """
@@ -161,7 +161,7 @@ def test_the_winners_of_the_search_are_confirmed(slower: float, blocks: int) -> 
     assert (6, blocks) == (request.budget.launches, request.training.blocks)
 
 
-def test_a_workload_of_few_steps_is_confirmed() -> None:
+def test_a_workload_of_few_steps_is_confirmed():
     """Plan a confirmation where a block has no more steps than are not timed; a search has more."""
     plan = make_tuning()
     few = {"block_steps": 3, "discarded": 3}
@@ -170,9 +170,7 @@ def test_a_workload_of_few_steps_is_confirmed() -> None:
 
 
 @pytest.mark.parametrize(("gain", "launches"), [(0.5, None), (0.03, (6, 12))])
-def test_a_second_look_follows_an_undecided_first_one(
-    gain: float, launches: tuple[int, int] | None
-) -> None:
+def test_a_second_look_follows_an_undecided_first_one(gain, launches):
     """Make as many launches again, once, unless the first ones decide or were not all made."""
     plan = make_tuning()
     assert 3 == len(plan.stages())
@@ -183,7 +181,7 @@ def test_a_second_look_follows_an_undecided_first_one(
     assert [launches, None] == found
 
 
-def test_a_search_is_over_when_the_default_has_its_record() -> None:
+def test_a_search_is_over_when_the_default_has_its_record():
     """Miss no setting that the search has left out; repeat a search that was interrupted."""
     request = make_tuning().first_request()
     assert request.searches
@@ -197,7 +195,7 @@ def test_a_search_is_over_when_the_default_has_its_record() -> None:
     assert 1 == next_launch(request, done)
 
 
-def test_a_time_limit_shortens_the_search() -> None:
+def test_a_time_limit_shortens_the_search():
     """Give half of the time to the search."""
     request = make_tuning(time_limit_s=30.0).first_request()
     assert 15.0 == request.training.search_s == request.time_limit_s

@@ -45,7 +45,7 @@ def play(
     return rounds
 
 
-def test_hooks_come_first_and_bucket_sizes_of_those_that_are_left_follow() -> None:
+def test_hooks_come_first_and_bucket_sizes_of_those_that_are_left_follow():
     """Compare hooks in default buckets and the step without DDP, then sizes; end with the best."""
     rounds = play(make_cases(["none", "fp16", "bf16", "topk:0.01"]))
     for members in rounds[:FIRST_ROUNDS]:
@@ -58,7 +58,7 @@ def test_hooks_come_first_and_bucket_sizes_of_those_that_are_left_follow() -> No
 
 
 @pytest.mark.parametrize("hook", ["none", "fp16"])
-def test_a_tuning_of_one_hook_tries_its_bucket_sizes_at_once(hook: str) -> None:
+def test_a_tuning_of_one_hook_tries_its_bucket_sizes_at_once(hook):
     """Wait for no comparison of hooks where there is one beside the default at most."""
     cases = [make_training_case(cap=cap) for cap in FACTORS]
     if hook != "none":
@@ -67,7 +67,7 @@ def test_a_tuning_of_one_hook_tries_its_bucket_sizes_at_once(hook: str) -> None:
     assert set(cases) == set(first)
 
 
-def test_time_limits_the_bucket_sizes_but_not_the_hooks() -> None:
+def test_time_limits_the_bucket_sizes_but_not_the_hooks():
     """Measure every hook however little time there is, and the size of the fastest hook first."""
     cases = make_cases(["none", "fp16", "topk:0.01"])
     rounds = play(cases, seconds=0.1)
@@ -81,7 +81,7 @@ def test_time_limits_the_bucket_sizes_but_not_the_hooks() -> None:
     assert set(tried) == {"topk:0.01"}
 
 
-def test_each_hook_has_a_bucket_size_before_one_has_two() -> None:
+def test_each_hook_has_a_bucket_size_before_one_has_two():
     """Try the middle size of each hook first, and those of a withheld hook last."""
     cases = make_cases(["none", "fp16", "topk:0.01"])
     rounds = play(cases, room=5, withheld=["topk:0.01"])
@@ -89,13 +89,13 @@ def test_each_hook_has_a_bucket_size_before_one_has_two() -> None:
     assert {("none", "5"), ("fp16", "5")} == {(c.hook_name, c.bucket_cap_mb) for c in tried}
 
 
-def test_memory_limits_the_cases_of_a_round() -> None:
+def test_memory_limits_the_cases_of_a_round():
     """Hold no more cases in a round than fit into memory."""
     rounds = play(make_cases(["none", "fp16", "topk:0.01"]), room=5)
     assert 5 == max(len(members) for members in rounds[FIRST_ROUNDS:])
 
 
-def test_what_cannot_be_trained_is_left_out() -> None:
+def test_what_cannot_be_trained_is_left_out():
     """Go on without a hook that fails; without the default there is nothing to search."""
     cases = make_cases(["none", "fp16"])
     rounds = play(cases, failing="fp16")
@@ -103,7 +103,7 @@ def test_what_cannot_be_trained_is_left_out() -> None:
     assert 1 == len(play(cases, failing="none"))
 
 
-def test_the_order_follows_from_the_seed() -> None:
+def test_the_order_follows_from_the_seed():
     """Repeat a search, and draw another order for another seed."""
     cases = make_cases(["none", "fp16", "topk:0.01"])
     assert play(cases) == play(cases)

@@ -64,7 +64,7 @@ def train(blocks: int | None) -> tuple[bool, list[TrainingCase]]:
     return launch.train_search(), launch.kept
 
 
-def test_a_search_keeps_a_record_of_each_case_that_it_has_trained() -> None:
+def test_a_search_keeps_a_record_of_each_case_that_it_has_trained():
     """Hand over each case once, the default last of all or with the last round."""
     is_complete, records = train(None)
     assert is_complete
@@ -73,7 +73,7 @@ def test_a_search_keeps_a_record_of_each_case_that_it_has_trained() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, FIRST_ROUNDS])
-def test_a_search_that_is_cut_early_is_repeated(rounds: int) -> None:
+def test_a_search_that_is_cut_early_is_repeated(rounds):
     """Keep what was measured; without the default's record if hooks were not compared."""
     is_complete, records = train(rounds * BLOCKS)
     assert not is_complete

@@ -6,7 +6,6 @@ import pytest
 from deciding import FIVE
 from training_builders import make_training_case
 
-from commbench.ddp.plan.cases import TrainingCase
 from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
 
 
@@ -67,7 +66,7 @@ from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
         ),
     ],
 )
-def test_snippets_reproduce_the_configuration(case: TrainingCase, lines: list[str]) -> None:
+def test_snippets_reproduce_the_configuration(case, lines):
     """Write Python that builds the same configuration."""
     snippet = snippet_of(case)
     ast.parse(snippet)
@@ -75,7 +74,7 @@ def test_snippets_reproduce_the_configuration(case: TrainingCase, lines: list[st
 
 
 @pytest.mark.parametrize("hook", ["passthrough", "fp16", "bf16", "topk:0.1", "powersgd:2"])
-def test_snippets_import_existing_hooks(hook: str) -> None:
+def test_snippets_import_existing_hooks(hook):
     """Import hooks by their public names."""
     hooks = pytest.importorskip("commbench.hooks")
     text = snippet_of(make_training_case(hook))
@@ -100,7 +99,7 @@ def test_snippets_import_existing_hooks(hook: str) -> None:
         ("lightning", ["trainer = Trainer(strategy=DDPStrategy(bucket_cap_mb=5))"]),
     ],
 )
-def test_a_change_to_a_script_uses_its_framework(framework: str, lines: list[str]) -> None:
+def test_a_change_to_a_script_uses_its_framework(framework, lines):
     """Write only the arguments to add."""
     text = live_snippet(FIVE, make_training_case(), framework=framework)
     assert set(lines) <= set(text.splitlines())
@@ -108,7 +107,7 @@ def test_a_change_to_a_script_uses_its_framework(framework: str, lines: list[str
 
 
 @pytest.mark.parametrize("framework", ["", "transformers", "accelerate", "lightning"])
-def test_every_change_to_a_script_is_python(framework: str) -> None:
+def test_every_change_to_a_script_is_python(framework):
     """Write valid Python for bucket lists, views, defaults and hooks in every framework."""
     own = make_training_case(cap="25")
     hooked = make_training_case("topk:0.01", bucket_view=True)
@@ -117,7 +116,7 @@ def test_every_change_to_a_script_is_python(framework: str) -> None:
         ast.parse("\n".join(f"call({line})" if line.endswith(",") else line for line in lines))
 
 
-def test_changes_to_a_script_are_differences() -> None:
+def test_changes_to_a_script_are_differences():
     """Remove, keep or change what the script sets, or state that nothing changes."""
     own = make_training_case(cap="25", bucket_view=True)
     for case, name in (
@@ -136,7 +135,7 @@ def test_changes_to_a_script_are_differences() -> None:
     assert "bucket_cap_mb" not in hooked
 
 
-def test_default_keeps_the_search_that_a_model_needs() -> None:
+def test_default_keeps_the_search_that_a_model_needs():
     """Keep find_unused_parameters where the baseline has it, because DDP fails without."""
     assert "DistributedDataParallel(model, find_unused_parameters=True)  #" in keep_snippet(
         unused_parameters=True

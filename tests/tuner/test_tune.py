@@ -40,7 +40,7 @@ def stages_of(folder: Path) -> list[tuple[str, int]]:
     return [(entry["stage"], entry["launch"]) for entry in read_info(folder)["launches"]]
 
 
-def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_path: Path) -> None:
+def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_path):
     """Search among the candidates, conclude with the compared settings, and resume into nothing."""
     done = tune(tmp_path)
     assert 0 == done.returncode, done.stdout + done.stderr
@@ -76,7 +76,7 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
 
 
 @pytest.mark.slow
-def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
+def test_torchrun_makes_a_launch_at_a_time(tmp_path):
     """Print the next launch after each torchrun, and end when nothing is left."""
     torchrun = [
         "torch.distributed.run",
