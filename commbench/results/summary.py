@@ -139,11 +139,14 @@ def launch_values(records: Iterable[Record]) -> dict[int, float]:
 
 
 def time_interval(records: Iterable[Record], level: float) -> stats.Interval | None:
-    """Return the interval of a row's time, in microseconds, from timed records without wrong data.
+    """Return the interval of a row's time over launches, in microseconds, from timed records
+    without wrong data.
 
-    None as in `_interval`.
+    None as in `_interval`, and for one launch: its repetitions differ less than launches do.
     """
     timed = _timed(records, {"ok"})
+    if len(timed) < 2:
+        return None
     return _interval(timed, [launch_value(record) for record in timed], level)
 
 
