@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from commbench.stats import Interval
 
-SCHEMA = 2
+SCHEMA = 3
 
 Status = Literal["ok", "unsupported", "failed", "hung", "wrong"]
 RecordT = TypeVar("RecordT", bound="DataclassInstance")
