@@ -107,6 +107,15 @@ def test_a_directory_of_another_run_is_refused(commbench, command, plan, words):
     assert before == commbench.files()
 
 
+def test_a_deleted_working_directory_is_bad_input(commbench, monkeypatch):
+    """Refuse in a sentence to write below a directory that is no longer there."""
+    place = commbench.home / "deleted"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    place.rmdir()
+    commbench.refuses("tune -- true", "cannot be used (No such file or directory)")
+
+
 @pytest.fixture
 def noted(commbench, monkeypatch):
     """Return ``noted(line)``: the options that a command line passes on, without starting it."""
