@@ -337,13 +337,16 @@ def test_run_json_lists_the_stragglers(tmp_path):
     with Store.open(tmp_path / "mine", make_hosts(4)) as store:
         store.append(make_record())
         write_tables(store)
-        assert "suspects" not in read_info(tmp_path / "mine")
+        assert "stragglers" not in read_info(tmp_path / "mine")
         for record in make_matrix(4, host_slowness=touching(3, 4.0)):
             store.append(record)
         write_tables(store)
     info = read_info(tmp_path / "mine")
-    (straggler,) = info["suspects"]
+    (straggler,) = info["stragglers"]
     assert ("host", "host4") == (straggler["kind"], straggler["name"])
     assert ["kind", "name", "factor", "ci", "evidence"] == list(straggler)
-    assert (4 + 6, []) == (info["suspects_comparisons"], info["suspects_remarks"])
-    assert info["suspects"] == straggler_findings(load_run(tmp_path / "mine")).to_json()["suspects"]
+    assert (4 + 6, []) == (info["straggler_comparisons"], info["straggler_remarks"])
+    assert (
+        info["stragglers"]
+        == straggler_findings(load_run(tmp_path / "mine")).to_json()["stragglers"]
+    )
