@@ -192,8 +192,8 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
 def _slowest_groups(rows: Mapping[RowKey, Row]) -> Iterator[RowKey]:
     """Yield the slowest group of each case if its slowness exceeds noise.
 
-    Its whole interval must lie above that of the median group, and its time beyond a margin. Among 2
-    to 32 equal groups one is called the slowest in at most 2 % of cases, among 128 in 4 %
+    Its whole interval must lie above that of the median group, and its time beyond a margin. Among
+    2 to 32 equal groups one is called the slowest in at most 2 % of cases, among 128 in 4 %
     (simulated, lognormal). A single launch has no interval between launches.
     """
     timed = []
