@@ -193,16 +193,27 @@ def compare_family(
     return comparisons
 
 
+def verdict_of(low: float, high: float, margin: float = MARGIN) -> Verdict:
+    """Return what an interval of a ratio of times shows that lies wholly on one side of a bound."""
+    if high < 1 - margin:
+        return Verdict.FASTER
+    if low > 1 + margin:
+        return Verdict.SLOWER
+    if low >= 1 - margin and high <= 1 + margin:
+        return Verdict.SAME
+    return Verdict.INCONCLUSIVE
+
+
 def _judge(plain: Interval, adjusted: Interval | None, margin: float) -> tuple[Verdict, Interval]:
     """Return the verdict and the interval it rests on.
 
     ``adjusted`` is None for a case that was not selected.
     """
-    if adjusted and adjusted.high < 1 - margin:
-        return Verdict.FASTER, adjusted
-    if adjusted and adjusted.low > 1 + margin:
-        return Verdict.SLOWER, adjusted
-    if plain.low >= 1 - margin and plain.high <= 1 + margin:
+    if adjusted:
+        verdict = verdict_of(adjusted.low, adjusted.high, margin)
+        if verdict in {Verdict.FASTER, Verdict.SLOWER}:
+            return verdict, adjusted
+    if verdict_of(plain.low, plain.high, margin) is Verdict.SAME:
         return Verdict.SAME, plain
     return Verdict.INCONCLUSIVE, adjusted or plain
 
