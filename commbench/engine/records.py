@@ -3,6 +3,7 @@ a run's files.
 
 Schema 1: first version.
 Schema 2: each line of ``samples.jsonl`` states its ``kind``, ``collective`` or ``training``.
+Schema 3: in ``run.json`` ``failed_rank`` was ``culprit`` and ``stragglers`` was ``suspects``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from commbench.stats import Interval
 
-SCHEMA = 2
+SCHEMA = 3
 
 Status = Literal["ok", "unsupported", "failed", "hung", "wrong"]
 RecordT = TypeVar("RecordT", bound="DataclassInstance")

@@ -18,6 +18,7 @@ from commbench.stats.ratios import (
     further_launches,
     margin_errors_of,
     median_ratio,
+    ratio_interval,
     ratio_intervals,
     widening,
 )
@@ -111,7 +112,9 @@ class _LaunchRatio:
         return rank_test(self.a, self.b, paired=by_pairs)
 
     def intervals(self, levels: Sequence[float]) -> list[Interval]:
-        return ratio_intervals(self.a, self.b, levels, paired=self.paired)
+        if self.paired:
+            return [ratio_interval(self.a, self.b, level=level)[1] for level in levels]
+        return ratio_intervals(self.a, self.b, levels)
 
     def margin_errors(self, level: float) -> float:
         return margin_errors_of(level)
@@ -142,9 +145,9 @@ def compare_family(
             how runs differ then decides, not how launches do (`commbench.stats.runs`).
         margin: relative difference that does not matter, from 0 to below 1.
         q: share of the verdicts ``faster`` and ``slower`` that may be false.
-        paired: a[i] and b[i] ran side by side: intervals resample pairs, and the test is Wilcoxon's
-            where the pairs suffice for it to find a lone case in this family, else Mann-Whitney's,
-            which drift shared by both sides makes cautious, never bold.
+        paired: a[i] and b[i] ran side by side: intervals are of their ratios. The test is
+            Wilcoxon's where the pairs suffice for it to find a lone case in this family, else
+            Mann-Whitney's, which drift shared by both sides makes cautious, never bold.
         looks: how often the comparison may be made while launches are added; each look has an equal
             share of ``q`` and of the 5 % of the verdict ``same`` (Bonferroni), so that all looks
             together err as seldom as one.

@@ -155,7 +155,8 @@ class TrainingRecord:
     """Norm of (gradient after the hook - mean over ranks) over the norm of the mean, at the last
     step. None also if no gradients are exchanged."""
     ranks_agree: bool | None = None
-    """Whether all ranks hold bit-identical parameters after the last exchange of every training."""
+    """Whether all ranks hold bit-identical parameters after the last exchange of every training.
+    None also if no difference is seen, but some parameters are not finite."""
     parameters_finite: bool | None = None
     """Whether all trainable parameters are finite after the last exchange of every training."""
     skipped_steps: int = 0
