@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -62,7 +63,11 @@ def _answer(done: subprocess.CompletedProcess[str]) -> JsonObject | None:
 
 
 def _last_words(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line of a program's stderr, else its exit status."""
+    """Return the signal that ended a program, else the last line of its stderr or its exit
+    status.
+    """
+    if done.returncode < 0:
+        return f"{signal.strsignal(-done.returncode)}, signal {-done.returncode}"
     return last_line(done.stderr.splitlines()) or f"it ended with status {done.returncode}"
 
 

@@ -17,9 +17,10 @@ from networks import LAYERS
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.errors import InputError
 from commbench.launch.lab import LabPlan
 from commbench.launch.launchers import MpirunLauncher
-from commbench.launch.probe import probe_mpi
+from commbench.launch.probe import probe_hooks, probe_mpi
 from commbench.launch.standalone import AFTER_RANK_0_S
 from commbench.launch.tables import write_tables
 from commbench.results import Store
@@ -329,3 +330,11 @@ def test_output_may_be_closed(commbench):
     """Run a command in a process without standard output and error, as some services have it."""
     line = f"{sys.executable} -m commbench tune --out {commbench.home}/run -- sh -c 'exit 4'"
     assert 4 == subprocess.run(["sh", "-c", f"{line} >&- 2>&-"], check=False).returncode
+
+
+def test_a_probe_names_the_signal_that_ended_it(tmp_path):
+    """Name the signal in place of the last line that the person's code wrote."""
+    hook = tmp_path / "hook.py"
+    hook.write_text("import os, sys\nprint('a line', file=sys.stderr)\nos.kill(os.getpid(), 11)\n")
+    with pytest.raises(InputError, match="signal 11"):
+        probe_hooks([f"{hook}:mine"])
