@@ -44,6 +44,8 @@ WATCHED = "watched"
 ENDINGS_IN_ORDER = frozenset({"decided", "undecided", "nothing", WATCHED})
 #: Seconds that the end of the process waits for the writer.
 PATIENCE_S = 20.0
+#: Seconds that the command waits for a rank that ends after its launcher, and time between looks.
+ENDING_S, LOOK_S = 5.0, 0.1
 #: Conclusion where no run was begun.
 NOTHING_DONE = (
     "Nothing was {}: a line above says why, or no model was trained in DistributedDataParallel by a"
@@ -321,7 +323,7 @@ def complete(options: LiveOptions) -> list[str]:
 def _completed(path: Path) -> list[str]:
     """Finish a run, as rank 0 may not have done; return its conclusion."""
     last_line = f"Results: {path}; `commbench report {path}` draws them."
-    with Store.open(path, {"plan": read_info(path).get("plan", {})}) as store:
+    with _opened(path) as store:
         records = store.training_records
         conclusion = _conclusion_of(records, store.info)
         try:
@@ -338,6 +340,22 @@ def _completed(path: Path) -> list[str]:
         doing = DOING[mode_of(info)].capitalize()
         lines = [f"{doing} has no result, because {info.get('reason') or 'it had no block'}."]
     return [*lines, last_line]
+
+
+def _opened(path: Path) -> Store:
+    """Open a run; a signal to all processes ends the launcher before rank 0, which uses it.
+
+    Raises:
+        InputError: it cannot be used.
+    """
+    end_s = time.monotonic() + ENDING_S
+    while True:
+        try:
+            return Store.open(path, {"plan": read_info(path).get("plan", {})})
+        except InputError:
+            if time.monotonic() > end_s:
+                raise
+        time.sleep(LOOK_S)
 
 
 def mode_of(info: RunInfo) -> Mode:

@@ -4,10 +4,12 @@ conclusion.
 
 import dataclasses
 import multiprocessing
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError, LaunchError
 from commbench.live.run import LiveRun, complete
 from commbench.results import Store, load_run
+from commbench.results.files import take_lock
 from commbench.results.recommendation import Recommendation
 
 FRESH, FRESH_FIVE = (dataclasses.replace(case, phase=CONFIRM) for case in (OWN, with_cap("5")))
@@ -235,6 +238,15 @@ def test_a_script_that_ends_before_the_decision(killed, tmp_path, ending):
     assert lines[1].startswith("  In 12 confirmation blocks of 1 launch 5 MiB buckets ran ")
     assert "    bucket_cap_mb=5," in lines
     assert lines[-1].startswith(f"Results: {out}; ")
+
+
+def test_a_rank_that_ends_after_its_launcher_is_waited_for(killed, tmp_path):
+    """Complete a run that is in use for a moment."""
+    out = shutil.copytree(killed, tmp_path / "mine")
+    ending = threading.Timer(0.3, os.close, [take_lock(out)])
+    ending.start()
+    assert "change to 5 MiB buckets" in complete(make_options(out))[0]
+    ending.join()
 
 
 def test_a_complete_run_is_left_as_it_is(whole):
