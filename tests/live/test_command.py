@@ -53,6 +53,7 @@ Started = Callable[..., tuple[list[str], dict[str, str]]]
 def options(tmp_path, monkeypatch):
     """Return options of a tuning with results below the test's directory."""
     clear_of_launchers(monkeypatch)
+    monkeypatch.setattr(os, "setpgid", lambda *_: None)  # the tests' own process stays in its group
     return LiveOptions(out=str(tmp_path / "out"), workload="train.py")
 
 
