@@ -124,7 +124,7 @@ def test_hooks_of_a_file_are_swept(tmp_path, folder):
     assert [0.5 * sent[0]] * 2 == pytest.approx(sent[1:], rel=0.1)
     assert "traffic" not in half["flags"]
     recommended = json.loads((folder / "recommendation.json").read_text())
-    assert {"unproven"} >= {each["withheld"] for each in recommended["altering"]}
+    assert {"not_validated"} >= {each["withheld"] for each in recommended["altering"]}
     assert "none" == recommended["best"]["hook"]
 
 

@@ -59,6 +59,7 @@ class World:
             self.signals,
             self.make,
             clock=lambda: self.now,
+            begun=self.now,
             **options,
         )
 

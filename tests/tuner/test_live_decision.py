@@ -55,7 +55,7 @@ def test_verdicts_name_the_script_s_own_setting(five, verdict):
         found.verdict,
         found.launches,
         found.blocks,
-        found.is_live,
+        found.live,
     )
     assert ("keep the script as it is" in found.snippet) == (verdict != "change")
     assert found == Recommendation.from_json(found.to_json())
@@ -89,7 +89,7 @@ def test_few_launches_are_judged_over_their_blocks(launches, blocks, level, spee
     records = [fresh(case, ms + n, launch=n) for n in range(launches) for case, ms in settings]
     found = decide(records)
     assert (launches, blocks, level) == (found.launches, found.blocks, found.level)
-    assert ("change", "") == (found.verdict, found.launch_advice)
+    assert ("change", "") == (found.verdict, found.further_launches)
     assert speedup == pytest.approx(found.speedup, abs=1e-3)
     assert 1 == len(found.warnings)
 
