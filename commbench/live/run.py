@@ -18,7 +18,7 @@ from pathlib import Path
 from commbench.analysis.watched import watched_lines
 from commbench.ddp.plan.cases import TrainingCase, setting_name
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.errors import InputError, LaunchError
+from commbench.errors import CommbenchError, InputError, LaunchError
 from commbench.hooks.registry import canonical_hook
 from commbench.launch.facts import header_fields, refuse_other_conditions
 from commbench.launch.tables import write_tables
@@ -305,7 +305,12 @@ def complete(options: LiveOptions) -> list[str]:
     lines = []
     number, path = 1, Path(options.out)
     while (path / RUN).exists():
-        info = read_info(path)
+        try:
+            info = read_info(path)
+        except CommbenchError:
+            if number == 1:
+                raise
+            break  # another commbench wrote what has this name
         invocations = [entry.get("invocation", "") for entry in info.get("launches") or ()]
         if is_live(info) and options.invocation in invocations:
             lines += _completed(path)

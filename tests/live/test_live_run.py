@@ -300,8 +300,10 @@ def test_ranks_that_outlive_the_command_write_their_tables(tmp_path):
 
 
 def test_every_model_has_its_conclusion(whole, tmp_path):
-    """Conclude the directories of models trained one after the other."""
+    """Conclude the directories of models trained one after the other, and no older one beside."""
     outs = [shutil.copytree(whole, tmp_path / name) for name in ("mine", "mine-2")]
+    (tmp_path / "mine-3").mkdir()
+    (tmp_path / "mine-3" / "run.json").write_text('{"schema": 2}')
     lines = complete(make_options(outs[0]))
     ends = [line for line in lines if line.startswith("Results: ")]
     for out, line in zip(outs, ends, strict=True):
