@@ -318,6 +318,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "mpirun could not start its daemon on host {host}; make `ssh {host} true` and the"
             " same MPI work there"
         ),
+        "directory_refused": (
+            "{path} cannot be created ({why}); set TMPDIR to a directory that takes files"
+        ),
         "disk_full": (
             "a disk that ranks or their launcher write to is full; make room, in TMPDIR first"
             " of all"

@@ -180,7 +180,7 @@ def hang_reason(timeout_s: float, cause: str) -> Finding:
 _SIGNALS = {
     4: "illegal instruction",
     6: "aborted",
-    7: "bus error",
+    7: "bus error, as when /dev/shm is full",
     8: "arithmetic fault",
     9: "killed",
     11: "segmentation fault",

@@ -20,6 +20,9 @@ _TORCHRUN = (
     r"rank +: (?P<rank>\d+) \(local_rank: \d+\) exitcode +: (-(?P<signal>\d+)|(?P<status>\d+))"
     r" \(pid: \d+\)"
 )
+_INTEL_MPI = (
+    r"RANK (?P<rank>\d+) PID \d+ RUNNING AT (?P<host>\S+) = KILLED BY SIGNAL: (?P<signal>\d+)"
+)
 #: How a rank has ended, in the words of each launcher; the first pattern that is found counts.
 _EXITS = (
     r"rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on signal (?P<signal>\d+)",
@@ -32,7 +35,8 @@ _EXITS = (
         r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)[\d,-]*:"
         r" (Exited with exit code (?P<status>\d+)|(?P<word>[A-Z][A-Za-z ]*))"
     ),
-    # Hydra names processes
+    _INTEL_MPI,
+    # Hydra of MPICH names processes
     r"PID (?P<pid>\d+) RUNNING AT (?P<host>\S+).*?EXIT (CODE|STATUS): (?P<signal>\d+)",
 )
 _SRUN_SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_signals()} | {
@@ -80,6 +84,10 @@ _REMEDIES = {
         r" device.{0,60}/dev/shm|/dev/shm.{0,60}No space left"
     ),
     "disk_full": r"No space left on device|PMIX_ERR_FILE_WRITE_FAILURE",
+    "directory_refused": (
+        r"unable to create the desired directory: Directory: (?P<path>\S+) Error: (?P<why>[\w -]+?)"
+        r" Please"
+    ),
     "mpi_init_failed": r"An error occurred in MPI_Init",
 }
 
@@ -121,6 +129,8 @@ def find_exit(text: str, processes: Mapping[int, tuple[str, int]]) -> RankExit |
             continue
         if pattern is _TORCHRUN:  # the first failure that it observed comes last
             exits = [exits[-1], *exits[:-1]]
+        if pattern is _INTEL_MPI:
+            exits = _without_victims(exits)
         for index, each in enumerate(exits):
             if each.is_killed:
                 is_late = pattern is _TORCHRUN and index > 0  # it may notice a victim first
@@ -129,6 +139,16 @@ def find_exit(text: str, processes: Mapping[int, tuple[str, int]]) -> RankExit |
             if each.status or "srun" not in pattern:
                 return each
     return None
+
+
+def _without_victims(exits: list[RankExit]) -> list[RankExit]:
+    """Return the exits that Intel MPI did not cause: it lists ranks by number, also those that it
+    has killed itself.
+    """
+    causes = [each for each in exits if each.signal != signal.SIGKILL]
+    if causes or len(exits) == 1:
+        return causes or exits
+    return [replace(exits[0], rank=None, host="")]
 
 
 def _read_exit(

@@ -114,6 +114,27 @@ def test_hydra_names_a_process_of_a_host(processes, rank):
     assert rank == clue_of(MPICH, processes=processes).rank
 
 
+#: Intel MPI kills the rank that stays, and lists ranks by number.
+INTEL = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   RANK {rank} PID 4146 RUNNING AT n{rank}
+=   KILLED BY SIGNAL: {signal} (a word)
+===================================================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "rank", "number"),
+    [({0: 9, 1: 11}, 1, 11), ({0: 11, 1: 9}, 0, 11), ({0: 9, 1: 9}, None, 9), ({1: 9}, 1, 9)],
+)
+def test_intel_mpi_lists_the_ranks_that_it_killed(signals, rank, number):
+    """Name the rank that another signal ended, and none if all were killed alike."""
+    blocks = [INTEL.format(rank=each, signal=signals[each]) for each in signals]
+    clue = clue_of("".join(blocks))
+    assert (rank, number) == (clue.rank, clue.numbers["signal"])
+
+
 OPENMPI_PEER = """
 An MPI communication peer process has unexpectedly disconnected.  This
 usually indicates a failure in the peer process (e.g., a crash or
@@ -260,6 +281,14 @@ be due to several factors.
 """
 BOOTSTRAP = "[mpiexec@vm] Error: Unable to run bstrap_proxy on n8 (pid 7, exit code 65280)"
 RESOLVE = "ssh: Could not resolve hostname nosuchhost.invalid: Name or service not known\n"
+READ_ONLY = """
+PMIx detected a call to mkdir was unable to create the desired directory:
+
+  Directory: /ro/ompi.3524
+  Error:     Read-only file system
+
+Please check to ensure you have adequate permissions to perform
+"""
 SLOTS = """
 There are not enough slots available in the system to satisfy the 50
 slots that were requested by the application:
@@ -299,6 +328,7 @@ PORT = (
         (PORT, "port_in_use", "29555"),
         ("bind: address already in use", "some_port_in_use", ""),
         (SHM, "shared_memory_full", ""),
+        (READ_ONLY, "directory_refused", "/ro/ompi.3524"),
         ("write: No space left on device", "disk_full", ""),
         ("[vm:1] PMIX ERROR: PMIX_ERR_FILE_WRITE_FAILURE in file a.c at line 8", "disk_full", ""),
         ("*** An error occurred in MPI_Init_thread", "mpi_init_failed", "OMPI_MCA_"),
