@@ -5,7 +5,6 @@ import socket
 from collections.abc import Callable
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from commbench.errors import InputError
@@ -17,7 +16,7 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @pytest.fixture
-def place(monkeypatch):
+def place(monkeypatch, stub):
     """Return a function that simulates a host with a name's address, a default route and an
     interface request.
     """
@@ -31,9 +30,9 @@ def place(monkeypatch):
             ]
             for nic, address in addresses_by_nic.items()
         }
-        monkeypatch.setattr(socket, "gethostbyname", lambda _: name)
-        monkeypatch.setattr(socket, "gethostname", lambda: "n0")
-        monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
+        stub("socket.gethostbyname", name)
+        stub("socket.gethostname", "n0")
+        stub("psutil.net_if_addrs", addresses)
         monkeypatch.setattr(torch_control, "_default_route_address", lambda: route)
         monkeypatch.setenv(INTERFACE, interface)
 

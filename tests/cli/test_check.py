@@ -106,10 +106,10 @@ def test_a_file_of_expectations_may_have_any_name_and_a_mark_of_windows(
 
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 0), (3, 0), (4, 4), (130, 130)])
-def test_wrong_data_and_signals_outrank_the_answers(commbench, monkeypatch, ended, code):
+def test_wrong_data_and_signals_outrank_the_answers(commbench, stub, ended, code):
     """End with the code of the measurement if it found wrong data or was interrupted."""
     (commbench.home / "run").symlink_to(LINKS)
-    monkeypatch.setattr("commbench.cli.check._measure", lambda *_: ended)
+    stub("commbench.cli.check._measure", ended)
     assert code == commbench("check --expect bandwidth@16M:busbw>=0.8*link --out run").code
 
 

@@ -136,13 +136,11 @@ def test_a_report_says_that_its_run_is_unfinished(commbench, status, reason):
 @pytest.mark.parametrize(
     ("printed", "problem"), [("answer \ufffd\n", "answer \ufffd"), (" \n", "status 1")]
 )
-def test_an_mpi_that_does_not_start_is_a_sentence(monkeypatch, printed, problem):
+def test_an_mpi_that_does_not_start_is_a_sentence(stub, printed, problem):
     """Report the last line that MPI printed on stderr, else its exit status."""
     done = subprocess.CompletedProcess("mpirun", 1, stdout="", stderr=printed)
-    monkeypatch.setattr(
-        "commbench.launch.probe.choose_launcher", lambda *_: MpirunLauncher(environ={})
-    )
-    monkeypatch.setattr("commbench.launch.probe.subprocess.run", lambda *_, **__: done)
+    stub("commbench.launch.probe.choose_launcher", MpirunLauncher(environ={}))
+    stub("commbench.launch.probe.subprocess.run", done)
     assert probe_mpi()["problem"].endswith(problem)
 
 
@@ -181,7 +179,7 @@ def test_why_a_run_did_not_finish_is_on_stderr(commbench, monkeypatch, code, sta
     assert "Not finished" not in outcome.out
 
 
-def test_without_training_collectives_have_all_of_the_time(commbench, monkeypatch):
+def test_without_training_collectives_have_all_of_the_time(commbench, monkeypatch, stub):
     """Give collectives the whole time limit if training is unavailable."""
     limits = []
 
@@ -190,7 +188,7 @@ def test_without_training_collectives_have_all_of_the_time(commbench, monkeypatc
         return 0
 
     monkeypatch.setattr("commbench.cli.conduct.conduct", note)
-    monkeypatch.setattr("commbench.cli.measure.unusable_reason", lambda *_: "No torch.")
+    stub("commbench.cli.measure.unusable_reason", "No torch.")
     assert 0 == commbench("bench -n 2 --time-limit 100").code
     assert [100.0] == limits
 
@@ -270,14 +268,14 @@ def test_a_lab_runs_what_follows_the_dashes(commbench, monkeypatch):
 )
 def test_a_quick_bench_makes_more_launches_than_a_quick_run(
     commbench,
-    monkeypatch,
+    stub,
     options,
     launches,
     fresh,
 ):
     """Plan launches beyond the budget only where neither a budget nor their number was named."""
     pytest.importorskip("torch")
-    monkeypatch.setattr("commbench.cli.train.probe_workload", lambda *_, **__: LAYERS)
+    stub("commbench.cli.train.probe_workload", LAYERS)
     outcome = commbench(f"bench --backend gloo -n 2 {options} --dry-run")
     assert (0, "") == (outcome.code, outcome.err)
     assert f"cases on 2 ranks in {launches} launches, " in outcome.out

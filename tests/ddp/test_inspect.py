@@ -258,10 +258,10 @@ def test_workload_needs_no_torch():
     assert 0 == subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
 
 
-def test_an_error_on_a_gpu_names_the_device(monkeypatch, tmp_path, capsys):
+def test_an_error_on_a_gpu_names_the_device(stub, tmp_path, capsys):
     """Suggest CPUs if a workload fails on a GPU, but not on CPUs."""
-    monkeypatch.setattr("commbench.ddp.inspect.gpus_to_train_on", lambda: ["one"])
-    monkeypatch.setattr("commbench.ddp.inspect.Gpu", lambda _: StandIn())
+    stub("commbench.ddp.inspect.gpus_to_train_on", ["one"])
+    stub("commbench.ddp.inspect.Gpu", StandIn())
     own = tmp_path / "own.py"
     own.write_text(
         "import torch\nfrom commbench.ddp.plan.workload import Workload\ndef fail(model, batch):\n "

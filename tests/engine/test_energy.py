@@ -175,11 +175,11 @@ def on_machines(monkeypatch: pytest.MonkeyPatch, *meters: EnergyMeter) -> list[E
     )
 
 
-def test_one_rank_of_a_machine_reads(monkeypatch):
+def test_one_rank_of_a_machine_reads(monkeypatch, stub):
     """Read on the lowest rank of a machine, also of one that tells no boot id; all ranks know what
     is counted.
     """
-    monkeypatch.setattr("commbench.system.clock.boot_id", lambda _root: None)
+    stub("commbench.system.clock.boot_id", None)
     monkeypatch.setattr("commbench.system.clock.os.getpid", threading.get_ident)
     meters = run_threads(3, lambda control: own_meter(control, lambda: meter_of("cpu")))
     assert [["cpu"], [], []] == [list(meter.counters) for meter in meters]

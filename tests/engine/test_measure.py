@@ -144,9 +144,9 @@ def test_conditions_that_cannot_be_met_are_rows(changes, reason):
 
 
 @pytest.mark.parametrize(("size", "in_cache"), [(8, True), (2**20, False)])
-def test_rotated_buffers_that_fit_into_the_cache_are_flagged(monkeypatch, size, in_cache):
+def test_rotated_buffers_that_fit_into_the_cache_are_flagged(stub, size, in_cache):
     """Flag buffers that take turns and stay in the cache all the same."""
-    monkeypatch.setattr(FakeCommunicator, "cache_bytes", lambda _: 2**20)
+    stub("faking.FakeCommunicator.cache_bytes", 2**20)
     (record,) = FakeRun().launch([fake_case("all_reduce", size, buffers="rotated")])
     assert ("ok", in_cache) == (record.status, "in_cache" in record.flags)
 

@@ -133,9 +133,9 @@ def test_stalls_are_taken_once_and_bounded():
     assert [] == progress.take_stalls()
 
 
-def test_stalls_of_all_ranks_are_of_a_point(monkeypatch):
+def test_stalls_of_all_ranks_are_of_a_point(stub):
     """Keep the stalls that each rank has noted during a visit."""
-    monkeypatch.setattr(Progress, "take_stalls", lambda _: [(7.0, 1.0)])
+    stub("commbench.engine.timing.loops.Progress.take_stalls", [(7.0, 1.0)])
     (record,) = FakeSoak(slice_s=0.02).launch([fake_case()])
     for point in record.points:
         assert [(0, 7.0, 1.0), (1, 7.0, 1.0)] == [

@@ -171,10 +171,10 @@ def test_a_disturbed_visit_is_repeated_and_counted(monkeypatch):
 
 
 def test_visits_are_repeated_at_most_a_quarter_as_often_as_planned(
-    monkeypatch,
+    stub,
 ):
     """Go on with the planned number of visits where all are disturbed."""
-    monkeypatch.setattr(Disturbance, "after", lambda _: 1.0)
+    stub("commbench.engine.observers.Disturbance.after", 1.0)
     (record,) = FakeRun(visits=24).launch([fake_case()])
     assert (PILOT_VISITS // 4, PILOT_VISITS) == (record.disturbed, len(record.visit_lengths))
 

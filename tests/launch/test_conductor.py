@@ -116,14 +116,14 @@ def test_another_number_of_ranks_is_refused(tmp_path):
     assert [] == measured(tmp_path)
 
 
-def test_a_launcher_that_stays_without_ranks_says_why(tmp_path, monkeypatch):
+def test_a_launcher_that_stays_without_ranks_says_why(tmp_path, monkeypatch, stub):
     """Read the launcher's message about a rank if all ranks are silent and it does not end; the
     kernel tells whether it has killed one.
     """
     monkeypatch.setattr("commbench.launch.watchdog.SILENCE_S", 0.2)
     monkeypatch.setattr("commbench.launch.supervisor.STACKS_S", 0.1)
-    monkeypatch.setattr("commbench.launch.supervisor.memory_kills", lambda: 0)
-    monkeypatch.setattr("commbench.launch.clues.memory_kills", lambda: 1)
+    stub("commbench.launch.supervisor.memory_kills", 0)
+    stub("commbench.launch.clues.memory_kills", 1)
     ended = "rank : 0 (local_rank: 0) exitcode : -9 (pid: 7)"
     says = f"print('{ended}', file=sys.stderr, flush=True)\n"
     request = make_request(CASES, case_timeout_s=0.5)

@@ -9,7 +9,6 @@ import pytest
 from faking import FakeCommunicator
 from threads import ThreadControl, run_threads
 
-from commbench.backends.nccl_library import LOG
 from commbench.engine.control import gather_everywhere
 from commbench.errors import InputError
 from commbench.launch.facts import (
@@ -130,14 +129,16 @@ def test_training_minds_all_but_how_mpi_is_set(name, *, minds):
         refuse_other_conditions(same, header, trains=True)
 
 
-def test_a_session_has_the_values_of_varied_variables(monkeypatch):
+def test_a_session_has_the_values_of_varied_variables(monkeypatch, stub):
     """Gather the value of each rank and what its NCCL read.
 
     Leave varied variables out of the conditions.
     """
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.delenv("NCCL_PROTO", raising=False)
-    monkeypatch.setattr(LOG, "settings", lambda: {"NCCL_ALGO": "ring", "NCCL_NET": "Socket"})
+    stub(
+        "commbench.backends.nccl_library.LOG.settings", {"NCCL_ALGO": "ring", "NCCL_NET": "Socket"}
+    )
 
     session = told(2, "nccl", {}, ["NCCL_ALGO", "NCCL_PROTO"])
     assert {

@@ -1,7 +1,6 @@
 """Tests of the plan of an emulated cluster, and of the requirements on the machine."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -55,9 +54,9 @@ def test_conditions_state_what_differs():
 
 
 @pytest.mark.parametrize("missing", ["root", "ip", "tc", "unshare"])
-def test_a_machine_that_lacks_something_is_refused(monkeypatch, missing):
+def test_a_machine_that_lacks_something_is_refused(monkeypatch, stub, missing):
     """Name what a machine lacks for a lab."""
-    monkeypatch.setattr(os, "geteuid", lambda: 1000 if missing == "root" else 0)
+    stub("os.geteuid", 1000 if missing == "root" else 0)
     monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else f"/bin/{name}")
     with pytest.raises(InputError, match=missing):
         run_in_lab(LabPlan.parse(2, "1gbit"), ["true"])

@@ -129,7 +129,7 @@ def test_no_case_begins_after_the_deadline_or_the_last_that_is_wanted():
 
 
 @pytest.mark.parametrize("deadline_s", [math.inf, 0.0])
-def test_training_on_gpus_states_its_library(monkeypatch, deadline_s):
+def test_training_on_gpus_states_its_library(monkeypatch, stub, deadline_s):
     """Open Gloo for control but no cupy NCCL, report torch's NCCL, and obey the deadline."""
     device = types.SimpleNamespace(
         backend="nccl", ranks_per_gpu=2, library=lambda: "torch NCCL 2.28.9", close=lambda: None
@@ -139,8 +139,8 @@ def test_training_on_gpus_states_its_library(monkeypatch, deadline_s):
         return types.SimpleNamespace(train=lambda: not is_out_of_time())
 
     monkeypatch.setattr("commbench.ddp.session.TrainingLaunch", launch)
-    monkeypatch.setattr("commbench.ddp.session.fast_selection", lambda *_: "cupy")
-    monkeypatch.setattr("commbench.ddp.devices.open_device", lambda *_: device)
+    stub("commbench.ddp.session.fast_selection", "cupy")
+    stub("commbench.ddp.devices.open_device", device)
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="nccl")
     terms = Terms(seed=7, block_s=0.1, steps=5)
     launched = Launched(replace(PLAN, trainings=[case], training=terms, deadline_s=deadline_s))
@@ -383,12 +383,12 @@ def test_a_longer_limit_arms_the_net_again(monkeypatch):
     assert 198.0 == armed[1] - armed[0]
 
 
-def test_a_process_that_did_not_run_notes_its_stall(monkeypatch):
+def test_a_process_that_did_not_run_notes_its_stall(stub):
     """Note a heartbeat that is much too late, unless the process used its CPU meanwhile."""
     heart = Heart(0)
     progress = heart.progress
-    monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    monkeypatch.setattr("time.process_time", lambda: 7.0)
+    stub("time.monotonic", 100.0)
+    stub("time.process_time", 7.0)
     heart._note_stall(99.4, 7.0)
     assert [] == progress.take_stalls()
     heart._note_stall(90.0, 1.0)  # e.g. a compiler that holds the interpreter's lock

@@ -24,9 +24,9 @@ from commbench.results.record_types import AnyRecord
 
 
 @pytest.fixture(autouse=True)
-def no_signals(monkeypatch):
+def no_signals(monkeypatch, stub):
     """Keep the test process's signal handlers, and open a backend with scripted times."""
-    monkeypatch.setattr("commbench.launch.rank.SignalFeed", lambda _: None)
+    stub("commbench.launch.rank.SignalFeed", None)
     monkeypatch.setattr("commbench.launch.rank.open_backend", open_fake)
 
 

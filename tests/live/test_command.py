@@ -301,7 +301,7 @@ def test_a_host_whose_command_does_not_conclude_has_no_witness(started):
 
 
 @pytest.fixture
-def started(monkeypatch, tmp_path, options):
+def started(monkeypatch, stub, tmp_path, options):
     """Return ``started(words, version=..., **environ)``: the command and the environment that would
     start, where the program of the command prints that version.
     """
@@ -316,7 +316,7 @@ def started(monkeypatch, tmp_path, options):
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.delenv("PYTHONPATH", raising=False)
         monkeypatch.setattr(live_command, "_run", lambda *started: calls.append(started))
-        monkeypatch.setattr(live_command, "_conclude", lambda _: None)
+        stub("commbench.live.command._conclude", None)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
         attach_to(words, options)

@@ -380,11 +380,11 @@ def test_second_opener_is_refused(mine):
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_place_that_cannot_be_written_is_refused(mine, monkeypatch, *, exists):
+def test_place_that_cannot_be_written_is_refused(mine, stub, *, exists):
     """Refuse an unwritable place before creating anything."""
     if exists:
         (mine).mkdir()
-    monkeypatch.setattr(os, "access", lambda *_: False)
+    stub("os.access", value=False)
     assert "cannot be written" in refusal(mine)
 
 

@@ -78,9 +78,9 @@ def test_looking_leaks_no_descriptor_and_closes_none():
         send(left, right, 10)
 
 
-def test_where_the_system_does_not_tell_there_is_no_number(monkeypatch):
+def test_where_the_system_does_not_tell_there_is_no_number(stub):
     """Return None, not zero, on an unsupported system."""
-    monkeypatch.setattr(os, "listdir", lambda _: [])
+    stub("os.listdir", [])
     assert traffic.sent_bytes() is None
     assert traffic.settled_sent_bytes() is None
 

@@ -8,7 +8,7 @@ from launching import succeeded
 from commbench.system.software import collect_versions, git_commit
 
 
-def test_collect_versions_lists_installed_packages(monkeypatch):
+def test_collect_versions_lists_installed_packages(stub):
     """List relevant packages by normalised name, first on the path, without broken ones."""
 
     def distribution(name: str | None, version: str) -> SimpleNamespace:
@@ -24,8 +24,8 @@ def test_collect_versions_lists_installed_packages(monkeypatch):
         distribution(None, "9"),
         SimpleNamespace(metadata={}, version="9"),
     ]
-    monkeypatch.setattr("importlib.metadata.distributions", lambda: installed)
-    monkeypatch.setattr("platform.python_version", lambda: "3.11.2")
+    stub("importlib.metadata.distributions", installed)
+    stub("platform.python_version", "3.11.2")
     expected = {
         "python": "3.11.2",
         "numpy": "2.4",
