@@ -182,11 +182,11 @@ def test_a_clock_grows_stale(monkeypatch):
 
 def test_one_clock_needs_no_comparing():
     """Use stamps unchanged if all ranks read one clock, and compare clocks otherwise."""
-    exact, *_ = run_threads(2, lambda control: open_clock(control, ["x", "x"]))
+    exact, *_ = run_threads(2, open_clock, ["x", "x"])
     assert (True, 0.0, False) == (exact.is_shared, exact.error_ns, exact.is_stale())
     assert {"method": "shared", "domains": 1, "error_us": 0.0, "drift_ppm": 0.0} == exact.facts
     assert (7, Line()) == (exact.to_local(7), exact.local_line)
-    apart, *_ = run_threads(2, lambda control: open_clock(control, ["x", "y"]))
+    apart, *_ = run_threads(2, open_clock, ["x", "y"])
     assert not apart.is_shared
 
 

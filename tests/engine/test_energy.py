@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,13 +159,13 @@ def test_a_counter_that_stops_answering_makes_the_energy_unknown(tmp_path, monke
 
 def meter_of(*kinds: Kind, missing: dict[Kind, str] | None = None) -> EnergyMeter:
     """Return a meter whose counters add one joule per reading."""
-    return EnergyMeter({kind: Counter(kind, steadily()) for kind in kinds}, kinds, missing or {})
+    counters = {kind: Counter(kind, partial(next, itertools.count(0.0))) for kind in kinds}
+    return EnergyMeter(counters, kinds, missing or {})
 
 
-def steadily() -> Callable[[], float]:
-    """Return a counter of whole joules."""
-    joules = itertools.count()
-    return lambda: float(next(joules))
+def of_readings(*joules: float | None) -> EnergyMeter:
+    """Return the meter of one counter with these readings."""
+    return EnergyMeter({"one": Counter("cpu", partial(next, iter(joules)))}, ("cpu",))
 
 
 def on_machines(monkeypatch: pytest.MonkeyPatch, *meters: EnergyMeter) -> list[EnergyMeter]:
@@ -181,10 +182,10 @@ def test_one_rank_of_a_machine_reads(monkeypatch, stub):
     """
     stub("commbench.system.clock.boot_id", None)
     monkeypatch.setattr("commbench.system.clock.os.getpid", threading.get_ident)
-    meters = run_threads(3, lambda control: own_meter(control, lambda: meter_of("cpu")))
+    meters = run_threads(3, own_meter, partial(meter_of, "cpu"))
     assert [["cpu"], [], []] == [list(meter.counters) for meter in meters]
     assert [["cpu"]] * 3 == [list(meter.kinds) for meter in meters]
-    nothing = run_threads(3, lambda control: own_meter(control, EnergyMeter))
+    nothing = run_threads(3, own_meter, EnergyMeter)
     assert [[]] * 3 == [list(meter.kinds) for meter in nothing]
 
 
@@ -236,7 +237,7 @@ def measured(
 @pytest.mark.parametrize(("kinds", "energy_of"), [(("cpu",), "cpu"), (("cpu", "gpu"), "cpu+gpu")])
 def test_an_operation_has_its_share(monkeypatch, kinds, energy_of):
     """Divide the joules between two readings by the number of operations, and name the counters."""
-    record = measured(monkeypatch, lambda: meter_of(*kinds), least_s=0.0)
+    record = measured(monkeypatch, partial(meter_of, *kinds), least_s=0.0)
     operations = (len(record.times_us) + record.late_discarded) * record.batch
     assert record.energy_J == pytest.approx(len(kinds) / operations)
     assert energy_of == record.energy_of
@@ -245,11 +246,11 @@ def test_an_operation_has_its_share(monkeypatch, kinds, energy_of):
 @pytest.mark.parametrize(
     ("find", "least_s"),
     [
-        (lambda: meter_of("cpu"), 1e9),  # over too soon
+        (partial(meter_of, "cpu"), 1e9),  # over too soon
         (EnergyMeter, 0.0),
-        (lambda: meter_of("gpu"), 0.0),
-        (lambda: of_readings(0.0, 0.0), 0.0),  # a counter that never moves
-        (lambda: of_readings(1.0, None), 0.0),  # one that stops
+        (partial(meter_of, "gpu"), 0.0),
+        (partial(of_readings, 0.0, 0.0), 0.0),  # a counter that never moves
+        (partial(of_readings, 1.0, None), 0.0),  # one that stops
     ],
 )
 def test_a_case_may_lack_its_energy_alone(monkeypatch, find, least_s):
@@ -257,12 +258,6 @@ def test_a_case_may_lack_its_energy_alone(monkeypatch, find, least_s):
     record = measured(monkeypatch, find, least_s=least_s)
     assert ("ok", None, "") == (record.status, record.energy_J, record.energy_of)
     assert len(record.times_us)
-
-
-def of_readings(*joules: float | None) -> EnergyMeter:
-    """Return the meter of one counter with these readings."""
-    readings = iter(joules)
-    return EnergyMeter({"one": Counter("cpu", lambda: next(readings))}, ("cpu",))
 
 
 @pytest.mark.parametrize(("energy_s", "least_s"), [(0.5, 0.0), (0.5, 1.0)])
@@ -277,7 +272,8 @@ def test_a_case_can_go_on_for_its_energy(monkeypatch, energy_s, least_s):
         sampler.session.progress.counters += 100
 
     monkeypatch.setattr(Sampler, "repeat_for", go_on)
-    record = measured(monkeypatch, lambda: meter_of("cpu"), least_s=least_s, energy_s=energy_s)
+    find = partial(meter_of, "cpu")
+    record = measured(monkeypatch, find, least_s=least_s, energy_s=energy_s)
     assert [("none", max(energy_s, least_s))] * 2 == asked
     assert (0.01 if least_s == 0 else None) == record.energy_J
 
