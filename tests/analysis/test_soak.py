@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from effort import repetitions, slack
+from fields import fields_of
 from soaks import BEGUN_S, at_s, even, soak_info, soak_records, waiting_for
 from training_builders import run_of
 
@@ -58,7 +59,7 @@ def test_what_is_said_of_a_soak():
     assert ("soak_spike", "rank 3 on host n1") == (event.code, event.subject)
     assert ("soak_drift_unclear", {"cases": 1}) == (drift.code, drift.numbers)
     slower = result_of(soak_records(launches=40, visits=4, change=0.1)).findings()
-    assert ["soak_extent", "soak_drift_slower"] == [finding.code for finding in slower]
+    assert ["soak_extent", "soak_drift_slower"] == fields_of(slower, "code")
 
 
 def test_plain_noise_has_neither_events_nor_drift():
@@ -99,7 +100,7 @@ def test_few_launches_show_no_drift(launches, cases, verdict):
     records = []
     for size in range(cases):
         records += soak_records(launches=launches, visits=1, change=0.9, message_bytes=8 + size)
-    assert [verdict] * cases == [drift.verdict for drift in result_of(records).drifts]
+    assert [verdict] * cases == fields_of(result_of(records).drifts, "verdict")
 
 
 #: When what is planted begins.

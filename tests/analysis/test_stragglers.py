@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from builders import make_case, make_record, read_info
 from effort import repetitions, slack
+from fields import fields_of
 from matrices import (
     Slowness,
     crossing,
@@ -40,12 +41,12 @@ def findings_of(hosts: int, ranks_per_host: int = 1, **rule: Any) -> Search:
 
 def named(findings: Search) -> list[tuple[str, str]]:
     """Return type and name of all stragglers."""
-    return [(straggler.kind, straggler.name) for straggler in findings.stragglers]
+    return fields_of(findings.stragglers, "kind", "name")
 
 
 def codes(findings: Search) -> list[str]:
     """Return the codes of what is said."""
-    return [finding.code for finding in findings.findings()]
+    return fields_of(findings.findings(), "code")
 
 
 def pairs(slow: set[tuple[int, int]], factor: float = 4.0) -> Slowness:
@@ -164,8 +165,8 @@ def test_equal_units_report_the_detectable_difference():
     assert 4 + 8 + 12 + 4 == findings.comparisons
     (finding,) = findings.findings()
     assert "slow_none" == finding.code
-    said = [each.numbers for each in finding.numbers["detectable"]]
-    assert [("host", 4), ("rank", 8), ("link", 12)] == [(n["kind"], n["count"]) for n in said]
+    said = fields_of(finding.numbers["detectable"], "numbers")
+    assert [("host", 4), ("rank", 8), ("link", 12)] == fields_of(said, "kind", "count")
     assert all(0.1 < numbers["slowdown"] < 0.5 for numbers in said)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import simulated_cupy
 from faking import fake_case, make_session
+from fields import fields_of
 from measuring import measure
 from simulated_cupy import L2_BYTES, MEMORY_BYTES, OPERATION_NS, NcclError, simulated
 from simulated_nvml import SimulatedNvml
@@ -240,9 +241,9 @@ def test_every_operation_can_be_replayed(nccl, size):
     *records, _ = records_of(nccl, size, all_cases(sweeps, size))
     timed = [record for record in records if record.status == "ok"]
     refused = [record for record in records if record.status != "ok" and not alone(record)]
-    assert {"all_to_all"} == {record.case.operation for record in refused}
+    assert {"all_to_all"} == set(fields_of(refused, "case.operation"))
     idle = {"barrier", "broadcast"} if size == 1 else set()
-    assert {*names, "barrier"} - idle == {record.case.operation for record in timed}
+    assert {*names, "barrier"} - idle == set(fields_of(timed, "case.operation"))
     assert {("graph", 0, 0)} == {(r.case.mode, r.wrong, r.batch % GRAPH_OPERATIONS) for r in timed}
 
 
@@ -439,7 +440,7 @@ def by_algorithm(nccl: ModuleType, algorithm: str, size: int = 1) -> list[Any]:
 
 def test_an_algorithm_gets_a_communicator_of_its_own(nccl):
     """Create a communicator with the algorithm for that case only, and restore the environment."""
-    assert ["ok"] * 3 == [record.status for record in by_algorithm(nccl, "tree/ll")]
+    assert ["ok"] * 3 == fields_of(by_algorithm(nccl, "tree/ll"), "status")
     calls_by_algorithm = {
         made.asked: len(made.calls) for made in simulated_cupy.COMMUNICATORS if made.calls
     }
@@ -455,11 +456,11 @@ def test_an_algorithm_gets_a_communicator_of_its_own(nccl):
 def test_what_nccl_cannot_do_is_a_row(nccl, algorithm, error):
     """Record NCCL's error, abandon the failed communicator, and continue with other cases."""
     records = by_algorithm(nccl, algorithm)
-    assert ["ok", "unsupported", "ok"] == [record.status for record in records]
+    assert ["ok", "unsupported", "ok"] == fields_of(records, "status")
     assert error in records[1].reason
     if algorithm == "nvls":
         failed = [made for made in simulated_cupy.COMMUNICATORS if made.asked == algorithm]
-        assert [["abort"]] == [made.calls for made in failed]
+        assert [["abort"]] == fields_of(failed, "calls")
 
 
 def test_numbers_of_channels_need_the_other_path(nccl):
@@ -489,5 +490,5 @@ def test_a_row_has_the_algorithm_of_its_own_operation(nccl, monkeypatch):
     monkeypatch.setattr(nccl.LOG, "recording", recording)
     monkeypatch.setattr(nccl.LOG, "transport", lambda: "P2P/CUMEM")
     *records, _ = records_of(nccl, 2, [plain_case(), plain_case(8192), plain_case(graph=True)])
-    assert ["tree/ll/1ch", "", "nvls/simple/4ch"] == [record.algorithm for record in records]
-    assert ["P2P/CUMEM", "P2P/CUMEM", "NVLS+P2P/CUMEM"] == [record.transport for record in records]
+    assert ["tree/ll/1ch", "", "nvls/simple/4ch"] == fields_of(records, "algorithm")
+    assert ["P2P/CUMEM", "P2P/CUMEM", "NVLS+P2P/CUMEM"] == fields_of(records, "transport")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from builders import read_info
+from fields import fields_of
 from launching import HERE, finished
 
 from commbench.results import load_run
@@ -80,12 +81,12 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path, folder):
     assert "rank 1" in rows["fp16"]["reason"]
     assert "no such luck" in rows["int8"]["reason"]
     recommended = json.loads((folder / "recommendation.json").read_text())
-    assert "topk" in {each["hook"] for each in recommended["alternatives"]}
+    assert "topk" in set(fields_of(recommended["alternatives"], "hook"))
     assert "partial" == info["status"]
 
     mended = train(tmp_path, "harmful", options)
     assert 0 == mended.returncode, mended.stdout + mended.stderr
-    assert {"ok"} == {row["status"] for row in rows_of(folder).values()}
+    assert {"ok"} == set(fields_of(rows_of(folder).values(), "status"))
     records = load_run(folder).training_records
     swept = [record.case.hook for record in records if record.case.phase == "sweep"]
     assert {"none", "local", "topk", "int8", "bf16", "fp16"} == set(swept)
@@ -116,15 +117,15 @@ def test_hooks_of_a_file_are_swept(tmp_path, folder):
     rows = rows_of(folder)
     plain, half, pair, raising = (rows[name] for name in names)
     uneven = rows["uneven.py:hook"]
-    assert ["ok"] * 3 == [row["status"] for row in (plain, half, pair)]
-    assert ["failed"] * 2 == [row["status"] for row in (raising, uneven)]
+    assert ["ok"] * 3 == fields_of((plain, half, pair), "status")
+    assert ["failed"] * 2 == fields_of((raising, uneven), "status")
     assert "no luck with 0" in raising["reason"]
     assert "not here" in uneven["reason"]
     sent = [float(row["sent_MB_per_step"]) for row in (plain, half, pair)]
     assert [0.5 * sent[0]] * 2 == pytest.approx(sent[1:], rel=0.1)
     assert "traffic" not in half["flags"]
     recommended = json.loads((folder / "recommendation.json").read_text())
-    assert {"unproven"} >= {each["withheld"] for each in recommended["altering"]}
+    assert {"unproven"} >= set(fields_of(recommended["altering"], "withheld"))
     assert "none" == recommended["best"]["hook"]
 
 
@@ -140,8 +141,8 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path, 
         assert 0 == done.returncode, done.stdout + done.stderr
         rows = rows_of(folder)
         assert {"none", "fp16"} == rows.keys()
-        assert {("ok", str(count))} == {(row["status"], row["launches"]) for row in rows.values()}
-    entries = [(entry["launch"], entry["stage"]) for entry in read_info(folder)["launches"]]
+        assert {("ok", str(count))} == set(fields_of(rows.values(), "status", "launches"))
+    entries = fields_of(read_info(folder)["launches"], "launch", "stage")
     assert [(0, "sweep"), (0, "confirm"), (1, "sweep"), (1, "confirm")] == entries
     buckets = read_csv(folder / "buckets.csv")
     sent_mb = {}
@@ -175,7 +176,7 @@ def test_unused_parameters_are_looked_for_where_the_model_needs_it(tmp_path):
     assert 0 == done.returncode, done.stderr
     assert "idle.weight, idle.bias" in " ".join((done.stdout + done.stderr).split())
     records = load_run(tmp_path / "r").training_records
-    assert {"ok"} == {record.status for record in records}
+    assert {"ok"} == set(fields_of(records, "status"))
     assert {True} == {record.case.unused_parameters for record in records if record.case.uses_ddp}
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from fields import fields_of
 
 from commbench import Sweep
 from commbench.collectives.cases import all_cases
@@ -58,8 +59,8 @@ def test_a_person_s_own_file_is_a_suite(tmp_path):
             )
         )
     )
-    assert ("mine", [(8,)]) == (suite.name, [sweep.sizes for sweep in suite.sweeps])
-    assert [[8], [16]] == [sweep.sizes for sweep in two.sweeps]
+    assert ("mine", [(8,)]) == (suite.name, fields_of(suite.sweeps, "sizes"))
+    assert [[8], [16]] == fields_of(two.sweeps, "sizes")
 
 
 @pytest.mark.parametrize(

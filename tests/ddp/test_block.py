@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+from fields import fields_of
 from launching import HERE
 from trainings import case, launches_of
 
@@ -231,7 +232,7 @@ def test_compiled_training_learns_the_same(run_ranks, mode):
     records = launches_of(run_ranks, 2, timeout_s=280, compiled=(cases, {"steps": STEPS}))[
         "compiled"
     ].records
-    assert [("ok", "")] * 3 == [(record["status"], record["reason"]) for record in records.values()]
+    assert [("ok", "")] * 3 == fields_of(records.values(), "status", "reason")
     assert records["plain"]["losses"] == pytest.approx(records["compiled"]["losses"], rel=1e-4)
     assert records["compiled"]["grad_rel_error"] == pytest.approx(0.0, abs=1e-5)
     assert (mode == "python_reducer") == (not records["compiled"]["bucket_bytes"])
@@ -288,9 +289,7 @@ def test_buckets_match_the_rule_of_ddp(first):
         record = first.records[name]
         predicted = case_bucket_bytes(CASES[name], facts)
         assert (
-            list(predicted)
-            == record["bucket_bytes"]
-            == [bucket["size_bytes"] for bucket in record["buckets"]]
+            list(predicted) == record["bucket_bytes"] == fields_of(record["buckets"], "size_bytes")
         )
         assert 6 == sum(bucket["parameters"] for bucket in record["buckets"])
     assert 2 == len(first.records["none"]["buckets"])
@@ -442,7 +441,7 @@ def test_steps_fill_the_time_of_a_block(trained):
     """
     shuffled = trained["shuffled"]
     assert "plain" != TWO_BLOCKS[shuffled.begun[0]]
-    (steps,) = {record["block_steps"] for record in shuffled.records.values()}
+    (steps,) = set(fields_of(shuffled.records.values(), "block_steps"))
     assert steps >= EARLY_STEPS + 3
     for record in shuffled.records.values():
         assert all(steps >= length + EARLY_STEPS for length in record["block_lengths"])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from fields import fields_of
 
 torch = pytest.importorskip("torch")
 
@@ -234,9 +235,7 @@ def test_workloads_are_tried_out_on_a_gpu(name):
     facts = inspect_workload(load_workload(name, seed=0, rank=0, world_size=1), device)
     assert device.copied >= 2
     host_facts = inspect_workload(load_workload(name, seed=0, rank=0, world_size=1))
-    assert [parameter.name for parameter in host_facts.parameters] == [
-        parameter.name for parameter in facts.parameters
-    ]
+    assert fields_of(host_facts.parameters, "name") == fields_of(facts.parameters, "name")
     assert host_facts.ready_order == facts.ready_order
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fields import fields_of
 from numpy.typing import NDArray
 from training_builders import make_training_case
 
@@ -223,7 +224,7 @@ def test_one_rank_waits_for_nobody():
     """Return no skew and no expected bytes for one rank."""
     record = merged([[make_samples(TIMES_0, RANK_0)]], make_training_case("topk:0.1", world_size=1))
     assert (2 * 5.25, 0.0, 0.0) == (record.comm_ms, record.skew_wait_ms, record.dense_bytes)
-    assert [0.0, 0.0] == [bucket.skew_wait_ms for bucket in record.buckets]
+    assert [0.0, 0.0] == fields_of(record.buckets, "skew_wait_ms")
 
 
 @pytest.mark.parametrize(

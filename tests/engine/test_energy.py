@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from builders import make_case, make_grouped, make_record, summarise_run
 from faking import FakeCommunicator, fake_case
+from fields import fields_of
 from measuring import measure
 from simulated_nvml import SimulatedNvml
 from threads import run_threads
@@ -297,7 +298,7 @@ def test_launches_that_count_different_things_have_no_energy_together():
         make_record(make_case(), launch=launch, energy_J=1.0, energy_of=energy_of)
         for launch, energy_of in enumerate(("gpu", "gpu", ""))
     ]
-    assert [None] == [row.energy_J for row in summarise_run(records, {})]
+    assert [None] == fields_of(summarise_run(records, {}), "energy_J")
     trained = make_training_launches(
         [20.0, 20.0], make_training_case(), energy_J=8.0, energy_of="cpu"
     )
@@ -310,4 +311,4 @@ def test_groups_that_run_together_have_no_energy_of_their_own():
     """Record no energy for concurrent groups."""
     records = make_grouped(make_case(pattern="split:2"), {"0-1": [1.0], "2-3": [1.0]})
     records = [dataclasses.replace(record, energy_J=1.0, energy_of="cpu") for record in records]
-    assert {None} == {row.energy_J for row in summarise_run(records, {})}
+    assert {None} == set(fields_of(summarise_run(records, {}), "energy_J"))

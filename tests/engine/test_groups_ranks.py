@@ -4,6 +4,7 @@ import importlib.util
 from statistics import median
 
 import pytest
+from fields import fields_of
 
 from commbench.collectives.cases import Case
 
@@ -87,7 +88,7 @@ def test_wrong_results_are_found_in_their_group(verified):
     """
     checks = [entry["corrupted"] for entry in verified["cases"] if "corrupted" in entry]
     assert len(checks) > 80
-    assert [check["expected"] for check in checks] == [check["found"] for check in checks]
+    assert fields_of(checks, "expected") == fields_of(checks, "found")
 
     assert [] == [e["case"] for e in verified["cases"] if "idle" in e and 0 in e["idle"]]
 
@@ -112,7 +113,7 @@ def test_records_hold_every_group_and_all_together(verified):
         ]
         assert all(whole >= part for whole, part in zip(record["times_us"], slowest, strict=True))
         assert 0 < median(slowest)
-        assert [0] * len(groups) == [group["wrong"] for group in groups]
+        assert [0] * len(groups) == fields_of(groups, "wrong")
         assert all(group["transport"] for group in groups), (record["case"]["operation"], pattern)
         if record["case"]["operation"] == "iall_gather":
             overlaps.append(record["overlap"])

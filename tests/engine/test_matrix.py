@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from builders import summarise_run
 from faking import EXACT, FakeRun, Script, fake_case, make_late
+from fields import fields_of
 from hypothesis import given
 from hypothesis import strategies as st
 from matrices import pairs_of
@@ -56,8 +57,8 @@ def test_every_ordered_pair_is_measured(operation, ranks):
     """Report all ordered pairs with their repetitions; the record's times are theirs."""
     record = matrix(operation, ranks=ranks)
     expected = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
-    assert expected == [(pair.source, pair.target) for pair in pairs_of(record)]
-    assert [pair.time_us for pair in pairs_of(record)] == list(record.times_us)
+    assert expected == fields_of(pairs_of(record), "source", "target")
+    assert fields_of(pairs_of(record), "time_us") == list(record.times_us)
     assert all(FEWEST <= pair.repetitions <= MOST and pair.wrong == 0 for pair in pairs_of(record))
     assert ("ok", f"0-{ranks - 1}", ranks, 0) == (
         record.status,

@@ -10,6 +10,7 @@ from typing import Any
 import cuda_on_host
 import pytest
 from effort import cases
+from fields import fields_of
 from gloo_ranks import OF_MEMORIES, RANKS, found_by, rank_environment, run_gloo_ranks
 
 pytest.importorskip("torch")
@@ -315,7 +316,7 @@ def test_processes_end_by_themselves(tmp_path, hook):
     finally:
         for process in processes:
             process.kill()
-    assert ([b"", b""], [0, 0]) == (outputs, [process.returncode for process in processes])
+    assert ([b"", b""], [0, 0]) == (outputs, fields_of(processes, "returncode"))
 
 
 @pytest.mark.parametrize("hook", [pytest.param("topk", marks=pytest.mark.slow), "powersgd"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fields import fields_of
 from kept import load_kept
 
 from commbench.ddp.plan.records import TrainingRow
@@ -103,7 +104,7 @@ def test_parquet_reads_back(path, tmp_path):
     folder = write_parquet(run)
     assert tmp_path / "parquet" == folder
     tables = tables_of(run)
-    assert {f"{name}.parquet" for name in tables} == {each.name for each in folder.iterdir()}
+    assert {f"{name}.parquet" for name in tables} == set(fields_of(folder.iterdir(), "name"))
     for name, table in tables.items():
         read = parquet.read_table(folder / f"{name}.parquet")
         values = table.astype(object).where(table.notna(), None)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from builders import read_info
+from fields import fields_of
 
 from commbench.results import load_run
 
@@ -40,7 +41,7 @@ def test_import_writes_a_run_that_is_reported(commbench):
     for words in ("8 measurements", "v5.6.2", "64 messages", "0 bytes"):
         assert words in done.out
     folder = commbench.home / "theirs"
-    names = {path.name for path in folder.iterdir()}
+    names = set(fields_of(folder.iterdir(), "name"))
     assert {"run.json", "samples.jsonl", "collectives.csv", ".lock"} <= names
     info = read_info(folder)
     assert ("import", "complete", 4) == (info["suite"], info["status"], info["world_size"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders import make_info, make_launches, summarise_run
+from fields import fields_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -145,7 +146,7 @@ def test_processes_that_each_ran_alone_are_no_launches():
     for each in (twice, alone + other):
         with pytest.raises(InputError, match="alone"):
             load_text(each)
-    assert {1} == {record.group_size for record in load_text(alone).records}
+    assert {1} == set(fields_of(load_text(alone).records, "group_size"))
 
 
 def test_nccl_tests_state_how_they_waited():
@@ -229,7 +230,7 @@ OSU_TYPES = """
 def test_osu_of_several_types():
     """Give each type (-T) its own rows, not launches of another."""
     records = load_text(OSU_TYPES.format(device=""), ranks=4).records
-    assert {0} == {record.launch for record in records}
+    assert {0} == set(fields_of(records, "launch"))
     times = {(r.case.dtype, r.case.message_bytes): r.times_us[0] for r in records}
     expected = {("int32", 4): 1.5, ("int32", 8): 1.6, ("float32", 4): 2.5, ("float32", 8): 2.6}
     assert expected == times
@@ -303,7 +304,7 @@ def test_imb_states_its_types(is_stated, dtypes):
     text = "\n".join(line for line in lines if is_stated or "MPI_Datatype" not in line)
     records = load_text(text, dtype="float64").records
     chosen = [r for r in records if r.case.operation in {"all_reduce", "all_gather"}]
-    assert dtypes == {record.case.dtype for record in chosen}
+    assert dtypes == set(fields_of(chosen, "case.dtype"))
 
 
 def test_param():
@@ -456,7 +457,7 @@ def test_a_command_says_the_operation_of_old_outputs():
     """Tell the tables below two commands apart, and refuse one of another kind of operation."""
     moved = OLD.replace("sum", "   ")
     both = f"$ all_reduce_perf -b 1M\n{OLD}$ mpirun ./all_gather_perf -g 2\n{moved}"
-    operations = [record.case.operation for record in load_text(both).records]
+    operations = fields_of(load_text(both).records, "case.operation")
     assert 4 * ["all_reduce"] + 4 * ["all_gather"] == operations
     named = load_text(OLD + moved, operation="all_reduce")
     assert 4 == len(named.records)

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from builders import read_info
 from conducting import ALL, CASES, EVERYTHING, measured, run
+from fields import fields_of
 from launching import Recorder, ScriptLauncher, make_request, mpirun
 
 from commbench.errors import InputError, LaunchError
@@ -31,7 +32,7 @@ def test_a_run_measures_every_case_in_every_launch(tmp_path, script):
     code, info, display = run(tmp_path, script)
     assert (0, "complete") == (code, info["status"])
     assert EVERYTHING == sorted(measured(tmp_path))
-    assert ["ok", "ok"] == [launch["status"] for launch in info["launches"]]
+    assert ["ok", "ok"] == fields_of(info["launches"], "status")
     assert [(done, 8) for done in range(8)] == display.progress
     names = ("world_size", "nodes", "ranks_per_node", "relative_half_width", "tick_us")
     assert [2, 1, 2, 0.5, 0.01] == [info[name] for name in names]
@@ -262,5 +263,5 @@ def test_a_start_that_outlasts_the_time_limit_is_ended(tmp_path):
     assert (3, "partial", ["cut"]) == (
         code,
         info["status"],
-        [e["status"] for e in info["launches"]],
+        fields_of(info["launches"], "status"),
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from builders import read_info, read_records
+from fields import fields_of
 from launching import RANKS, find_marked, finished, marked_environment, mpirun, wait_until
 
 from commbench.results import load_run
@@ -57,7 +58,7 @@ def state(path: Path) -> tuple[str, list[str], int]:
     """Return the status of a run, of its launches, and the number of measured cases."""
     info = read_info(path)
     measured = [record for record in load_run(path).records if record.status == "ok"]
-    launches = [entry["status"] for entry in info.get("launches", [])]
+    launches = fields_of(info.get("launches", []), "status")
     return info["status"], launches, len(measured)
 
 
@@ -79,9 +80,9 @@ def test_stages_follow_each_other(tmp_path, starter):
     info = read_info(path)
     names = {"conductor": "mpirun", "mpirun": "openmpi", "torchrun": "torchrun"}
     assert (2, names[starter]) == (info["world_size"], info["launcher"])
-    assert [0, 1] == [rank["rank"] for rank in info["ranks"]]
+    assert [0, 1] == fields_of(info["ranks"], "rank")
     assert 7 == len((path / "collectives.csv").read_text().splitlines())
-    assert ["first", "second"] == [entry["stage"] for entry in info["launches"]]
+    assert ["first", "second"] == fields_of(info["launches"], "stage")
     assert all(0 < entry["startup_s"] <= entry["seconds"] for entry in info["launches"])
     if starter != "torchrun":
         assert "Open MPI" in info["environment"]["mpi_library"]

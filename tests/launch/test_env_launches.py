@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from conducting import run
+from fields import fields_of
 from launching import ScriptLauncher, make_request, succeeded
 
 from commbench.collectives.cases import Sweep
@@ -40,7 +41,7 @@ def test_a_start_of_ranks_has_one_environment_in_shuffled_order(tmp_path):
     rounds = [tuple(launcher.envs[start : start + 4]) for start in (0, 4, 8)]
     assert [sorted(ENVS)] * 3 == [sorted(order) for order in rounds]
     assert len(set(rounds)) > 1
-    assert launcher.envs == [launch["env"] for launch in info["launches"]]
+    assert launcher.envs == fields_of(info["launches"], "env")
     values = {launch["env"]: launch["variables"]["A"]["ranks"] for launch in info["launches"]}
     assert {"A=1": ["1"], "A=1 (again)": ["1"], "A=2": ["2"], "A=default": [None]} == values
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from faking import FakeCommunicator
+from fields import fields_of
 from threads import ThreadControl, run_threads
 
 from commbench.engine.control import gather_everywhere
@@ -63,10 +64,10 @@ def test_a_session_states_hosts_once_and_every_rank():
     assert 1 == len(session["environment"]["hosts"])
     assert len(os.sched_getaffinity(0)) == session["environment"]["hosts"][0]["cpus_allowed"]
     ranks = session["environment"]["hosts"][0]["topology"]["ranks"]
-    assert [0, 1] == [rank["rank"] for rank in ranks]
+    assert [0, 1] == fields_of(ranks, "rank")
     assert ranks[0]["numa_nodes"] == ranks[1]["numa_nodes"]
     assert {"NCCL_X": "1"} == session["environment"]["variables"]
-    assert [0, 1] == [rank["rank"] for rank in session["ranks"]]
+    assert [0, 1] == fields_of(session["ranks"], "rank")
     assert {"gloo": "commbench fake"} == session["libraries"]
     assert (True, None) == (session["shared_clock"], session["mpi_init_s"])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fields import fields_of
 from labs import (
     FLOWS,
     LAB,
@@ -59,7 +60,7 @@ def name():
 
 def is_up(name: str) -> bool:
     """Return whether there is a lab of a name."""
-    return name in {each.name for each in find_all()}
+    return name in set(fields_of(find_all(), "name"))
 
 
 def on(name: str, *words: str, host: str = "host0") -> list[str]:

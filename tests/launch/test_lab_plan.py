@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fields import fields_of
 
 from commbench.errors import InputError
 from commbench.launch.lab import run_in_lab
@@ -31,7 +32,7 @@ def test_rates_are_bits_per_second(text, expected):
 def test_hosts_are_spread_evenly_over_racks():
     """Put neighbours into one rack; by default an uplink has the rate of a host."""
     plan = LabPlan.parse(5, "1gbit", racks=2)
-    assert [0, 0, 0, 1, 1] == [host.rack for host in plan.hosts]
+    assert [0, 0, 0, 1, 1] == fields_of(plan.hosts, "rack")
     assert 10**9 == plan.uplink_bps
     assert 2 * 10**8 == LabPlan.parse(5, "1gbit", racks=2, uplink="200mbit").uplink_bps
     commands = switch_commands(plan, {host.name: 1 for host in plan.hosts})

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from builders import read_info, read_launches, read_rows
+from fields import fields_of
 from launching import assert_same_form, finished, marked_environment, mpirun
 
 from commbench.results import load_run
@@ -93,8 +94,8 @@ def test_a_persons_own_launcher_adds_launches(tmp_path, launcher, line):
         run(f"{other} & {shared} NODE_RANK=0 {line} && wait $!")
     info, rows = read(out)
     assert ("complete", launcher, 2) == (info["status"], info["launcher"], info["nodes"])
-    assert ["host0", "host1"] == [place["host"] for place in info["ranks"]]
-    assert ([0, 1], {"ok"}) == (read_launches(out), {row["status"] for row in rows})
+    assert ["host0", "host1"] == fields_of(info["ranks"], "host")
+    assert ([0, 1], {"ok"}) == (read_launches(out), set(fields_of(rows, "status")))
 
 
 def test_open_mpi_says_nothing_from_within_operations():
@@ -124,8 +125,8 @@ def test_gloo_finds_other_hosts_where_names_lead_to_the_loopback(tmp_path):
     wrapped = f"unshare --mount sh {tmp_path}/debian.sh {tmp_path} RANK {WHAT}"
     run(f"MPIRUN {BY_HAND} {wrapped} --backend gloo --out {out}")
     info, rows = read(out)
-    assert ["host0", "host1"] == [place["host"] for place in info["ranks"]]
-    assert {("ok", "tcp/eth0")} == {(row["status"], row["transport"]) for row in rows}
+    assert ["host0", "host1"] == fields_of(info["ranks"], "host")
+    assert {("ok", "tcp/eth0")} == set(fields_of(rows, "status", "transport"))
 
 
 def test_a_quick_case_takes_seconds_on_a_slow_link(tmp_path):
@@ -136,6 +137,6 @@ def test_a_quick_case_takes_seconds_on_a_slow_link(tmp_path):
     assert ("64", False) == (small["window"], "small_window" in small["flags"])
     assert (int(large["window"]) < 16, True) == (True, "small_window" in large["flags"])
     records = [each for each in load_run(tmp_path / "run").records if each.case.message_bytes > 8]
-    assert (2, 1) == (len(records), len({record.window for record in records}))
+    assert (2, 1) == (len(records), len(set(fields_of(records, "window"))))
     for record in records:
         assert record.measuring_s + record.other_s < 2 * BUDGETS["quick"].longest_s

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from builders import make_case, make_record
+from fields import fields_of
 from launching import make_request
 
 from commbench.ddp.plan.cases import CONFIRM, TrainingSweep
@@ -130,7 +131,7 @@ def test_every_launch_measures_every_case_until_all_is_done():
     assert Stop(kind="done") == world.run(whole)
     assert [(0, 4), (1, 4)] == world.made
     assert [LaunchStarted(launch=number, launches=2) for number in range(2)] == world.started
-    assert 8 == len({(record.case, record.launch) for record in world.records})
+    assert 8 == len(set(fields_of(world.records, "case", "launch")))
     again = World(REQUEST)
     again.records = world.records
     assert (Stop(kind="done"), []) == (again.run(whole), again.made)

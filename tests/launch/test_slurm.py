@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from builders import read_info, read_launches, read_records, read_rows
+from fields import fields_of
 from launching import NO_OFI, assert_same_form, succeeded, wait_until
 from slurm import Cluster, private_slurm
 
@@ -91,7 +92,7 @@ def test_a_batch_job_writes_the_files_of_a_local_run(cluster, tmp_path):
     local = commbench(f"{words} -n 2 --out {here}").split()
     succeeded(*local, env={**os.environ, **NO_OFI})
     assert ["complete", "mpirun", 2, 2] == facts(there, "status launcher nodes world_size")
-    assert ["n0", "n1"] == [rank["host"] for rank in facts(there, "ranks")[0]]
+    assert ["n0", "n1"] == fields_of(facts(there, "ranks")[0], "host")
     assert_same_form(here, there)
 
 
@@ -116,7 +117,7 @@ def test_a_conductor_can_start_its_ranks_by_srun(cluster, tmp_path):
     output = run_task(cluster, f"salloc -N2 -n4 {commbench(f'{RUN} {options}')}")
     assert "Left out: Backend mpi needs ranks that MPI sees" in output
     assert ["complete", "srun", 2, 2] == facts(out, "status launcher nodes world_size")
-    assert [("gloo", "ok")] == [(row["backend"], row["status"]) for row in read_rows(out)]
+    assert [("gloo", "ok")] == fields_of(read_rows(out), "backend", "status")
 
 
 def find_rank(cluster: Cluster, rank: str) -> psutil.Process | None:

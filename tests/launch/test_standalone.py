@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from builders import read_info
 from faking import open_fake
+from fields import fields_of
 from launching import Recorder, make_request
 from threads import ThreadControl, run_threads
 
@@ -34,7 +35,7 @@ def no_signals(monkeypatch, stub):
 def state(path: Path) -> tuple[str, list[tuple[int, str]], int]:
     """Return status, launches with how they ended, and the number of measured cases."""
     info = read_info(path)
-    ends = [(entry["launch"], entry["status"]) for entry in info["launches"]]
+    ends = fields_of(info["launches"], "launch", "status")
     measured = [record for record in load_run(path).records if record.status == "ok"]
     return info["status"], ends, len(measured)
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fields import fields_of
 from live_builders import (
     OWN,
     STEPS_MS,
@@ -109,9 +110,9 @@ def test_a_run_is_read_like_any_other(whole):
     assert "c0ffee" == run.info["git_commit"]
     first, *others = run.training_rows
     assert ("default", 1.0) == (first.bucket_cap_mb, first.speedup)
-    assert STEPS_MS.keys() - {"default"} == {row.bucket_cap_mb for row in others}
+    assert STEPS_MS.keys() - {"default"} == set(fields_of(others, "bucket_cap_mb"))
     assert ("change", "5") == (run.recommendation.verdict, run.recommendation.best.bucket_cap_mb)
-    assert {0} == {loss.launch for loss in run.losses}
+    assert {0} == set(fields_of(run.losses, "launch"))
     ends = [record.block_at[-1] + record.block_steps for record in run.training_records]
     assert max(ends) - 1 == run.losses[-1].step
     for name in ("ddp.csv", "buckets.csv", "recommendation.json"):
@@ -123,13 +124,13 @@ def test_each_invocation_adds_a_launch(tmp_path):
     out = tmp_path / "mine"
     make_live_run(out, launches=3)
     run = load_run(out)
-    assert [0, 1, 2] == [entry["launch"] for entry in run.info["launches"]]
+    assert [0, 1, 2] == fields_of(run.info["launches"], "launch")
     assert 3 == run.recommendation.launches
     assert run.recommendation.blocks > 0
     assert {3} == {
         row.launches for row in run.training_rows if row.bucket_cap_mb in {"default", "5"}
     }
-    assert {0, 1, 2} == {loss.launch for loss in run.losses}
+    assert {0, 1, 2} == set(fields_of(run.losses, "launch"))
 
 
 def test_launches_that_disagree_are_undecided(tmp_path):
@@ -142,7 +143,7 @@ def test_launches_that_disagree_are_undecided(tmp_path):
             records.append(make_blocks(case, medians_ms, launch=launch))
         write(out, *records)
     info = load_run(out).info
-    assert ["decided", "undecided"] == [entry["ending"] for entry in info["launches"]]
+    assert ["decided", "undecided"] == fields_of(info["launches"], "ending")
     assert "complete" == info["status"]
 
 
@@ -165,9 +166,9 @@ def test_a_launch_that_was_killed_is_ended_by_the_next(killed, tmp_path):
     out = shutil.copytree(killed, tmp_path / "mine")
     make_live_run(out)
     run = load_run(out)
-    assert [("cut", "ended"), ("ok", "decided")] == [
-        (e["status"], e["ending"]) for e in run.info["launches"]
-    ]
+    assert [("cut", "ended"), ("ok", "decided")] == fields_of(
+        run.info["launches"], "status", "ending"
+    )
     assert "complete" == run.info["status"]
 
 
@@ -228,7 +229,7 @@ def test_a_script_that_ends_before_the_decision(killed, tmp_path, ending):
     lines = complete(make_options(out))
     run = load_run(out)
     assert ("cut", "the training ended too early") == (run.info["status"], run.info["reason"])
-    assert ["ended"] == [entry["ending"] for entry in run.info["launches"]]
+    assert ["ended"] == fields_of(run.info["launches"], "ending")
     assert (12, "change") == (run.recommendation.blocks, run.recommendation.verdict)
     assert (out / "ddp.csv").exists()
     assert "train.py on 2 ranks: change to 5 MiB buckets." == lines[0]
@@ -326,4 +327,4 @@ def test_each_block_is_one_line(tmp_path):
     own, *_, of_an_earlier_version = loaded.training_records
     assert (9, [1, 2, 3], 2.0) == (len(own.step_ms), [*own.block_at], own.forward_ms)
     assert [*whole.block_at] == [*of_an_earlier_version.block_at]
-    assert {3} == {row.blocks for row in loaded.training_rows}
+    assert {3} == set(fields_of(loaded.training_rows, "blocks"))

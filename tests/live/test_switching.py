@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+from fields import fields_of
 from training_builders import make_training_case
 
 torch = pytest.importorskip("torch")
@@ -64,4 +65,4 @@ def test_one_rank_asks_git(
     stub("commbench.live.adopt.git_commit", "c0ffee")
     stub("torch.distributed.get_rank", rank)
     autotune(model)
-    assert [commit] == [each.git_commit for each in options]
+    assert [commit] == fields_of(options, "git_commit")

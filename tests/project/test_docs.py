@@ -18,6 +18,7 @@ import pytest
 import terminal
 from builders import read_info
 from commands import COMMANDS, parse
+from fields import fields_of
 from kept import KEPT_RUNS, sample_lines
 from launching import finished
 from matplotlib.image import imread
@@ -135,9 +136,9 @@ def test_every_figure_is_made_by_a_program():
     """Leave no file in docs/figures that nothing writes, and show each of them on a page."""
     made = {*generate.FIGURES, generate.LAUNCH}
     made |= {f"page-{theme}.png" for theme in pictures.THEMES}
-    casts = {cast.name for cast in generate.FOLDER.glob("*.cast")}
+    casts = set(fields_of(generate.FOLDER.glob("*.cast"), "name"))
     made |= {name.replace(".cast", ".svg") for name in casts}
-    assert made | casts == {path.name for path in generate.FOLDER.iterdir()}
+    assert made | casts == set(fields_of(generate.FOLDER.iterdir(), "name"))
     pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [] == sorted(name for name in made if f"figures/{name}" not in pages)
 

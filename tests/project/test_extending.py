@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from builders import read_rows
+from fields import fields_of
 from launching import succeeded
 
 from commbench.hooks.registry import make_hook
@@ -136,9 +137,9 @@ def test_an_operation_is_measured(copy, tmp_path):
     """Measure the new operation with each of its reductions, and list it."""
     pytest.importorskip("mpi4py", reason="connects the only rank")
     rows = copy.measure(tmp_path, "-c reduce_broadcast --backend mpi --redop sum,max")
-    assert {("reduce_broadcast", "sum", "ok"), ("reduce_broadcast", "max", "ok")} == {
-        (row["operation"], row["redop"], row["status"]) for row in rows
-    }
+    assert {("reduce_broadcast", "sum", "ok"), ("reduce_broadcast", "max", "ok")} == set(
+        fields_of(rows, "operation", "redop", "status")
+    )
     assert "reduce_broadcast" in copy.run("-m", "commbench", "run", "--help")
 
 
@@ -150,9 +151,9 @@ def test_a_backend_is_measured(copy, tmp_path):
     """
     pytest.importorskip("mpi4py", reason="connects the only rank")
     rows = copy.measure(tmp_path, "-c all_reduce,all_gather --backend memcpy")
-    assert [("memcpy", "memory", "ok", "0"), ("memcpy", "", "unsupported", "")] == [
-        (row["backend"], row["transport"], row["status"], row["wrong"]) for row in rows
-    ]
+    assert [("memcpy", "memory", "ok", "0"), ("memcpy", "", "unsupported", "")] == fields_of(
+        rows, "backend", "transport", "status", "wrong"
+    )
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fields import fields_of
 from launching import finished, succeeded
 
 ROOT = Path(__file__).parents[2]
@@ -54,9 +55,9 @@ def test_the_wheel_works_without_the_checkout(tmp_path):
     assert 2 == refused.returncode
     assert "No launcher was found" in refused.stderr
     share = tmp_path / "env" / "share" / "commbench" / "benchmarks"
-    assert {"quick.py", "launch", "trainings", "accept_node.expect"} <= {
-        path.name for path in share.iterdir()
-    }
+    assert {"quick.py", "launch", "trainings", "accept_node.expect"} <= set(
+        fields_of(share.iterdir(), "name")
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fields import fields_of
 from kept import load_kept
 
 from commbench.cli.presentation import print_answer
@@ -27,7 +28,7 @@ def test_a_bench_fits_a_screen(capsys):
     lines = printed(BENCH, capsys)
     assert len(lines) <= 45
     run = load_kept(BENCH.name)
-    sizes = {row.message_bytes for row in run.rows}
+    sizes = set(fields_of(run.rows, "message_bytes"))
     head = next(number for number, line in enumerate(lines) if "8 B" in line)
     table = lines[head : head + len(sizes) + 1]
     assert {len(sizes) + 1} == {len(table)}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from builders import STEADY, make_launches
 from drawings import texts_of
+from fields import fields_of
 from matplotlib.figure import Figure
 from training_builders import launches_of, make_bucket, make_training_case, run_of
 
@@ -139,7 +140,7 @@ def test_figures_come_in_a_fixed_order_with_names_of_their_own():
     collectives = make_launches(STEADY)
     runs = [run_of(collectives, name, training=training) for name in ("old", "new")]
     drawings = all_figures(runs)
-    names = [drawing.name for drawing in drawings]
+    names = fields_of(drawings, "name")
     assert len(set(names)) == len(names)
     assert "buckets" == names[0]
     assert all(drawing.title and drawing.alt and drawing.caption for drawing in drawings)

@@ -3,6 +3,7 @@
 import pytest
 from builders import STEADY, make_info, make_launches
 from drawings import recommendation_of
+from fields import fields_of
 from training_builders import run_of
 
 from commbench.engine.flags import FLAGS
@@ -71,9 +72,9 @@ def test_failures_come_first_with_a_reason():
         Row(status="wrong", wrong=3, flags="late"),
     ]
     wrong, hung, unsupported, late = warnings(rows)
-    assert ["rows_wrong", "rows_hung", "rows_unsupported", "flagged"] == [
-        warning.code for warning in (wrong, hung, unsupported, late)
-    ]
+    assert ["rows_wrong", "rows_hung", "rows_unsupported", "flagged"] == fields_of(
+        (wrong, hung, unsupported, late), "code"
+    )
     assert "2 of 4 rows" == hung.subject
     [why] = hung.details
     assert {"errors": ("rank 1 stopped", "rank 2 stopped")} == why.numbers
@@ -107,7 +108,7 @@ def test_a_recommendation_is_withheld_before_its_first_look():
     late = run_of(training=[], recommendation=advice, status="complete", first_look=6)
     assert "setting_change" == next(setting(late)).code
     for run, is_exported in ((early, False), (late, True)):
-        names = {each.name for each in samples_of(run)}
+        names = set(fields_of(samples_of(run), "name"))
         assert is_exported == ("commbench_recommendation_info" in names)
 
 
@@ -123,5 +124,5 @@ def test_a_recommendation_is_withheld_before_its_first_look():
 def test_an_unfinished_run_says_so(status, code):
     """Tell a run that was cut short from one that may go on; quote its path for a shell."""
     found = list(unfinished(run_of(make_launches(STEADY), "my run", status=status)))
-    assert [code] * bool(code) == [finding.code for finding in found]
+    assert [code] * bool(code) == fields_of(found, "code")
     assert all("'/runs/my run'" in str(finding) for finding in found)

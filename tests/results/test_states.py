@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from builders import make_case, make_record
 from effort import repetitions, slack
+from fields import fields_of
 
 from commbench import compare
 from commbench.engine.records import Record
@@ -83,7 +84,7 @@ def test_two_states_are_found_and_both_are_reported(ratio, share):
         of_size = table[table["message_bytes"] == size]
         assert pytest.approx([time_us, ratio * time_us], rel=0.02) == of_size["time_us"].tolist()
         assert 1 == pytest.approx(of_size["state_share"].sum())
-    assert ["fast", "fast"] == [row.state for row in run.rows]
+    assert ["fast", "fast"] == fields_of(run.rows, "state")
 
 
 def test_one_state_changes_nothing():
@@ -127,7 +128,7 @@ def test_a_case_that_met_the_slow_state_alone_has_its_times():
         False
     ] * VISITS  # the first size is slow in every launch, the second never
     run = run_of(make_records(of_launch * LAUNCHES))
-    assert [("slow", 1.0), ("fast", 1.0)] == [(row.state, row.state_share) for row in run.rows]
+    assert [("slow", 1.0), ("fast", 1.0)] == fields_of(run.rows, "state", "state_share")
     assert not run.slow_rows
 
 
@@ -157,9 +158,7 @@ def test_like_states_are_compared():
     slow = run_of(make_records([True] * ALL_VISITS, seed=1), "slow")
     for a, b in ((both, slow), (slow, both)):
         table = compare(a, b)
-        assert pytest.approx([1.0, 1.0], abs=0.03) == [
-            case.comparison.ratio for case in table.cases
-        ]
+        assert pytest.approx([1.0, 1.0], abs=0.03) == fields_of(table.cases, "comparison.ratio")
         assert not [difference for difference in table.differences if "state" in difference.name]
 
 

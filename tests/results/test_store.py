@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from builders import KIB, make_info, make_launches, make_record, read_info
+from fields import fields_of
 from training_builders import make_bucket
 
 from commbench.ddp.plan.cases import TrainingCase
@@ -99,9 +100,9 @@ def test_visits_of_a_launch_become_one_record(mine):
     path = make_run(mine, visits)
     assert 6 == len((path / "samples.jsonl").read_text().splitlines())
     records = load_run(path).records
-    assert [0, 1] == [record.launch for record in records]
-    assert [[1.0, 2.0, 3.0]] * 2 == [record.times_us for record in records]
-    assert [3] == [row.visits for row in load_run(path).rows]
+    assert [0, 1] == fields_of(records, "launch")
+    assert [[1.0, 2.0, 3.0]] * 2 == fields_of(records, "times_us")
+    assert [3] == fields_of(load_run(path).rows, "visits")
     with opened(path) as store:
         assert list(records) == store.records
         store.append(make_record(launch=1, visit=1, times_us=[7.0], visit_lengths=[1]))
@@ -136,11 +137,11 @@ def test_a_case_that_fails_after_some_visits_is_measured_again(mine):
     path = make_run(mine, [*visits, failure])
     request = RunRequest(cases=[failure.case], ranks=2, seed=1, budget=BUDGETS["quick"])
     with opened(path) as store:
-        assert ["failed"] == [record.status for record in store.records]
+        assert ["failed"] == fields_of(store.records, "status")
         assert [failure.case] == missing_cases(request, store.records, 0)
         store.append(visits[0])
         assert not missing_cases(request, store.records, 0)
-    assert ["ok"] == [row.status for row in load_run(path).rows]
+    assert ["ok"] == fields_of(load_run(path).rows, "status")
 
 
 def test_fields_of_a_later_version_are_ignored():
@@ -191,8 +192,8 @@ def test_full_disk_leaves_no_half_line(mine, monkeypatch):
             store.append(make_record(launch=1))
         monkeypatch.undo()
         store.append(make_record(launch=2))
-        assert [0, 2] == [record.launch for record in store.records]
-    assert [0, 2] == [record.launch for record in load_run(mine).records]
+        assert [0, 2] == fields_of(store.records, "launch")
+    assert [0, 2] == fields_of(load_run(mine).records, "launch")
 
 
 def test_failed_rewrite_keeps_the_old_file(mine, monkeypatch):
@@ -312,7 +313,7 @@ def test_resume_continues_where_it_ended(mine):
         assert store.resumed
         assert (2, ["commbench", "run"]) == (len(store.records), store.info["argv"])
         store.append(make_record(launch=2))
-        assert [0, 1, 2] == [record.launch for record in load_run(mine).records]
+        assert [0, 1, 2] == fields_of(load_run(mine).records, "launch")
 
 
 def test_resume_after_a_torn_line_loses_and_duplicates_nothing(mine):
@@ -323,10 +324,10 @@ def test_resume_after_a_torn_line_loses_and_duplicates_nothing(mine):
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
     for cut in (last + 1, last + 200, len(whole) - 1):
         samples.write_bytes(whole[:cut])
-        assert [0, 1] == [record.launch for record in load_run(mine).records]
+        assert [0, 1] == fields_of(load_run(mine).records, "launch")
         assert cut == samples.stat().st_size  # reading repairs nothing
         with opened(mine) as store:
-            assert [0, 1] == [record.launch for record in store.records]
+            assert [0, 1] == fields_of(store.records, "launch")
             store.append(make_record(launch=2, time_us=12.0))
         assert whole == samples.read_bytes()
 
@@ -415,4 +416,4 @@ def test_tables_are_made_once(mine):
         assert store.run.rows is not rows
         store.append(make_record(launch=1))
         write_tables(store)
-        assert [2] == [row.launches for row in store.run.rows]
+        assert [2] == fields_of(store.run.rows, "launches")

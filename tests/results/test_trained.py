@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fields import fields_of
 from training_builders import (
     EVEN,
     launches_of,
@@ -67,7 +68,7 @@ def test_speedup_counts_samples_not_steps():
     """Count accumulated batches of a step."""
     records = [*launches_of(20), *launches_of(40, make_training_case(accumulation=4))]
     rows = training_rows(records, make_training_info())
-    assert [1.0, pytest.approx(2.0)] == [row.speedup for row in rows]
+    assert [1.0, pytest.approx(2.0)] == fields_of(rows, "speedup")
 
 
 @pytest.mark.parametrize(
@@ -119,9 +120,9 @@ def test_losses_are_compared_after_equal_steps_and_equal_time(
         for case, length, each_ms in zip(cases, lengths, step_ms, strict=True)
     ]
     rows = rows_of(records).values()
-    assert {100.0} == {row.loss_first for row in rows}
-    assert list(at_equal_steps) == [row.loss_equal_steps for row in rows]
-    assert list(at_equal_time) == [row.loss_equal_time for row in rows]
+    assert {100.0} == set(fields_of(rows, "loss_first"))
+    assert list(at_equal_steps) == fields_of(rows, "loss_equal_steps")
+    assert list(at_equal_time) == fields_of(rows, "loss_equal_time")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fields import fields_of
 from training_builders import (
     launches_of,
     make_bucket,
@@ -172,14 +173,14 @@ def test_speedups_stand_against_fp16_too():
     assert pytest.approx([2.0, 2.0]) == [topk.speedup_fp16_ci_low, topk.speedup_fp16_ci_high]
     assert rows["fp16 default"].speedup_fp16_ci_low is None
     failed = make_training_record(FP16, launch=6, status="failed", reason="no memory")
-    assert {None} == {row.speedup_fp16 for row in rows_of([*records, failed]).values()}
+    assert {None} == set(fields_of(rows_of([*records, failed]).values(), "speedup_fp16"))
 
 
 def test_fp16_with_the_same_layout_stands_for_fp16_in_default_buckets():
     """Compare with the setting that was measured in place of FP16 in default buckets."""
     measured = make_training_case("fp16", "25")
     rows = rows_of([*launches_of(20), *launches_of(16, measured)], **same_layout(FP16, measured))
-    assert [0.8, 1.0, 1.0] == pytest.approx([row.speedup_fp16 for row in rows.values()])
+    assert [0.8, 1.0, 1.0] == pytest.approx(fields_of(rows.values(), "speedup_fp16"))
 
 
 # ---------------------------------------------------------------------------------- one for several
@@ -281,9 +282,9 @@ def test_buckets_are_medians_over_launches():
         buckets = [make_bucket(done_ms=done_ms), make_bucket(8_000_000, done_ms=2 * done_ms)]
         records.append(make_training_record(FP16, launch=launch, buckets=buckets))
     rows = bucket_rows(records, make_training_info())
-    assert [(0, 4_000_000, 10.0), (1, 8_000_000, 20.0)] == [
-        (row.bucket, row.size_bytes, row.done_ms) for row in rows
-    ]
+    assert [(0, 4_000_000, 10.0), (1, 8_000_000, 20.0)] == fields_of(
+        rows, "bucket", "size_bytes", "done_ms"
+    )
     assert ("fp16", "default", 2) == (rows[0].hook, rows[0].bucket_cap_mb, rows[0].parameters)
 
 
@@ -299,4 +300,4 @@ def test_other_buckets_are_left_out():
     ]
     confirm = make_training_record(make_training_case(phase="confirm"), buckets=other)
     rows = bucket_rows([*records, confirm, make_training_record(LOCAL)], {})
-    assert [(0, 8.0)] == [(row.bucket, row.done_ms) for row in rows]
+    assert [(0, 8.0)] == fields_of(rows, "bucket", "done_ms")

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from effort import repetitions, slack
+from fields import fields_of
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu, wilcoxon
 
@@ -322,7 +323,7 @@ def test_equal_runs_get_few_verdicts(launches, *, paired):
     bimodal = rng.lognormal(0.0, 0.005, shape) * np.where(rng.random(shape) < 0.4, 1.4, 1.0)
     verdicts = []
     for run in (*smooth, *bimodal):
-        verdicts += [each.verdict for each in compare_family(family(run), paired=paired)]
+        verdicts += fields_of(compare_family(family(run), paired=paired), "verdict")
     different = verdicts.count("faster") + verdicts.count("slower")
     assert different <= 0.05 * len(verdicts)
 
@@ -348,7 +349,7 @@ def test_selected_cases_get_wider_intervals():
     comparisons = compare_family(family(samples))
     levels = [comparison.interval.level for comparison in comparisons if comparison.interval]
     assert pytest.approx([1 - 0.05 * 2 / 20] * 2 + [0.95] * 18) == levels
-    assert [comparison.verdict for comparison in comparisons[:2]] == ["slower"] * 2
+    assert fields_of(comparisons[:2], "verdict") == ["slower"] * 2
 
 
 def test_the_margin_decides():
@@ -375,7 +376,7 @@ def test_cases_without_a_spread_are_inconclusive():
     )
     assert Comparison(ratio=2.5, launches_a=1, launches_b=2) == lone
     assert math.isnan(empty.ratio)
-    assert [case.verdict for case in (lone, empty, zero)] == ["inconclusive"] * 3
+    assert fields_of((lone, empty, zero), "verdict") == ["inconclusive"] * 3
     assert (None, 1.0, math.inf) == (zero.interval, zero.p_value, zero.detectable)
     assert compare_family([good]) == [others]
     assert others.verdict == "slower"

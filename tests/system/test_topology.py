@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 
 import pytest
+from fields import fields_of
 from launching import succeeded
 from simulated_nvml import SimulatedNvml
 from terminals import printed
@@ -145,7 +146,7 @@ def test_processors_memory_and_devices_are_read(node):
     assert {"node": 1, "cpus": "4-7", "memory_bytes": 2 << 30, "distances": [21, 10]} == numa[1]
     assert [[0], [0, 1], []] == [nodes_of(cpus, numa) for cpus in ([1], [3, 4], [99])]
     assert ([0, 1, 2, 8], []) == (cpu_list("0-2,8"), cpu_list(""))
-    found = [(gpu["name"], gpu["pci"], gpu["numa_node"]) for gpu in topology["gpus"]]
+    found = fields_of(topology["gpus"], "name", "pci", "numa_node")
     assert [
         ("NVIDIA H100", gpu, node) for gpu, node in zip(GPUS, [0, 0, 1, 1], strict=True)
     ] == found
@@ -191,9 +192,9 @@ def test_an_emulated_host_shows_the_rate_that_is_shaped(tmp_path, slow, expected
     plant(tmp_path / "sys/class/net", {"eth0/speed": 10000, "eth0/operstate": "up"})
     plant(tmp_path, {"sys/class/net/lo/mtu": 1, "proc/sys/kernel/hostname": "host3"})
     topology = collect_topology(tmp_path, {"hosts": 4, "rate": "200mbit", **slow})
-    assert [("eth0", expected, True)] == [
-        (p["name"], p["speed_Mbps"], p["emulated"]) for p in topology["network"]
-    ]
+    assert [("eth0", expected, True)] == fields_of(
+        topology["network"], "name", "speed_Mbps", "emulated"
+    )
     *_, remark = topology_remarks(topology)
     assert "eth0" == remark.subject
 
@@ -266,8 +267,8 @@ def test_gpus_come_from_nvml_if_linux_shows_none(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, lost=GPUS[3:]))
     topology = collect_topology(tmp_path)
     assert (GPUS[:3], {"NVIDIA H100"}) == (
-        [g["pci"] for g in topology["gpus"]],
-        {g["name"] for g in topology["gpus"]},
+        fields_of(topology["gpus"], "pci"),
+        set(fields_of(topology["gpus"], "name")),
     )
     assert [["X", "NV1", "SYS"], ["NV1", "X", "SYS"], ["SYS", "SYS", "X"]] == topology["links"][
         "matrix"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from effort import repetitions, slack
+from fields import fields_of
 from live_builders import make_record
 from training_builders import make_training_case
 
@@ -197,8 +198,8 @@ def test_a_recommendation_agrees_with_the_experiment(max_steps, seed):
     elif {"keep"} == set(map(judge, tuning.found.values())):
         verdict = "keep"
     assert (recommendation.verdict, recommendation.level) == (verdict, tuning.level)
-    intervals = [speedup.interval for speedup in tuning.found.values()]
-    assert {choice.speedup_ci for choice in recommendation.alternatives} == {
+    intervals = fields_of(tuning.found.values(), "interval")
+    assert set(fields_of(recommendation.alternatives, "speedup_ci")) == {
         (interval.low, interval.high) for interval in intervals if interval
     }
 

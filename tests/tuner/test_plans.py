@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from fields import fields_of
 from step_builders import make_facts, true_ms
 from training_builders import (
     make_training_case,
@@ -39,7 +40,7 @@ def make_tuning(**changes: Any) -> TrainingPlan:
 
 def names(cases: Sequence[Any]) -> list[tuple[str, str]]:
     """Return hook and bucket size of each case."""
-    return [(case.hook_name, case.bucket_cap_mb) for case in cases]
+    return fields_of(cases, "hook_name", "bucket_cap_mb")
 
 
 def swept(plan: TrainingPlan, step_ms: dict[tuple[str, str], float]) -> list[TrainingRecord]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import read_info
+from fields import fields_of
 from launching import HERE, finished
 
 from commbench.results import load_run
@@ -37,7 +38,7 @@ def tune(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def stages_of(folder: Path) -> list[tuple[str, int]]:
     """Return stage and number of each launch."""
-    return [(entry["stage"], entry["launch"]) for entry in read_info(folder)["launches"]]
+    return fields_of(read_info(folder)["launches"], "stage", "launch")
 
 
 def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_path):
@@ -46,7 +47,7 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     assert 0 == done.returncode, done.stdout + done.stderr
     out = tmp_path / "r"
     assert [("search", 0), ("confirm", 0)] == stages_of(out)
-    assert {"ddp.csv", "buckets.csv"} <= {file.name for file in out.iterdir()}
+    assert {"ddp.csv", "buckets.csv"} <= set(fields_of(out.iterdir(), "name"))
     recommended = json.loads((out / "recommendation.json").read_text())
     assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
     search = recommended["search"]
