@@ -17,6 +17,7 @@ import psutil
 import pytest
 from builders import read_info, read_records, read_rows
 from fields import fields_of
+from places import HERE
 
 from commbench.launch.events import CaseFinished, CaseProgress, Event, Notice, RankOutput
 from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
@@ -27,7 +28,6 @@ from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.stats.budgets import Budget
 
 #: The directory of the tests.
-HERE = Path(__file__).parent
 RANKS = HERE / "ranks"
 #: The type of the fixture ``run_ranks``.
 RunRanks = Callable[..., Any]
@@ -256,10 +256,15 @@ def finished(
     )
 
 
+def assert_code(done: "subprocess.CompletedProcess[str]", code: int) -> None:
+    """Check the exit status of a program; show its output if it is another."""
+    assert code == done.returncode, done.stdout + done.stderr
+
+
 def succeeded(*words: object, **options: Any) -> str:
     """Return what a program prints, which must succeed."""
     done = finished(*words, **options)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    assert_code(done, 0)
     return done.stdout
 
 

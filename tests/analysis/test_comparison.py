@@ -164,7 +164,8 @@ def test_a_case_that_was_timed_differently_gets_no_verdict(changes, named):
         compare(a, timed_unlike(4, **changes))
     for cases in (1, 4):
         forced = compare(a, timed_unlike(cases, **changes), force=True)
-        assert (["same"] * 4, True) == (verdicts(forced), forced.is_forced)
+        assert ["same"] * 4 == verdicts(forced)
+        assert forced.is_forced is True
 
 
 # -------------------------------------------------------------------------------- several baselines
@@ -255,7 +256,8 @@ def test_cases_that_an_unfinished_run_did_not_reach_are_lost():
     for plan, lost in (({"cases_sha256": "x"}, 2), ({"cases_sha256": "y"}, 0), ({}, 0)):
         b = run_of(sweep(2)[:20], "b", plan=plan, status="partial")
         table = compare(a, b)
-        assert (lost, 2 - lost) == (len(regressed(table)), len(table.only_in_a))
+        assert lost == len(regressed(table))
+        assert 2 - lost == len(table.only_in_a)
     whole = compare(a, run_of(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="complete"))
     assert ([], 2) == (regressed(whole), len(whole.only_in_a))
 

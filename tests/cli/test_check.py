@@ -47,14 +47,14 @@ def test_json_is_one_document(commbench):
     """Print value, interval, bound and outcome of each row."""
     done = commbench(f"check {LINKS} --expect bandwidth@16M[backend=mpi]:busbw>=0.8*link --json")
     document = json.loads(done.out)
-    assert (0, "met", 0) == (done.code, document["outcome"], document["exit_code"])
+    assert 0 == done.code
+    assert "met" == document["outcome"]
+    assert 0 == document["exit_code"]
     [expectation] = document["expectations"]
     [row] = expectation["rows"]
-    assert ("GB/s", "met", "mpi bandwidth 16 MiB") == (
-        expectation["unit"],
-        row["outcome"],
-        row["case"],
-    )
+    assert "GB/s" == expectation["unit"]
+    assert "met" == row["outcome"]
+    assert "mpi bandwidth 16 MiB" == row["case"]
     low, high = row["ci"]
     assert row["bound"] < low < row["value"] < high
 

@@ -36,7 +36,9 @@ def test_a_command_is_of_this_version_or_names_a_program(tmp_path, text, command
     Take variables from its front.
     """
     side = parse_side(text, "a", tmp_path)
-    assert (command, environment, tmp_path / "a") == (side.command, side.environment, side.folder)
+    assert command == side.command
+    assert environment == side.environment
+    assert tmp_path / "a" == side.folder
 
 
 @pytest.mark.parametrize(

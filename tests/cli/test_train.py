@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from builders import read_info
 from fields import fields_of
-from launching import HERE, finished
+from launching import HERE, assert_code, finished
 
 from commbench.results import load_run
 
@@ -72,7 +72,7 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path, folder):
     """Measure the other configurations and exit with 3; the same command then resumes."""
     options = "--hook none,int8,fp16,bf16,topk:0.1 --bucket-cap-mb default --case-timeout 5"
     broken = train(tmp_path, "harmful", options, **{HARM: "1"})
-    assert 3 == broken.returncode, broken.stdout + broken.stderr
+    assert_code(broken, 3)
     rows, info = rows_of(folder), read_info(folder)
     expected = {"none": "ok", "topk": "ok", "int8": "failed", "bf16": "failed", "fp16": "hung"}
     assert expected == {hook: row["status"] for hook, row in rows.items()}
@@ -85,7 +85,7 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path, folder):
     assert "partial" == info["status"]
 
     mended = train(tmp_path, "harmful", options)
-    assert 0 == mended.returncode, mended.stdout + mended.stderr
+    assert_code(mended, 0)
     assert {"ok"} == set(fields_of(rows_of(folder).values(), "status"))
     records = load_run(folder).training_records
     swept = [record.case.hook for record in records if record.case.phase == "sweep"]
@@ -113,7 +113,7 @@ def test_hooks_of_a_file_are_swept(tmp_path, folder):
     (tmp_path / "uneven.py").write_text(UNEVEN)
     hooks = ",".join([*names, "uneven.py:hook"])
     done = train(tmp_path, "tiny", f"--hook {hooks} --bucket-cap-mb default")
-    assert 3 == done.returncode, done.stdout + done.stderr
+    assert_code(done, 3)
     rows = rows_of(folder)
     plain, half, pair, raising = (rows[name] for name in names)
     uneven = rows["uneven.py:hook"]
@@ -138,7 +138,7 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path, 
     words = words_of("tiny", "--hook none,fp16 --bucket-cap-mb default")
     for count in (1, 2):
         done = start(mpirun.command(2, words, training=True), tmp_path, **mpirun.environment())
-        assert 0 == done.returncode, done.stdout + done.stderr
+        assert_code(done, 0)
         rows = rows_of(folder)
         assert {"none", "fp16"} == rows.keys()
         assert {("ok", str(count))} == set(fields_of(rows.values(), "status", "launches"))
@@ -148,12 +148,16 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path, 
     sent_mb = {}
     for hook, row in rows.items():
         sizes = [int(each["size_bytes"]) for each in buckets if each["hook"] == hook]
-        assert (row["bucket_count"], 4 * 81_710) == (str(len(sizes)), sum(sizes))
-        assert ("true", "0", "2") == (row["ranks_agree"], row["skipped_steps"], row["world_size"])
+        assert row["bucket_count"] == str(len(sizes))
+        assert 4 * 81_710 == sum(sizes)
+        assert "true" == row["ranks_agree"]
+        assert "0" == row["skipped_steps"]
+        assert "2" == row["world_size"]
         sent_mb[hook] = float(row["sent_MB_per_step"])
     assert {"none": 0.327, "fp16": 0.1634} == pytest.approx(sent_mb, rel=0.02)
     recommended = json.loads((folder / "recommendation.json").read_text())
-    assert (2, f"{WORKLOADS}:tiny") == (recommended["launches"], recommended["workload"])
+    assert 2 == recommended["launches"]
+    assert f"{WORKLOADS}:tiny" == recommended["workload"]
 
 
 @pytest.mark.slow
@@ -163,7 +167,7 @@ def test_torchrun_trains_without_mpi(tmp_path, folder):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = words_of("tiny", "--hook none,powersgd:1 --bucket-cap-mb default")
     done = start([sys.executable, *torchrun, *words], tmp_path, OMP_NUM_THREADS="1")
-    assert 0 == done.returncode, done.stdout + done.stderr
+    assert_code(done, 0)
     assert {"none", "powersgd"} == rows_of(folder).keys()
     assert "torchrun" == read_info(folder)["launcher"]
     assert (folder / "buckets.csv").is_file()
@@ -173,7 +177,7 @@ def test_torchrun_trains_without_mpi(tmp_path, folder):
 def test_unused_parameters_are_looked_for_where_the_model_needs_it(tmp_path):
     """Train every setting with the search if a parameter has no gradient, and say so."""
     done = train(tmp_path, "partly_used", "--hook none --bucket-cap-mb default,0.01")
-    assert 0 == done.returncode, done.stderr
+    assert_code(done, 0)
     assert "idle.weight, idle.bias" in " ".join((done.stdout + done.stderr).split())
     records = load_run(tmp_path / "r").training_records
     assert {"ok"} == set(fields_of(records, "status"))

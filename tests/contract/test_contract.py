@@ -16,12 +16,12 @@ import pandas as pd
 import pytest
 from commands import COMMANDS
 from kept import KEPT_RUNS
+from places import ROOT
 
 from commbench.results import load_run
 from commbench.results.tables import table_csv
 from commbench.tuner.conclusion import recommend
 
-ROOT = Path(__file__).resolve().parents[2]
 RECORDED = Path(__file__).parent / "recorded"
 #: A variable: what is found is recorded.
 RECORDS = "COMMBENCH_RECORDS"

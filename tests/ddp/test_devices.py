@@ -185,7 +185,9 @@ def test_every_tensor_of_a_batch_is_copied():
     assert [Pair, dict, Sample, type(None), float] == [type(part) for part in moved]
     assert torch.equal(ones, moved[0].inputs)
     assert "x" == moved[0].labels[1]
-    assert (3, "name", 1.5) == (moved[1]["b"][1], moved[2].name, moved[4])
+    assert 3 == moved[1]["b"][1]
+    assert "name" == moved[2].name
+    assert 1.5 == moved[4]
     assert ones is batch[2].inputs
 
 

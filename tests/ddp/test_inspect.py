@@ -52,7 +52,10 @@ def test_facts_of_a_small_model():
     assert 4 == facts.ready_order[0]
     assert set(range(5)) == set(facts.ready_order)
     assert 2 * 8 * 4 + 8 == facts.buffer_bytes
-    assert (6, "accuracy", 0.9, 7) == (facts.batch_size, facts.metric, facts.target, facts.steps)
+    assert 6 == facts.batch_size
+    assert "accuracy" == facts.metric
+    assert 0.9 == facts.target
+    assert 7 == facts.steps
 
 
 def test_dtypes_and_frozen_parameters():
@@ -228,10 +231,8 @@ def test_command_prints_facts_and_nothing_else(tmp_path):
     command = (sys.executable, "-m", "commbench.ddp.inspect", arguments)
     (line,) = succeeded(*command).splitlines()
     facts = WorkloadFacts.from_json(json.loads(line)["ok"])
-    assert (["weight", "bias"], 4) == (
-        fields_of(facts.parameters, "name"),
-        facts.batch_size,
-    )
+    assert ["weight", "bias"] == fields_of(facts.parameters, "name")
+    assert 4 == facts.batch_size
 
 
 @pytest.mark.parametrize("spec", ["nonsense", ""])

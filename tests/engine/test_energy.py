@@ -126,7 +126,8 @@ def test_a_kind_is_counted_wholly_or_not(tmp_path, monkeypatch, machine):
         with_nvml(monkeypatch, energy_mJ={gpu: [1] for gpu in GPUS}, lost=GPUS[:1])
     kind, reason = MISSING[machine]
     meter = EnergyMeter.find(tmp_path)
-    assert ([], reason) == (meter.kinds, meter.missing[kind])
+    assert [] == meter.kinds
+    assert reason == meter.missing[kind]
     assert ("gpu" in meter.missing) == (kind == "gpu")
 
 
@@ -134,7 +135,8 @@ def test_gpus_are_counted_without_processors(tmp_path, monkeypatch):
     """Add the millijoules of all GPUs."""
     with_nvml(monkeypatch, energy_mJ={GPUS[0]: [1_000, 1_000, 3_500], GPUS[1]: [500, 500, 600]})
     meter = EnergyMeter.find(tmp_path)
-    assert (["gpu"], ["cpu"]) == (meter.kinds, list(meter.missing))
+    assert ["gpu"] == meter.kinds
+    assert ["cpu"] == list(meter.missing)
     assert pytest.approx(2.5 + 0.1) == meter.joules_since(meter.read())
 
 

@@ -132,4 +132,5 @@ def test_sizes_are_rounded_for_each_group(verified):
         size for (name, ranks), size in sizes.items() if name == "iall_gather" and ranks == 2
     }
     if verified["placement"] == "uneven":
-        assert (4104, 4096) == (sizes["iall_gather", 3], sizes["all_reduce", 3])
+        assert 4104 == sizes["iall_gather", 3]
+        assert 4096 == sizes["all_reduce", 3]

@@ -2,13 +2,13 @@
 
 import csv
 import sys
-from pathlib import Path
 
 import pytest
 from fields import fields_of
 from launching import succeeded
+from places import ROOT
 
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "evidence" / "host_call_cost.py"
+PROGRAM = ROOT / "benchmarks" / "evidence" / "host_call_cost.py"
 
 
 @pytest.mark.mpi

@@ -130,7 +130,9 @@ def test_all_ranks_do_the_same():
 def test_steady_times_need_two_windows_and_one_visit_fills_its_time():
     """Discard the first, the guess and two windows, then repeat until time or the maximum."""
     settled, samples, _, _ = sample(10_000)
-    assert (1 + 3 + 40, 1, MOST_REPETITIONS) == (settled.warmups, settled.batch, samples.valid)
+    assert 1 + 3 + 40 == settled.warmups
+    assert 1 == settled.batch
+    assert MOST_REPETITIONS == samples.valid
     _, samples, _, _ = sample(10_000, slice_s=0.0)
     assert FEWEST_OF_INTERVAL == samples.valid
 
@@ -241,7 +243,9 @@ def test_a_long_operation_is_measured_in_one_brief_visit(operation_s, warmups, r
     settled, samples, chunks, slack_ns = sample(
         1e9 * operation_s, ranks=2, slice_s=0.2, longest_s=3.0, visits=24
     )
-    assert (1, True, repetitions) == (settled.visits, settled.is_brief, samples.valid)
+    assert 1 == settled.visits
+    assert settled.is_brief is True
+    assert repetitions == samples.valid
     assert [warmups, repetitions] == [settled.warmups, settled.repetitions]
     assert warmups + repetitions == sum(count for count, _ in chunks[0])
     assert 0.05e9 * operation_s == pytest.approx(slack_ns)
@@ -253,4 +257,6 @@ def test_later_launches_are_as_brief():
     _, samples, chunks, _ = sample(
         2e9, late=lambda _r, i: i == 1, fixed=fixed, slice_s=0.0, longest_s=3.0
     )
-    assert (1, 1, 3) == (samples.valid, samples.late, sum(count for count, _ in chunks[0]))
+    assert 1 == samples.valid
+    assert 1 == samples.late
+    assert 3 == sum(count for count, _ in chunks[0])

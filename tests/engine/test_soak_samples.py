@@ -60,7 +60,9 @@ def test_memory_is_bounded_and_the_median_exact():
     assert {MOST_RECORDED} == {
         len(summary[name]) for name in ("times_us", "rank_mean_us", "skew_us")
     }
-    assert (20 * CHUNK, 0, 10.0) == (point.repetitions, point.late, point.median_us)
+    assert 20 * CHUNK == point.repetitions
+    assert 0 == point.late
+    assert 10.0 == point.median_us
     assert MOST_INTERRUPTIONS == len(point.longest)
 
 
@@ -121,7 +123,8 @@ def test_a_soak_fills_its_time_with_visits():
         Record.from_json(json.loads(json.dumps(first.to_json()))).points
     )
     _, later = soak.launches([fake_case()], 2)
-    assert (4, first.warmups) == (len(later.points), later.warmups)
+    assert 4 == len(later.points)
+    assert first.warmups == later.warmups
 
 
 def test_stalls_are_taken_once_and_bounded():

@@ -316,7 +316,8 @@ def test_processes_end_by_themselves(tmp_path, hook):
     finally:
         for process in processes:
             process.kill()
-    assert ([b"", b""], [0, 0]) == (outputs, fields_of(processes, "returncode"))
+    assert [b"", b""] == outputs
+    assert [0, 0] == fields_of(processes, "returncode")
 
 
 @pytest.mark.parametrize("hook", [pytest.param("topk", marks=pytest.mark.slow), "powersgd"])

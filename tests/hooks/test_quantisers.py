@@ -140,7 +140,8 @@ def test_shards_hold_every_element_once(elements, shards, block):
     layout = QuantisedLayout.of(elements, shards=shards, block=block)
     spans = [range(elements)[layout.span(shard)] for shard in range(shards)]
     assert list(range(elements)) == [element for span in spans for element in span]
-    assert (0, 0) == (layout.shard % 4, layout.row_bytes % 4)
+    assert 0 == layout.shard % 4
+    assert 0 == layout.row_bytes % 4
     assert layout.blocks * layout.block >= layout.shard > (layout.blocks - 1) * layout.block
     assert layout.row_bytes == layout.shard + 4 * math.ceil(layout.shard / block)
 

@@ -4,13 +4,13 @@ files.
 
 import contextlib
 import re
-from pathlib import Path
 
 import pytest
 from builders import make_info, make_launches, summarise_run
 from fields import fields_of
 from hypothesis import given
 from hypothesis import strategies as st
+from places import HERE
 
 from commbench.engine.records import Row
 from commbench.errors import InputError
@@ -18,7 +18,7 @@ from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, im
 from commbench.report.text_formats import render
 from commbench.results.tables import csv_text
 
-DATA = Path(__file__).parents[1] / "data" / "imports"
+DATA = HERE / "data" / "imports"
 #: Files that do not state their operation, all_reduce.
 UNNAMED = ("nccl_tests_old.txt", "nccl_tests_wrong.txt")
 ALL_REDUCE, JSON, IMB, OLD = (

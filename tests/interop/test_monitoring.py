@@ -11,10 +11,10 @@ import pytest
 import yaml
 from fields import fields_of
 from launching import finished
+from places import ROOT
 
 from commbench.interop.exports.measures import MEASURES
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "monitoring"
 DASHBOARD = json.loads((FOLDER / "grafana.json").read_text())
 ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text())

@@ -155,10 +155,8 @@ def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow, store):
     number = client.get_experiment_by_name("commbench").experiment_id
     logged = client.search_runs([number], max_results=100)
     (parent,) = [each for each in logged if "mlflow.parentRunId" not in each.data.tags]
-    assert ("mine", "commbench run") == (
-        parent.info.run_name,
-        parent.data.tags["commbench.command"],
-    )
+    assert "mine" == parent.info.run_name
+    assert "commbench run" == parent.data.tags["commbench.command"]
     children = {each.info.run_name: each for each in logged if each is not parent}
     found = {}
     for name, child in children.items():

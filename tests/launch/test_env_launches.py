@@ -1,17 +1,17 @@
 """Tests of launches under several environments, with simulated ranks and with MPI."""
 
 import sys
-from pathlib import Path
 
 import pytest
 from conducting import run
 from fields import fields_of
 from launching import ScriptLauncher, make_request, succeeded
+from places import ROOT
 
 from commbench.collectives.cases import Sweep
 from commbench.results import load_run
 
-SECOND_LINK = Path(__file__).parents[2] / "benchmarks" / "launch" / "second_link.sh"
+SECOND_LINK = ROOT / "benchmarks" / "launch" / "second_link.sh"
 ENVS = ("A=1", "A=1 (again)", "A=2", "A=default")
 CASES = Sweep(backends=["mpi"], sizes=[8, 1024], env=["A=1,2,default"]).cases(2)
 #: Ranks that state the variable that they were given.

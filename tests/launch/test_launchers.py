@@ -152,7 +152,9 @@ def test_torchrun_commands():
     launcher = TorchrunLauncher(**options, environ=JOB)
     words = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts=0"
     check(launcher, 2, words, "mpi4py")
-    assert (2, 2, True) == (launcher.slots(), launcher.limit(), launcher.is_local)
+    assert 2 == launcher.slots()
+    assert 2 == launcher.limit()
+    assert launcher.is_local is True
     with pytest.raises(InputError, match="-n 2"):
         check_slots(3, launcher)
     with pytest.raises(InputError):
@@ -340,10 +342,8 @@ def test_mpi_is_chosen_where_there_is_one(
             choose(**options)
     else:
         launcher = choose(**options)
-        assert (expected, mpirun == "intel") == (
-            launcher.name,
-            getattr(launcher, "is_intel", False),
-        )
+        assert expected == launcher.name
+        assert (mpirun == "intel") == getattr(launcher, "is_intel", False)
 
 
 def test_hostfiles_of_the_environment(monkeypatch):

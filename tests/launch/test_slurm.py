@@ -15,7 +15,8 @@ import psutil
 import pytest
 from builders import read_info, read_launches, read_records, read_rows
 from fields import fields_of
-from launching import NO_OFI, assert_same_form, succeeded, wait_until
+from launching import NO_OFI, assert_code, assert_same_form, succeeded, wait_until
+from places import ROOT
 from slurm import Cluster, private_slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.usefixtures("forks")]
@@ -23,7 +24,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.usefixtures("forks
 pytest.importorskip("mpi4py")
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "benchmarks" / "launch" / "slurm.sbatch")
 #: Both nodes are this machine: bound, their ranks would share a core.
 RUN = "run --collective all_reduce --sync dissemination --bind-to none"
@@ -58,7 +58,7 @@ def submit(cluster: Cluster, out: Path, words: str, **variables: str) -> str:
     own = {**NO_OFI, "VENV": venv, "OUT": str(out), "PYTHONPATH": str(ROOT), **variables}
     options = ("--parsable", f"--output={out.with_suffix('.log')}", SCRIPT)
     done = cluster.run("sbatch", *options, *words.split(), env=cluster.environment(**own))
-    assert 0 == done.returncode, done.stderr
+    assert_code(done, 0)
     return done.stdout.strip()
 
 
@@ -73,7 +73,7 @@ def run_task(cluster: Cluster, line: str, *words: str, code: int = 0, **variable
     """Run a Slurm command with commbench in it; return its output."""
     own = {**NO_OFI, "PYTHONPATH": str(ROOT), **variables}
     done = cluster.run(*line.split(), *words, env=cluster.environment(**own))
-    assert code == done.returncode, done.stdout + done.stderr
+    assert_code(done, code)
     return done.stdout + done.stderr
 
 
@@ -201,7 +201,8 @@ def test_the_script_can_do_without_a_conductor(cluster, tmp_path):
     job = submit(cluster, out, f"{DIRECT} --sizes 8", DIRECT="1")
     code, output = finish(cluster, job, out)
     assert 0 == code, output
-    assert ([*range(6)], "ok") == (read_launches(out), read_rows(out)[0]["status"])
+    assert [*range(6)] == read_launches(out)
+    assert "ok" == read_rows(out)[0]["status"]
 
 
 @pytest.mark.parametrize("export", ["--export=NONE", "--export=HOME,PATH", "--export=ALL"])

@@ -98,7 +98,8 @@ def whole(tmp_path_factory):
 def test_a_run_is_read_like_any_other(whole):
     """Read conditions, rows, losses and conclusion, with the script's own setting as baseline."""
     run = load_run(whole)
-    assert ("complete", "") == (run.info["status"], run.info["reason"])
+    assert "complete" == run.info["status"]
+    assert "" == run.info["reason"]
     assert {
         "live": True,
         "workload": "train.py",
@@ -111,7 +112,8 @@ def test_a_run_is_read_like_any_other(whole):
     first, *others = run.training_rows
     assert ("default", 1.0) == (first.bucket_cap_mb, first.speedup)
     assert STEPS_MS.keys() - {"default"} == set(fields_of(others, "bucket_cap_mb"))
-    assert ("change", "5") == (run.recommendation.verdict, run.recommendation.best.bucket_cap_mb)
+    assert "change" == run.recommendation.verdict
+    assert "5" == run.recommendation.best.bucket_cap_mb
     assert {0} == set(fields_of(run.losses, "launch"))
     ends = [record.block_at[-1] + record.block_steps for record in run.training_records]
     assert max(ends) - 1 == run.losses[-1].step
@@ -201,7 +203,8 @@ def test_a_full_disk_stops_writing_and_nothing_else(tmp_path, monkeypatch, capfd
     (line,) = capfd.readouterr().err.splitlines()
     assert f"no longer written to {out}, and the training goes on: no space is left" in line
     loaded = load_run(out)
-    assert (1, "running") == (len(loaded.training_records), loaded.info["status"])
+    assert 1 == len(loaded.training_records)
+    assert "running" == loaded.info["status"]
 
 
 def test_a_disk_that_is_still_full_does_not_hide_the_conclusion(killed, tmp_path, monkeypatch):
@@ -228,7 +231,8 @@ def test_a_script_that_ends_before_the_decision(killed, tmp_path, ending):
         assert "cut" == load_run(out).info["status"]
     lines = complete(make_options(out))
     run = load_run(out)
-    assert ("cut", "the training ended too early") == (run.info["status"], run.info["reason"])
+    assert "cut" == run.info["status"]
+    assert "the training ended too early" == run.info["reason"]
     assert ["ended"] == fields_of(run.info["launches"], "ending")
     assert (12, "change") == (run.recommendation.blocks, run.recommendation.verdict)
     assert (out / "ddp.csv").exists()
@@ -325,6 +329,8 @@ def test_each_block_is_one_line(tmp_path):
     assert 5 == len((tmp_path / "mine" / "samples.jsonl").read_text().splitlines())
     loaded = load_run(tmp_path / "mine")
     own, *_, of_an_earlier_version = loaded.training_records
-    assert (9, [1, 2, 3], 2.0) == (len(own.step_ms), [*own.block_at], own.forward_ms)
+    assert 9 == len(own.step_ms)
+    assert [1, 2, 3] == [*own.block_at]
+    assert 2.0 == own.forward_ms
     assert [*whole.block_at] == [*of_an_earlier_version.block_at]
     assert {3} == set(fields_of(loaded.training_rows, "blocks"))

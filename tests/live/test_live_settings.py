@@ -74,6 +74,7 @@ def test_a_hook_that_distorts_gradients_is_never_recommended(tmp_path, worst):
     setting = tune.finish(step)
     tune.run.close()
     tune.run.wait()
-    assert (bad_blocks, worst == "nothing") == (worst != "nothing", setting.hook == "fp16")
+    assert bad_blocks == (worst != "nothing")
+    assert (worst == "nothing") == (setting.hook == "fp16")
     row = next(row for row in load_run(tmp_path / "run").training_rows if row.hook == "fp16")
     assert ("failed" if worst == SWEEP else "ok") == row.status

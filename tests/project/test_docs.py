@@ -22,13 +22,13 @@ from fields import fields_of
 from kept import KEPT_RUNS, sample_lines
 from launching import finished
 from matplotlib.image import imread
+from places import ROOT
 from reference import leaves
 from schemas import SCHEMAS, schema_text
 
 from commbench import errors
 from commbench.cli.examples import EXAMPLES
 
-ROOT = Path(__file__).parents[2]
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("*/README.md")),

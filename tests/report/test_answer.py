@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fields import fields_of
 from kept import load_kept
+from places import RESULTS
 
 from commbench.cli.presentation import print_answer
 from commbench.cli.terminal import make_console
@@ -13,7 +14,6 @@ from commbench.findings import Finding
 from commbench.report.answer import answer_verdict, answer_warnings
 from commbench.results.verdict import MOST_LINES
 
-RESULTS = Path(__file__).parents[2] / "results"
 BENCH = RESULTS / "bench_xeon2core_20261125"
 
 

@@ -124,7 +124,9 @@ def test_curves_are_the_mean_over_launches_and_bands_the_range():
 def test_many_steps_are_averaged():
     """Average many steps in windows."""
     points = windows_of([{float(step): float(step) for step in range(1, 1201)}])
-    assert (60, 20.0, 1200.0) == (len(points), min(points), max(points))
+    assert 60 == len(points)
+    assert 20.0 == min(points)
+    assert 1200.0 == max(points)
     assert 10.5 == points[20.0].value
 
 
@@ -151,7 +153,8 @@ def test_metrics_have_a_figure_with_their_target():
     records = launches_of(20.0, metrics=metrics, metric_name="accuracy", target=0.7)
     panel, _ = learned(records).panels
     assert {DEFAULT: {10.0: 0.5, 20.0: 0.75}} == values_of(panel)
-    assert ("accuracy", [0.7]) == (panel.label, fields_of(panel.limits, "value"))
+    assert "accuracy" == panel.label
+    assert [0.7] == fields_of(panel.limits, "value")
 
 
 # ------------------------------------------------------------------------------- timeline of a step

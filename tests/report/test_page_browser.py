@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from effort import cases
-from launching import finished
+from launching import assert_code, finished
 from pages import make_hostile
+from places import RESULTS
 
 from commbench.report.page.writing import render_page, write_page
 from commbench.results import load_run
 
-RESULTS = Path(__file__).parents[2] / "results"
 RUNS = cases(
     ["bench_xeon2core_20261125"],
     ["matrix_slow_host_xeon2core_20261125", "train_resnet18_1gbit_xeon2core_20261125"],
@@ -87,7 +87,7 @@ class Screen:
         command += [f"--user-data-dir={self.home / 'profile'}", "--enable-logging=stderr"]
         command += [f"--window-size={DESK},800", "--dump-dom", page.as_uri()]
         done = finished(*command)
-        assert 0 == done.returncode, done.stderr
+        assert_code(done, 0)
         return done.stdout, "\n".join(
             line for line in done.stderr.splitlines() if "CONSOLE" in line
         )
@@ -128,7 +128,9 @@ def test_page_fits_its_window(screen, html, width):
     conclusion and key conditions are on the first screen.
     """
     probed = screen.probe(html, width)
-    assert (str(width), "0", "") == (probed["width"], probed["overflow"], probed["wide"])
+    assert str(width) == probed["width"]
+    assert "0" == probed["overflow"]
+    assert "" == probed["wide"]
     assert html.count('<figure class="drawing"') == int(probed["figures"]) > 0
     up = [float(value) for value in probed["up"].split(",")]
     assert sorted(up) == up

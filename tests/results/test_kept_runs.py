@@ -16,6 +16,7 @@ import pytest
 from claims import read_claims
 from fields import fields_of
 from kept import KEPT, RESULTS, load_kept
+from places import ROOT
 
 from commbench.analysis.prediction.network import network_model
 from commbench.analysis.stragglers import straggler_findings
@@ -25,7 +26,6 @@ from commbench.ddp.plan.cases import SWEEP
 from commbench.results import Run, load_run
 from commbench.stats.intervals import median, median_interval
 
-ROOT = Path(__file__).parents[2]
 CLAIMS = read_claims()
 #: A page, and a text that states a number of a kept run.
 Fact = tuple[str, str]

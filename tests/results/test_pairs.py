@@ -104,8 +104,10 @@ def test_launch_that_lacks_a_pair():
     records = make_matrix(3)
     records[0] = replace(records[0], pairs=joined(pairs_of(records[0])[1:]))
     rows = rows_of(records, 3)
-    assert (5, 6) == (rows[0, 1].launches, rows[0, 2].launches)
-    assert ("few_launches", "") == (rows[0, 1].flags, rows[0, 2].flags)
+    assert 5 == rows[0, 1].launches
+    assert 6 == rows[0, 2].launches
+    assert "few_launches" == rows[0, 1].flags
+    assert "" == rows[0, 2].flags
 
 
 def test_untimed_pairs_are_counted():

@@ -75,7 +75,9 @@ def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path, fol
     for row in rows:
         if row["operation"] in unsupported:
             continue
-        assert ("ok", "0", str(ranks)) == (row["status"], row["wrong"], row["world_size"])
+        assert "ok" == row["status"]
+        assert "0" == row["wrong"]
+        assert str(ranks) == row["world_size"]
         low, time, high = (float(row[f"time_us{end}"]) for end in ("_ci_low", "", "_ci_high"))
         assert 0 < low <= time <= high
         assert float(row["harness_us"]) > 0

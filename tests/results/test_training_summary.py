@@ -206,7 +206,8 @@ def test_same_layout_as_the_baseline_is_the_same():
     """Judge a setting with the baseline's buckets the same."""
     copy = make_training_case(cap="25")
     rows = rows_of(launches_of(20), **same_layout(copy, make_training_case()))
-    assert ("same", 1.0) == (rows["none 25"].verdict, rows["none 25"].speedup)
+    assert "same" == rows["none 25"].verdict
+    assert 1.0 == rows["none 25"].speedup
 
 
 # ----------------------------------------------------------------------------------------- warnings
@@ -285,7 +286,9 @@ def test_buckets_are_medians_over_launches():
     assert [(0, 4_000_000, 10.0), (1, 8_000_000, 20.0)] == fields_of(
         rows, "bucket", "size_bytes", "done_ms"
     )
-    assert ("fp16", "default", 2) == (rows[0].hook, rows[0].bucket_cap_mb, rows[0].parameters)
+    assert "fp16" == rows[0].hook
+    assert "default" == rows[0].bucket_cap_mb
+    assert 2 == rows[0].parameters
 
 
 def test_other_buckets_are_left_out():

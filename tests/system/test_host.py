@@ -83,7 +83,9 @@ def test_collect_host_survives_an_empty_tree(tmp_path, monkeypatch):
     host = collect_host(tmp_path)
     names = "boot_id clock_source sockets physical_cores governor turbo load_average"
     assert {None} == {host[name] for name in names.split()}
-    assert ([], [], True) == (host["gpus"], host["rdma"], host["cpus_allowed"] >= 1)
+    assert [] == host["gpus"]
+    assert [] == host["rdma"]
+    assert host["cpus_allowed"] >= 1
     this = collect_host()
     assert this == json.loads(json.dumps(this))
     assert 0 < this["memory_available_bytes"] <= this["memory_total_bytes"]

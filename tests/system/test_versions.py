@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from launching import succeeded
+from places import HERE
 
 from commbench.system.software import collect_versions, git_commit
 
@@ -61,4 +62,4 @@ def test_git_commit(tmp_path):
 def test_git_commit_without_git(tmp_path, monkeypatch):
     """Return nothing without git."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_commit(Path(__file__).parents[1]) is None
+    assert git_commit(HERE) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders import read_info
 from fields import fields_of
-from launching import HERE, finished
+from launching import HERE, assert_code, finished
 
 from commbench.results import load_run
 
@@ -44,7 +44,7 @@ def stages_of(folder: Path) -> list[tuple[str, int]]:
 def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_path):
     """Search among the candidates, conclude with the compared settings, and resume into nothing."""
     done = tune(tmp_path)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    assert_code(done, 0)
     out = tmp_path / "r"
     assert [("search", 0), ("confirm", 0)] == stages_of(out)
     assert {"ddp.csv", "buckets.csv"} <= set(fields_of(out.iterdir(), "name"))
@@ -63,7 +63,7 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     assert all(record.ranks_agree for record in records if record.case.uses_ddp)
 
     again = tune(tmp_path)
-    assert 0 == again.returncode, again.stdout + again.stderr
+    assert_code(again, 0)
     assert "Resuming" in again.stdout
     assert 2 == len(stages_of(out))
     for words, difference in (
@@ -91,7 +91,7 @@ def test_torchrun_makes_a_launch_at_a_time(tmp_path):
     made, messages = [], []
     for _ in range(2):
         done = start(*torchrun, *FEW, cwd=tmp_path)
-        assert 0 == done.returncode, done.stdout + done.stderr
+        assert_code(done, 0)
         made.append(stages_of(tmp_path / "r"))
         messages.append(done.stderr)
     assert [("search", 0)] == made[0]
