@@ -39,6 +39,9 @@ def find_compiler() -> str | None:
     return shutil.which("g++") or shutil.which("c++")
 
 
+needs_compiler = pytest.mark.skipif(not find_compiler(), reason="needs a C++ compiler")
+
+
 @cache
 def _folder() -> Path:
     folder = tempfile.mkdtemp(prefix="commbench-cuda-")

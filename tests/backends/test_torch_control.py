@@ -2,7 +2,6 @@
 
 import os
 import socket
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,6 @@ from commbench.errors import InputError
 
 torch_control = pytest.importorskip("commbench.backends.torch_control", reason="needs torch")
 
-Placed = Callable[..., None]
 INTERFACE = "GLOO_SOCKET_IFNAME"
 
 

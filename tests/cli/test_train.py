@@ -3,7 +3,6 @@ bad input.
 """
 
 import csv
-import json
 import os
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import read_info
+from builders import read_info, read_recommendation
 from fields import fields_of
 from launching import HERE, assert_code, finished
 
@@ -80,7 +79,7 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path, folder):
     assert "signal 9" in rows["bf16"]["reason"]
     assert "rank 1" in rows["fp16"]["reason"]
     assert "no such luck" in rows["int8"]["reason"]
-    recommended = json.loads((folder / "recommendation.json").read_text())
+    recommended = read_recommendation(folder)
     assert "topk" in set(fields_of(recommended["alternatives"], "hook"))
     assert "partial" == info["status"]
 
@@ -124,7 +123,7 @@ def test_hooks_of_a_file_are_swept(tmp_path, folder):
     sent = [float(row["sent_MB_per_step"]) for row in (plain, half, pair)]
     assert [0.5 * sent[0]] * 2 == pytest.approx(sent[1:], rel=0.1)
     assert "traffic" not in half["flags"]
-    recommended = json.loads((folder / "recommendation.json").read_text())
+    recommended = read_recommendation(folder)
     assert {"unproven"} >= set(fields_of(recommended["altering"], "withheld"))
     assert "none" == recommended["best"]["hook"]
 
@@ -155,7 +154,7 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path, 
         assert "2" == row["world_size"]
         sent_mb[hook] = float(row["sent_MB_per_step"])
     assert {"none": 0.327, "fp16": 0.1634} == pytest.approx(sent_mb, rel=0.02)
-    recommended = json.loads((folder / "recommendation.json").read_text())
+    recommended = read_recommendation(folder)
     assert 2 == recommended["launches"]
     assert f"{WORKLOADS}:tiny" == recommended["workload"]
 

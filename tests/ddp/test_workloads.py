@@ -233,7 +233,8 @@ from commbench.ddp.plan.workload import Workload
 def workload(**given):
     model = torch.nn.Linear(1, 1)
     batches = [sorted(given.items())]
-    return Workload(model=model, loss=print, batches=batches, batch_size=given["batch_size"], steps=9)
+    size = given["batch_size"]
+    return Workload(model=model, loss=print, batches=batches, batch_size=size, steps=9)
 """
     workload = load(own(tmp_path, code), seed=3, rank=1, world_size=4, batch_size=7)
     assert (7, 9) == (workload.batch_size, workload.steps)

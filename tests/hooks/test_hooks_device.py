@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import cuda_on_host
 import pytest
+from cuda_on_host import needs_compiler
 from training_builders import make_training_case
 
 torch = pytest.importorskip("torch")
@@ -16,8 +17,6 @@ from commbench.ddp import session
 from commbench.errors import InputError
 from commbench.hooks import PowerSGD, chunks, quantisers, selectors
 from commbench.hooks.feedback import is_finite, poison, put
-
-needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
 
 
 @pytest.mark.parametrize("device", ["host", "device"])

@@ -4,7 +4,6 @@ errors; and on the path of devices, where no hook may read a tensor on the host.
 
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import cuda_on_host
@@ -38,8 +37,6 @@ MEMORIES = cases(
 STEPS, ALL_MEMORIES = cases(["train:10"], ["train:20"])[-1], ":".join(MEMORIES)
 #: What works on elements on the path of devices: torch, or kernels compiled for the host.
 KINDS = cases(["torch"], ["cuda"] if cuda_on_host.find_compiler() else [])
-
-Start = Callable[..., list[tuple[int, str, str]]]
 
 
 @pytest.fixture(scope="module")

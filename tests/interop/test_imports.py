@@ -19,6 +19,7 @@ from commbench.report.text_formats import render
 from commbench.results.tables import csv_text
 
 DATA = HERE / "data" / "imports"
+FILES = sorted(fields_of(DATA.iterdir(), "name"))
 #: Files that do not state their operation, all_reduce.
 UNNAMED = ("nccl_tests_old.txt", "nccl_tests_wrong.txt")
 ALL_REDUCE, JSON, IMB, OLD = (
@@ -72,7 +73,7 @@ RANKS = {"param_old.txt": 8, "omb_py.txt": 4, "osu_allgather_full.txt": 4, "osu_
 RANKS |= {"osu_non_blocking.txt": 4, "osu_validated.txt": 4}
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in DATA.iterdir()))
+@pytest.mark.parametrize("name", FILES)
 def test_rows_have_all_that_the_output_states(name):
     """Read sizes, times, checks, ranks, libraries and conditions of each kept output."""
     heading, *lines = (DATA.parent / "imported.csv").read_text().splitlines()
@@ -368,7 +369,7 @@ def times_of(name: str, data: bytes) -> set[tuple[str, int, float]]:
     return {(r.case.operation, r.case.message_bytes, r.times_us[0]) for r in records}
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in DATA.iterdir()))
+@pytest.mark.parametrize("name", FILES)
 def test_every_cut_is_read_or_refused(name):
     """Return only figures of the whole file wherever it is truncated."""
     data = (DATA / name).read_bytes()
@@ -378,7 +379,7 @@ def test_every_cut_is_read_or_refused(name):
             assert times_of(name, data[:end]) <= whole
 
 
-@given(data=st.data(), name=st.sampled_from(sorted(path.name for path in DATA.iterdir())))
+@given(data=st.data(), name=st.sampled_from(FILES))
 def test_edited_files_are_read_or_refused(data, name):
     """Return records or one sentence for a file edited at random."""
     text = (DATA / name).read_text()

@@ -19,10 +19,13 @@ PLAYED = """
 from commbench.system.env import variables_of
 from commbench.results.info import VariableValues
 host = {"hostname": "n0", "cpu_model": "abacus", "timer_tick_s": 1e-8}
+variables = {}
+for name, value in variables_of(plan.env).items():
+    variables[name] = VariableValues(ranks=[value], nccl=[])
 writer.on(SessionStarted(facts={"environment": {"hosts": [host], "versions": {}, "variables": {}},
     "ranks": [{"rank": r, "host": "n0", "pid": 1, "cpus": [r]} for r in (0, 1)],
     "libraries": {}, "mpi_init_s": 0.1, "shared_clock": True, "oversubscribed": False},
-    variables={n: VariableValues(ranks=[value], nccl=[]) for n, value in variables_of(plan.env).items()}))
+    variables=variables))
 for i in range(len(plan.cases)):
     measured(i, group="0-1", group_size=2, wrong=0)
 end()

@@ -44,7 +44,7 @@ def cluster():
 def nothing_left(cluster):
     """Fail if a test leaves a step or a task of its jobs."""
     yield
-    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+    check_no_tasks(cluster)
 
 
 def commbench(words: str) -> str:
@@ -141,6 +141,18 @@ def measured(out: Path) -> int:
     return len(samples.read_text().splitlines()) if samples.exists() else 0
 
 
+def submit_measuring(cluster: Cluster, out: Path, words: str) -> str:
+    """Submit a job; return its number when it has measured something."""
+    job = submit(cluster, out, words)
+    assert wait_until(lambda: measured(out) > 2, 60), finish(cluster, job, out)
+    return job
+
+
+def check_no_tasks(cluster: Cluster) -> None:
+    """Wait for the end of all steps and tasks."""
+    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+
+
 def check_resumed(cluster: Cluster, out: Path, words: str) -> None:
     """Submit the job again and check that every case was measured once per launch."""
     code, output = finish(cluster, submit(cluster, out, words), out)
@@ -160,8 +172,7 @@ def test_a_killed_rank_is_named_and_the_job_resumes(cluster, tmp_path, backend, 
     """Name the killed rank, exit with 3, leave no process, and resume."""
     out = tmp_path / "run"
     words = f"{SWEEP} --backend {backend} --launcher {launcher} --fail-fast"
-    job = submit(cluster, out, words)
-    assert wait_until(lambda: measured(out) > 2, 60), finish(cluster, job, out)
+    job = submit_measuring(cluster, out, words)
     victim = find_rank(cluster, "1")
     victim.send_signal(signal.SIGKILL)
     code, output = finish(cluster, job, out)
@@ -169,7 +180,7 @@ def test_a_killed_rank_is_named_and_the_job_resumes(cluster, tmp_path, backend, 
     assert (3, "partial") == (code, status), output
     # mpirun may hear first of rank 0 that has lost its partner, and then names no signal.
     assert re.search("^rank 1 on host n1 (was killed by signal 9|has died)", reason), output
-    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+    check_no_tasks(cluster)
     check_resumed(cluster, out, words)
 
 
@@ -183,14 +194,13 @@ def test_a_job_that_is_ended_is_kept_and_resumes(cluster, tmp_path, how, code):
     """Keep the measurements of a cancelled job, and resume."""
     out = tmp_path / "run"
     words = f"{SWEEP} --backend mpi"
-    job = submit(cluster, out, words)
-    assert wait_until(lambda: measured(out) > 2, 60), finish(cluster, job, out)
+    job = submit_measuring(cluster, out, words)
     cluster.run("scancel", *how, job)
     ended, output = finish(cluster, job, out)
     assert code in {None, ended}, output
     status, reason = facts(out, "status reason")
     assert ("interrupted", True) == (status, "SIGTERM" in reason), output
-    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+    check_no_tasks(cluster)
     check_resumed(cluster, out, words)
 
 

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,6 @@ sys.exit(9)
 """
 COUNTING = (sys.executable, "-c", COUNTER)
 NOTHING = "Nothing was tuned"
-#: The type of the fixture ``started``.
-Started = Callable[..., tuple[list[str], dict[str, str]]]
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ PAGES = [
 #: Terms of our own: write confirmation launches, sample, speed, same or changed gradients, effect
 #: on accuracy, extension, reference run, your script.
 PRIVATE_TERMS = re.compile(
-    r"fresh (?:launch|block)|\bvisits? (?!N)|states? of the machine|leaves? learning|alters? learning"
-    r"|effect on learning|second look|kept run|a person\b"
+    r"fresh (?:launch|block)|\bvisits? (?!N)|states? of the machine|leaves? learning"
+    r"|alters? learning|effect on learning|second look|kept run|a person\b"
 )
 #: Every command by the words that call it: ("run",), ("lab", "run").
 LEAVES = dict(leaves(COMMANDS))

@@ -40,7 +40,8 @@ started = []
 for rank in range(ranks):
     place = dict(START_RANK=rank, START_RANKS=ranks, START_LOCAL_RANK=rank, START_LOCAL_RANKS=ranks)
     place |= dict(RANK=rank, WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    started.append(subprocess.Popen(program, env=os.environ | {{name: str(value) for name, value in place.items()}}))
+    place = {{name: str(value) for name, value in place.items()}}
+    started.append(subprocess.Popen(program, env=os.environ | place))
 sys.exit(max(rank.wait() for rank in started))
 """
 

@@ -37,14 +37,17 @@ addEventListener("load", () => {
   report("width", innerWidth);
   const figures = [...document.querySelectorAll("figure.drawing svg")];
   report("figures", figures.filter((svg) => svg.getBoundingClientRect().height > 50).length);
-  report("first-screen", Math.round(document.querySelector("header").getBoundingClientRect().bottom));
+  const header = document.querySelector("header").getBoundingClientRect();
+  report("first-screen", Math.round(header.bottom));
   const wide = [...document.querySelectorAll("main *")].filter((part) =>
     !part.closest(".scroll, svg, pre") && part.getBoundingClientRect().right > innerWidth + 1);
   report("wide", wide.map((part) => part.tagName).join(" "));
   const table = document.querySelector("table.sortable:has(tbody tr:nth-child(3))");
-  const index = [...table.tHead.rows[0].cells].findIndex((head) => head.classList.contains("number"));
-  const button = table.tHead.rows[0].cells[index].querySelector("button");
-  const column = () => [...table.tBodies[0].rows].map((row) => row.cells[index].dataset.value).join(",");
+  const heads = [...table.tHead.rows[0].cells];
+  const index = heads.findIndex((head) => head.classList.contains("number"));
+  const button = heads[index].querySelector("button");
+  const value = (row) => row.cells[index].dataset.value;
+  const column = () => [...table.tBodies[0].rows].map(value).join(",");
   report("before", column());
   button.click();
   report("up", column());

@@ -109,11 +109,16 @@ def test_visits_of_a_launch_become_one_record(mine):
     assert [7.0] == load_run(path).records[-1].times_us
 
 
-def test_a_further_visit_states_only_what_differs(mine):
-    """Write a visit whole again after a resume; refuse one whose whole line is missing."""
-    visits = [
+def two_visits() -> list[Record]:
+    """Return two visits of one repetition each."""
+    return [
         make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)
     ]
+
+
+def test_a_further_visit_states_only_what_differs(mine):
+    """Write a visit whole again after a resume; refuse one whose whole line is missing."""
+    visits = two_visits()
     path = make_run(mine, visits)
     with opened(path) as store:
         store.append(dataclasses.replace(visits[1], visit=3))
@@ -130,9 +135,7 @@ def test_a_further_visit_states_only_what_differs(mine):
 
 def test_a_case_that_fails_after_some_visits_is_measured_again(mine):
     """Replace a launch's visits by a later failure, so that the case is repeated."""
-    visits = [
-        make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)
-    ]
+    visits = two_visits()
     failure = make_record(status="failed", reason="A rank died.")
     path = make_run(mine, [*visits, failure])
     request = RunRequest(cases=[failure.case], ranks=2, seed=1, budget=BUDGETS["quick"])

@@ -192,11 +192,15 @@ def paired(*records: TrainingRecord, level: float = 0.95) -> Speedup:
     return speedup
 
 
+def faster_by(factor: float) -> list[float]:
+    """Return the times of the rounds at their speedups and a common factor."""
+    pairs = zip(SLOWING_MS, SPEEDUPS, strict=True)
+    return [own_ms / factor / speedup for own_ms, speedup in pairs]
+
+
 def in_rounds(launch: int = 0, factor: float = 1.0) -> list[TrainingRecord]:
     """Return both settings in one launch."""
-    faster = [
-        own_ms / factor / speedup for own_ms, speedup in zip(SLOWING_MS, SPEEDUPS, strict=True)
-    ]
+    faster = faster_by(factor)
     return [blocks_of(OWN, SLOWING_MS, launch), blocks_of(FIVE, faster, launch)]
 
 
@@ -259,9 +263,7 @@ def test_divided_blocks_are_compared_by_round(factors, *, is_student):
     """
     records = []
     for launch, factor in enumerate(factors):
-        faster = [
-            own_ms / factor / speedup for own_ms, speedup in zip(SLOWING_MS, SPEEDUPS, strict=True)
-        ]
+        faster = faster_by(factor)
         records += [divided(OWN, SLOWING_MS, launch), divided(FIVE, faster, launch)]
     speedup = paired(*records)
     in_launches = [1.2 * factor for factor in factors]

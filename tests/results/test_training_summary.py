@@ -22,6 +22,7 @@ from commbench.results.training_summary import bucket_rows
 
 FP16 = make_training_case("fp16")
 LOCAL = make_training_case("local")
+DRIFTING = {"step_ms": [20.0] * 10 + [23.0] * 10, "block_lengths": [10, 10]}
 
 
 def flags_of(records: list[TrainingRecord], **info: Any) -> set[str]:
@@ -220,7 +221,7 @@ def test_same_layout_as_the_baseline_is_the_same():
         ("ranks_differ", {"ranks_agree": False}),
         ("traffic", {"sent_bytes": 30_000_000.0}),
         ("layout", {"flags": ["layout"]}),
-        ("drift", {"step_ms": [20.0] * 10 + [23.0] * 10, "block_lengths": [10, 10]}),
+        ("drift", DRIFTING),
         ("unsteady", {"step_ms": list(np.linspace(20, 30, 20)), "block_lengths": [20]}),
         (
             "bimodal",
@@ -258,19 +259,12 @@ def test_headers_are_no_warning():
 
 def test_drift_is_that_of_the_baseline():
     """Flag all configurations of a group if its baseline drifted in most launches."""
-    drifting = {"step_ms": [20.0] * 10 + [23.0] * 10, "block_lengths": [10, 10]}
     base = launches_of(20)
     for drifted, expected in ((2, False), (3, True)):
-        moved = [
-            dataclasses.replace(one, **(drifting if i < drifted else {}))
-            for i, one in enumerate(base)
-        ]
-        rows = rows_of([*moved, *launches_of(15, FP16)])
-        assert (
-            expected
-            == ("drift" in rows["fp16 default"].flags)
-            == ("drift" in rows["none default"].flags)
-        )
+        moved = [dataclasses.replace(record, **DRIFTING) for record in base[:drifted]]
+        rows = rows_of([*moved, *base[drifted:], *launches_of(15, FP16)])
+        assert expected == ("drift" in rows["fp16 default"].flags)
+        assert expected == ("drift" in rows["none default"].flags)
 
 
 # ------------------------------------------------------------------------------------------ buckets
@@ -293,13 +287,11 @@ def test_buckets_are_medians_over_launches():
 
 def test_other_buckets_are_left_out():
     """Use only launches with the usual buckets, of the sweep, with DDP."""
-    usual, other = (
-        [make_bucket(done_ms=8.0)],
-        [make_bucket(1, done_ms=1.0), make_bucket(done_ms=9.0)],
-    )
+    usual = [make_bucket(done_ms=8.0)]
+    other = [make_bucket(1, done_ms=1.0), make_bucket(done_ms=9.0)]
     records = [
-        make_training_record(launch=i, buckets=buckets)
-        for i, buckets in enumerate((usual, other, usual))
+        make_training_record(launch=launch, buckets=buckets)
+        for launch, buckets in enumerate((usual, other, usual))
     ]
     confirm = make_training_record(make_training_case(phase="confirm"), buckets=other)
     rows = bucket_rows([*records, confirm, make_training_record(LOCAL)], {})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from effort import repetitions, slack
 from fields import fields_of
+from laws import covered
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu, wilcoxon
 
@@ -33,11 +34,6 @@ from commbench.stats.ratios import ratio_intervals
 from commbench.stats.significance import benjamini_hochberg, rank_test
 
 Floats = NDArray[np.float64]
-
-
-def covered(interval: Interval | None, truth: float) -> bool:
-    """Return whether the interval exists and contains the truth."""
-    return interval is not None and interval.low <= truth <= interval.high
 
 
 def family(samples: Floats) -> list[tuple[Floats, Floats]]:

@@ -231,11 +231,9 @@ def test_gpus_come_from_the_driver_without_nvml(monkeypatch, tmp_path):
     """List GPUs from the driver if nvidia-ml-py is not installed."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     driver = "proc/driver/nvidia"
-    root = plant(
-        tmp_path,
-        {
-            f"{driver}/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65\n",
-            f"{driver}/gpus/0000:01:00.0/information": "Model: \t NVIDIA H200\nGPU UUID: \t GPU-1\n",
-        },
-    )
+    files = {
+        f"{driver}/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65",
+        f"{driver}/gpus/0000:01:00.0/information": "Model: \t NVIDIA H200\nGPU UUID: \t GPU-1",
+    }
+    root = plant(tmp_path, files)
     assert [{**GPU, "driver_version": "580.65"}] == collect_host(root)["gpus"]

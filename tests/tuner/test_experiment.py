@@ -85,6 +85,11 @@ def steps_of(blocks: Sequence[Block]) -> int:
     return sum(UNTIMED + block.steps for block in blocks)
 
 
+def screened(tuning: Tuning) -> list[Block]:
+    """Return the blocks that screen the settings."""
+    return [block for block in tuning.blocks if block.phase == SWEEP]
+
+
 def make_settings(count: int, *hooked: TrainingCase) -> list[TrainingCase]:
     """Return ``count`` settings without a hook, then those with a hook."""
     return [*(make_training_case(cap=str(cap)) for cap in range(1, count + 1)), *hooked]
@@ -237,7 +242,7 @@ def test_no_limit_of_steps_is_exceeded(max_steps):
     tuning = simulate([1.0] * 10, NOISES["all"], max_steps=max_steps)
     assert steps_of(tuning.blocks) <= max_steps
     assert tuning.ending in {"steps", "decided"}
-    screening = [block for block in tuning.blocks if block.phase == SWEEP]
+    screening = screened(tuning)
     assert steps_of(screening[2:]) <= 0.4 * max_steps
     if max_steps >= 100:
         assert steps_of(tuning.blocks) > 2 * steps_of(screening) or tuning.ending == "decided"
@@ -249,7 +254,7 @@ def test_no_limit_of_time_is_exceeded(time_limit_s):
     tuning = simulate([1.0] * 10, LOGNORMAL, time_limit_s=time_limit_s)
     assert 0.1 * steps_of(tuning.blocks[1:]) <= 1.1 * max(time_limit_s, 0)
     assert tuning.ending == "time"
-    screening = [block for block in tuning.blocks if block.phase == SWEEP]
+    screening = screened(tuning)
     assert 0.1 * steps_of(screening[2:]) <= 0.45 * max(time_limit_s, 0)
 
 

@@ -2,13 +2,12 @@
 input.
 """
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from builders import read_info
+from builders import read_info, read_recommendation
 from fields import fields_of
 from launching import HERE, assert_code, finished
 
@@ -48,7 +47,7 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     out = tmp_path / "r"
     assert [("search", 0), ("confirm", 0)] == stages_of(out)
     assert {"ddp.csv", "buckets.csv"} <= set(fields_of(out.iterdir(), "name"))
-    recommended = json.loads((out / "recommendation.json").read_text())
+    recommended = read_recommendation(out)
     assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
     search = recommended["search"]
     assert search["settings"] == search["afresh"] + search["in_rounds"] + search["untried"] == 3
