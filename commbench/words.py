@@ -594,7 +594,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "accuracy_unknown": (
             "its effect on accuracy is unknown: there is neither a metric nor a loss"
         ),
-        "too_costly": "{subject}, for {cause}",
+        "accuracy_failed": "{subject}, for {cause}",
         "unfit_diverged": "its loss is not finite",
         "unfit_gradients": "its gradients are not finite",
         "unfit_parameters": "its parameters are not finite",
@@ -604,16 +604,16 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "unfit_untimed": "it was not timed",
         "unfit_untrained": "it was not trained",
         # A recommendation: settings that are not recommended, and what it takes.
-        "withheld_half_precision_unnamed": (
+        "withheld_half_precision_not_allowed": (
             "In half precision the fastest is {subject}, {speedup:thousandths} times as fast as"
             " {baseline} ({verdict:verdict}). To allow it, name it by --hook or --allow."
         ),
-        "withheld_lossy_unnamed": (
+        "withheld_lossy_not_allowed": (
             "Of lossy hooks the fastest is {subject}, {speedup:thousandths} times as fast as"
             " {baseline} ({verdict:verdict}). To allow it, name it by --hook or --allow and give"
             " {proofs}."
         ),
-        "withheld_lossy_unproven": (
+        "withheld_lossy_not_validated": (
             "Of lossy hooks the fastest is {subject}, {speedup:thousandths} times as fast as"
             " {baseline} ({verdict:verdict}). To allow it, give {proofs}."
         ),

@@ -81,13 +81,13 @@ READ: Sequence[tuple[str, type[Any], str]] = (
         "run_id suite argv status reason started seed budget git_commit world_size nodes",
     ),
     ("", RunInfo, "ranks_per_node launcher libraries oversubscribed left_out states"),
-    ("", RunInfo, "suspects"),
-    ("", RunInfo, "suspects_remarks"),
+    ("", RunInfo, "stragglers"),
+    ("", RunInfo, "straggler_remarks"),
     ("clock.", ClockFacts, "method error_us"),
     ("environment.", Environment, "versions variables emulated"),
     ("environment.hosts[].", Host, "hostname cpu_model physical_cores cpus_allowed virtualised"),
     ("launches[].", Launch, "stage seconds status reason ending"),
-    ("launches[].culprit.", FailedRank, "rank host case state stack"),
+    ("launches[].failed_rank.", FailedRank, "rank host case state stack"),
 )
 #: Fields of recommendation.json that are on the page though they have no text in the code.
 CONCLUSION = ("paragraph", "the conclusion, in words")

@@ -109,9 +109,6 @@ def _define(cls: type[Any], definitions: dict[str, Schema]) -> None:
         return
     definitions[cls.__name__] = {}  # of classes that name each other
     texts = docstrings_of_fields(cls)
-    keys = {}
-    if dataclasses.is_dataclass(cls):
-        keys = {each.name: each.metadata.get("key", each.name) for each in dataclasses.fields(cls)}
     properties = dict(ADDED.get(cls.__name__, {}))
     for name, hint in get_type_hints(cls, include_extras=True).items():
         if get_origin(hint) is ClassVar or hint is ClassVar:
@@ -119,7 +116,7 @@ def _define(cls: type[Any], definitions: dict[str, Schema]) -> None:
         schema = _of(hint, definitions)
         if name in texts:
             schema["description"] = clause(texts[name])
-        properties[keys.get(name, name)] = schema
+        properties[name] = schema
     description = first_paragraph(cls)
     definitions[cls.__name__] = {
         "type": "object",

@@ -98,6 +98,13 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Function]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Return an empty directory, below which the files of the system are read."""
+    monkeypatch.setattr("commbench.system.files.ROOT", tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _hears_signals():
     """Restore signals that background jobs and nohup ignore."""

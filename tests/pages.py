@@ -122,7 +122,7 @@ def make_hostile() -> Run:
                 "other_s": 0.1,
                 "status": "failed",
                 "reason": FORMULA,
-                "culprit": {"rank": 0, "host": HOST, "state": "died", "case": ""},
+                "failed_rank": {"rank": 0, "host": HOST, "state": "died", "case": ""},
             }
         ],
     )

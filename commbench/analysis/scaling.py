@@ -45,7 +45,7 @@ class Growth:
     law: str
     """``constant`` (within `CONSTANT`), ``log2 n``, ``n``, ``log2 n or n`` if the intervals
     allow both, ``neither``. ``undecided`` if growth is neither shown nor excluded. Empty with
-    too few numbers of ranks and on shared GPUs."""
+    too few numbers of ranks, in one launch and on shared GPUs."""
 
 
 class _Part(NamedTuple):
@@ -105,7 +105,10 @@ def _growth(by_ranks: Mapping[int, _Part]) -> Growth:
     before_us, after_us = launch_values(first.records), launch_values(last.records)
     ratio = (last.row.time_us or 0.0) / (first.row.time_us or math.nan)
     interval = None
-    paired = sorted(before_us.keys() & after_us.keys())
+    paired = []
+    for launch in sorted(before_us.keys() & after_us.keys()):
+        if before_us[launch] and after_us[launch]:  # else below the clock's resolution
+            paired.append(launch)
     if len(paired) > 1:
         sides = [[times_us[launch] for launch in paired] for times_us in (before_us, after_us)]
         ratio, interval = stats.ratio_interval(*sides)

@@ -60,8 +60,10 @@ def merge(
     parameters = sum(p.numel() for p in workload.model.parameters() if p.requires_grad)
     ranks_agree = parameters_finite = dense_bytes = None
     if case.uses_ddp:
-        ranks_agree = all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks)
         parameters_finite = all(rank.digest != NOT_FINITE for rank in all_ranks)
+        ranks_agree = all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks)
+        if ranks_agree and not parameters_finite:
+            ranks_agree = None  # such parameters have no checksum
         dense_bytes = ring_bytes(FLOAT32_BYTES * parameters, case.world_size)
     sent = [rank.sent_bytes for rank in all_ranks if rank.sent_bytes is not None]
     errors = [rank.grad_rel_error for rank in all_ranks if rank.grad_rel_error is not None]

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from commbench.collectives.backends import GPU_BACKENDS
 from commbench.engine.control import Control, gather_everywhere
 from commbench.system.clock import machine_id
-from commbench.system.files import ROOT
+from commbench.system.files import system_path
 from commbench.system.gpus import Nvml, gpu_addresses
 
 Kind = Literal["cpu", "gpu"]
@@ -53,16 +53,12 @@ class EnergyMeter:
     """Why a kind is not counted: a counter cannot be read, or some device has none."""
 
     @classmethod
-    def find(cls, root: Path = ROOT) -> EnergyMeter:
-        """Return the counters of all processors and all GPUs of this machine that can be read.
-
-        Args:
-            root: directory that contains /sys and /proc, for tests.
-        """
+    def find(cls) -> EnergyMeter:
+        """Return the counters of all processors and all GPUs of this machine that can be read."""
         counters: dict[str, Counter] = {}
         kinds = []
         missing = {}
-        for kind, found in zip(KINDS, (_processors(root), _gpus(root)), strict=True):
+        for kind, found in zip(KINDS, (_processors(), _gpus()), strict=True):
             if isinstance(found, str):
                 missing[kind] = found
             elif found:
@@ -139,13 +135,13 @@ def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.fi
     return EnergyMeter(counters, kinds, reasons)
 
 
-def _processors(root: Path) -> dict[str, Counter] | str:
+def _processors() -> dict[str, Counter] | str:
     """Return RAPL's packages and their memory (Linux, power/powercap).
 
     If one cannot be read, the reason.
     """
     counters = {}
-    for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
+    for zone in sorted(system_path("sys/class/powercap").glob("intel-rapl:*")):
         try:
             if not (zone / "name").read_text().strip().startswith(_ZONES):
                 continue
@@ -166,7 +162,7 @@ def _rapl_J(file: Path) -> float | None:
         return None
 
 
-def _gpus(root: Path) -> dict[str, Counter] | str:
+def _gpus() -> dict[str, Counter] | str:
     """Return NVML's counters of all GPUs (Volta and later).
 
     If one cannot be read, the reason.
@@ -184,7 +180,7 @@ def _gpus(root: Path) -> dict[str, Counter] | str:
             silent.append(str(number))
     if silent:
         return f"NVML counts no energy of GPU {', '.join(silent)} of {len(handles)}"
-    if handles or not gpu_addresses(root):
+    if handles or not gpu_addresses():
         return counters
     if nvml.has_started:
         return "NVML lists none of the GPUs"

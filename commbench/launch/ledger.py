@@ -276,7 +276,7 @@ class Ledger:
         if launch.plan.env:
             entry["env"], entry["variables"] = launch.plan.env, launch.variables
         if ending.failed_rank:
-            entry["culprit"] = ending.failed_rank
+            entry["failed_rank"] = ending.failed_rank
         self._has_all_rows = False
         self.store.update(launches=[*self.store.info.get("launches", []), entry])
         if ending.status == "ok":

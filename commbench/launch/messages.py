@@ -65,7 +65,8 @@ _REMEDIES = {
     ),
     "lab_host_missing": r"there is no emulated host '(?P<host>[^']*)'",
     "daemon_not_started": (
-        r"daemon failed to report back after being spawned.*?Remote host: (?P<host>\S+)"
+        r"(?:daemon failed to report back after being spawned.*?Remote host: |Unable to run"
+        r" bstrap_proxy on )(?P<host>\S+)"
     ),
     "slots_missing": r"There are not enough slots available",
     "program_missing": (

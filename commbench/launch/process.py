@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import signal
 import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
 import psutil
@@ -120,11 +122,24 @@ class Launched:
         """Make every rank report its stacks: by the launcher if it forwards signals, else only
         ranks on this host.
         """
-        reached = [self._process.pid]
-        if not by_launcher:
-            reached = [pid for pid in self._members(set()) if pid in pids]
-        for pid in reached:
-            _signal(pid, signal.SIGUSR1)
+        for pid in self._members(set()):
+            is_reached = pid in pids
+            if by_launcher:
+                is_reached = self._is_launcher(pid)
+            if is_reached:
+                _signal(pid, signal.SIGUSR1)
+
+    def _is_launcher(self, pid: int) -> bool:
+        """Return whether a process is the launcher: it is in the first process's group and catches
+        SIGUSR1. The signal would end a script that has started the launcher.
+        """
+        try:
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+            caught = re.findall(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+            is_caught = bool(int(caught[0], 16) >> (signal.SIGUSR1 - 1) & 1)
+            return is_caught and os.getpgid(pid) == self._process.pid
+        except OSError:
+            return False
 
     def make_print(self, pid: int) -> None:
         """Make the interpreter of a rank on this host print its stacks on stderr, even if all
@@ -140,7 +155,9 @@ class Launched:
         Return whether the launcher has ended in time, which shows that it reached all hosts.
         """
         if self.returncode is None:
-            _signal(self._process.pid, signal.SIGTERM)
+            # The group has the launcher and a script around it; each rank has its own group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
             self.drain(GRACE_S, handle)
         in_time = self.returncode is not None
         self.kill()

@@ -171,7 +171,7 @@ def answer_settings(run: Run) -> Iterator[RenderableType]:
             low, high = choice.speedup_ci
         speedup = with_interval(choice.speedup, low, high, 2)
         lines.append((name, _milliseconds(choice.step_ms), speedup))
-    extent = fresh_extent(advice.launches, advice.blocks, is_live=advice.is_live)
+    extent = fresh_extent(advice.launches, advice.blocks, is_live=advice.live)
     title = f"{advice.workload}, {advice.backend}, {extent}"
     yield _table_of_settings(title, heading, lines, _exposed(run, advice))
 

@@ -14,8 +14,6 @@ from commbench.analysis.comparison.findings import (
     answer,
     beyond,
     closing,
-    name_of,
-    names_of,
     regressions,
 )
 from commbench.analysis.comparison.verdicts import BrokenCase, ComparedCase, ComparisonTable
@@ -34,9 +32,8 @@ _MORE = "further launches of each run that would settle it"
 
 def case_columns(table: ComparisonTable) -> tuple[Column[ComparedCase], ...]:
     """Return the columns of a comparison, for the terminal and the page."""
-    names = names_of(table)
     return (
-        Column("case", lambda case: name_of(case, names), can_wrap=True),
+        Column("case", table.name_of, can_wrap=True),
         Column("A", "time_a_us", text_of=microseconds, is_number=True),
         Column("B", "time_b_us", text_of=microseconds, is_number=True),
         Column("B / A [CI]", "comparison.estimate", text_of=thousandths),
@@ -220,7 +217,6 @@ _TEXTS = (
 
 def comparison_rows(table: ComparisonTable, threshold: float) -> list[dict[str, Any]]:
     """Return one row for each case, in table order, then for the cases that only one side has."""
-    names = names_of(table)
     rows = []
     cases: list[ComparedCase | BrokenCase] = [*table.cases, *table.broken]
     for case in cases:
@@ -232,7 +228,7 @@ def comparison_rows(table: ComparisonTable, threshold: float) -> list[dict[str, 
             row[name] = getattr(case.case, name, row[name])
         row["message_bytes"] = row["message_bytes"] or None  # operations without data
         kind = "training" if isinstance(case.case, TrainingCase) else "collective"
-        row |= {"schema": SCHEMA, "kind": kind, "case": names[case.case], "group": case.group}
+        row |= {"schema": SCHEMA, "kind": kind, "case": table.names[case.case], "group": case.group}
         row["forced"] = table.is_forced
         if isinstance(case, BrokenCase):
             row["verdict"] = f"{case.status_a} in A, {case.status_b} in B"

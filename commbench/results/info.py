@@ -82,7 +82,7 @@ class Launch(TypedDict, total=False):
     """Number of the launch."""
     started: str | None
     """UTC in ISO 8601."""
-    culprit: FailedRank | None
+    failed_rank: FailedRank | None
     """The failed rank."""
     ending: str
     """Why a live tuning ended, see `commbench.tuner.experiment.Experiment.ending`."""
@@ -204,13 +204,13 @@ class RunInfo(TypedDict, total=False):
     """The imported outputs."""
     argv: Sequence[str]
     """The command line."""
-    suspects: Sequence[JsonMapping]
+    stragglers: Sequence[JsonMapping]
     """Hosts, ranks, links, uplinks and groups that are slower than their peers: ``kind``, ``name``,
     ``factor`` (times as slow as a typical peer), its 95 % interval ``ci`` over launches (None for
     one launch), and ``evidence``."""
-    suspects_comparisons: int
+    straggler_comparisons: int
     """Number of hosts, ranks, links and groups that were compared."""
-    suspects_remarks: Sequence[str]
+    straggler_remarks: Sequence[str]
     """Sentences on what could not be told."""
     env: Sequence[str]
     """The environments of the launches, the first one and its control first; absent if none was

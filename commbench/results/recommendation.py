@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from commbench.ddp.plan.cases import TrainingCase, baseline_name, setting_name
@@ -24,10 +23,10 @@ EFFECTS: tuple[LearningEffect, ...] = get_args(LearningEffect)
 #: Why a setting that alters learning is not recommended: no option names its hook; its effect on
 #: learning was neither shown by ``--max-accuracy-loss`` nor waived by ``--accept-loss``; or nothing
 #: prevents that it is.
-Withheld = Literal["unnamed", "unproven", ""]
+Withheld = Literal["not_allowed", "not_validated", ""]
 Bounds = tuple[float, float]
-#: The schema of ``recommendation.json``, unchanged since the first version.
-RECOMMENDATION_SCHEMA = 1
+#: The schema of ``recommendation.json``.
+RECOMMENDATION_SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +165,7 @@ class Recommendation:
     blocks: int = 0
     """Pairs of confirmation blocks behind the verdict of a live tuning with fewer than 4 launches;
     else 0."""
-    is_live: bool = field(default=False, metadata={"key": "live"})
+    live: bool = False
     """Whether a user's own training was tuned; the baseline is then the script's own setting."""
     safe: SafeChoice
     """The fastest setting that leaves gradients the same; the baseline if none was faster."""
@@ -176,11 +175,11 @@ class Recommendation:
     """All confirmed settings beside the baseline, the fastest first."""
     cost: Cost | None = None
     """Of ``best``; None if that is the baseline or the workload has no loss."""
-    warnings: tuple[str, ...] = field(default=(), metadata={"key": "doubts"})
+    warnings: tuple[str, ...] = ()
     """Limits of the conclusion, each a clause."""
     max_accuracy_loss: float | None = None
     """Largest accuracy loss of a recommended setting; None: not judged."""
-    too_costly: tuple[str, ...] = ()
+    accuracy_failed: tuple[str, ...] = ()
     """Settings that may lose more, each with the reason."""
     search: Search | None = None
     """How a tuning selected it; None for a sweep, which measures all."""
@@ -189,13 +188,13 @@ class Recommendation:
     varied."""
     env_reason: str = ""
     """A sentence on the choice of ``env``."""
-    launch_advice: str = field(default="", metadata={"key": "surer"})
+    further_launches: str = ""
     """A sentence on the launches that would decide; empty if decided or unknown."""
 
     @property
     def baseline_name(self) -> str:
         """The baseline, in words."""
-        return baseline_name(is_live=self.is_live)
+        return baseline_name(is_live=self.live)
 
     def named(self, choice: Choice) -> str:
         """Return a setting in words; switches that the baseline has too are left out."""
@@ -213,8 +212,7 @@ class Recommendation:
 
     def to_json(self) -> JsonObject:
         """Return the object of ``recommendation.json``, without its paragraph."""
-        values = {_KEYS.get(name, name): value for name, value in dataclasses.asdict(self).items()}
-        return {"schema": RECOMMENDATION_SCHEMA, **values}
+        return {"schema": RECOMMENDATION_SCHEMA, **dataclasses.asdict(self)}
 
     @classmethod
     def from_json(cls, data: JsonMapping) -> Recommendation:
@@ -223,21 +221,11 @@ class Recommendation:
         Raises:
             InputError: the data are something else.
         """
-        if isinstance(data, Mapping):
-            data = {**data, **{name: data[key] for name, key in _KEYS.items() if key in data}}
         read = read_as(cls, data)
         choices = [read.baseline, read.best, read.best_uncompressed, read.safe]
         for choice in (*choices, *read.alternatives, *read.altering):
             choice.case.checked()
         return read
-
-
-#: Keys of ``recommendation.json`` that differ from the field's name.
-_KEYS = {
-    each.name: each.metadata["key"]
-    for each in dataclasses.fields(Recommendation)
-    if "key" in each.metadata
-}
 
 
 def fresh_extent(launches: int, blocks: int, *, is_live: bool) -> str:

@@ -108,7 +108,7 @@ def _headline(recommendation: Recommendation) -> Finding:
         *_stated("reason", advice.reason),
         *_safe(advice),
         *_altering(advice, are_withheld=True),
-        *_stated("decide", advice.launch_advice),
+        *_stated("decide", advice.further_launches),
     ]
     return Finding(code, subject, numbers, "verdict", details=tuple(details))
 
@@ -152,7 +152,7 @@ def _altering(recommendation: Recommendation, *, are_withheld: bool) -> Iterator
     what it takes to have them recommended. The reason states the gain of the best.
     """
     proofs = "--max-accuracy-loss or --accept-loss"
-    if recommendation.is_live:
+    if recommendation.live:
         proofs = "--accept-loss"
     for choice in recommendation.altering:
         is_best = setting_of(choice) == setting_of(recommendation.best)
@@ -197,7 +197,7 @@ def _cost(choice: Choice, cost: Cost | None, recommendation: Recommendation) -> 
     subject = recommendation.named(choice)
     if cost is None:
         code = "learning_unmeasured"
-        if recommendation.is_live:
+        if recommendation.live:
             code = "learning_unmeasured_live"
         yield Finding(code, subject)
         return
@@ -224,7 +224,7 @@ def _compared(name: str, compared: Difference) -> dict[str, Value]:
 
 def _accuracy(recommendation: Recommendation) -> Iterator[Finding]:
     """Yield what --max-accuracy-loss left out; nothing where it was not given."""
-    limit, left_out = recommendation.max_accuracy_loss, recommendation.too_costly
+    limit, left_out = recommendation.max_accuracy_loss, recommendation.accuracy_failed
     if limit is None:
         return
     numbers: dict[str, Value] = {"limit": limit, "settings": "; ".join(left_out[:NAMED])}

@@ -44,9 +44,9 @@ _CONCLUDED = frozenset(
         "reason",
         "states",
         "components",
-        "suspects",
-        "suspects_comparisons",
-        "suspects_remarks",
+        "stragglers",
+        "straggler_comparisons",
+        "straggler_remarks",
     }
 )
 

@@ -8,26 +8,25 @@ import statistics
 import time
 from collections.abc import Callable
 from itertools import pairwise, repeat, starmap
-from pathlib import Path
 
-from commbench.system.files import ROOT, read_text
+from commbench.system.files import read_text, system_path
 
 
-def boot_id(root: Path = ROOT) -> str | None:
+def boot_id() -> str | None:
     """Return the random identifier that the kernel draws at boot."""
-    return read_text(root, "proc/sys/kernel/random/boot_id")
+    return read_text("proc/sys/kernel/random/boot_id")
 
 
-def time_namespace(root: Path = ROOT) -> str | None:
+def time_namespace() -> str | None:
     """Return the label of this process's time namespace; None before Linux 5.6."""
     try:
         # The target 'time:[402...]' is a label, not a path.
-        return os.readlink(root / "proc/self/ns/time")  # noqa: PTH115
+        return os.readlink(system_path("proc/self/ns/time"))  # noqa: PTH115
     except OSError:
         return None
 
 
-def clock_domain(root: Path = ROOT) -> str:
+def clock_domain() -> str:
     """Return 'boot_id/time-namespace': two ranks share CLOCK_MONOTONIC only if their values are
     equal.
 
@@ -37,17 +36,17 @@ def clock_domain(root: Path = ROOT) -> str:
     necessary, not
     sufficient: virtual machines resumed from one snapshot can have the same boot id.
     """
-    boot = boot_id(root)
+    boot = boot_id()
     if boot is None:
         return f"{socket.gethostname()}:{os.getpid()}/unknown"
-    return f"{boot}/{time_namespace(root) or 'none'}"
+    return f"{boot}/{time_namespace() or 'none'}"
 
 
-def machine_id(root: Path = ROOT) -> str:
+def machine_id() -> str:
     """Return an identifier that all containers and emulated hosts of one machine share: the boot
     id, else the name.
     """
-    return boot_id(root) or socket.gethostname()
+    return boot_id() or socket.gethostname()
 
 
 def timer_tick_s(clock: Callable[[], int] = time.perf_counter_ns) -> float:

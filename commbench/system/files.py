@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
+#: The directory that holds these; tests set another one.
 ROOT = Path("/")
 
 
-def read_text(root: Path, name: str) -> str | None:
-    """Return the stripped text of a file below root; None if it is absent, unreadable or empty."""
+def system_path(*parts: str | PurePath) -> Path:
+    """Return the path of a file or folder, which its parts name below the root."""
+    return ROOT.joinpath(*parts)
+
+
+def read_text(*parts: str | PurePath) -> str | None:
+    """Return the stripped text of a file; None if it is absent, unreadable or empty."""
     try:
-        return (root / name).read_text(errors="replace").strip() or None
+        return system_path(*parts).read_text(errors="replace").strip() or None
     except OSError:
         return None
 

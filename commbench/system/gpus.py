@@ -8,10 +8,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import permutations
-from pathlib import Path
 from typing import Any, TypedDict
 
-from commbench.system.files import ROOT, parse_fields, read_text
+from commbench.system.files import parse_fields, read_text, system_path
 
 
 class Gpu(TypedDict):
@@ -109,7 +108,7 @@ def _address(info: Any) -> str | None:
 # --------------------------------------------------------------------------------------- which GPUs
 
 
-def list_gpus(root: Path = ROOT) -> list[Gpu]:
+def list_gpus() -> list[Gpu]:
     """Return the GPUs of this host as NVML lists them, else as the NVIDIA kernel driver does."""
     nvml = Nvml()
     gpus: list[Gpu] = []
@@ -126,8 +125,8 @@ def list_gpus(root: Path = ROOT) -> list[Gpu]:
             )
     if gpus:
         return gpus
-    driver = re.search(r"\d+\.\d+(\.\d+)*", read_text(root, "proc/driver/nvidia/version") or "")
-    for file in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+    driver = re.search(r"\d+\.\d+(\.\d+)*", read_text("proc/driver/nvidia/version") or "")
+    for file in sorted(system_path("proc/driver/nvidia/gpus").glob("*/information")):
         information = parse_fields(read_text(file.parent, file.name), ":")
         gpus.append(
             {
@@ -140,7 +139,7 @@ def list_gpus(root: Path = ROOT) -> list[Gpu]:
     return gpus
 
 
-def gpu_addresses(root: Path = ROOT) -> list[str]:
+def gpu_addresses() -> list[str]:
     """Return the PCI addresses of NVIDIA's GPUs, ``0000:17:00.0``, sorted, which is nvidia-smi's
     order.
 
@@ -148,7 +147,7 @@ def gpu_addresses(root: Path = ROOT) -> list[str]:
     """
     nvidia, display = "0x10de", "0x03"
     addresses: list[str | None] = []
-    for device in (root / "sys/bus/pci/devices").glob("*"):
+    for device in system_path("sys/bus/pci/devices").glob("*"):
         is_display = (read_text(device, "class") or "").startswith(display)
         if is_display and read_text(device, "vendor") == nvidia:
             addresses.append(device.name)

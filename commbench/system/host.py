@@ -16,7 +16,7 @@ from typing import TypedDict
 import psutil
 
 from commbench.system.clock import boot_id, time_namespace, timer_cost_s, timer_tick_s
-from commbench.system.files import ROOT, parse_fields, read_text
+from commbench.system.files import parse_fields, read_text, system_path
 from commbench.system.gpus import Gpu, list_gpus
 from commbench.system.topology import RdmaPort, Topology, count_processors, numa_folders, rdma_ports
 
@@ -102,53 +102,49 @@ class Host(TypedDict, total=False):
     """NUMA nodes, devices and their links."""
 
 
-def collect_host(root: Path = ROOT) -> Host:
-    """Collect the conditions of this host, except its ``topology``; unknown values are None.
-
-    Args:
-        root: where /proc, /sys and /etc are found, for tests.
-    """
-    sockets, cores, _ = count_processors(root)
+def collect_host() -> Host:
+    """Collect the conditions of this host, except its ``topology``; unknown values are None."""
+    sockets, cores, _ = count_processors()
     total, available = None, None
     with contextlib.suppress(OSError):  # a service may see no file of /proc but processes'
         memory = psutil.virtual_memory()
         total, available = memory.total, memory.available
-    loads = (read_text(root, "proc/loadavg") or "").split()[:3]
-    release = parse_fields(read_text(root, "etc/os-release"), "=")
+    loads = (read_text("proc/loadavg") or "").split()[:3]
+    release = parse_fields(read_text("etc/os-release"), "=")
     # a container engine's, also in a virtual machine made from a container image
     markers = (".dockerenv", "run/.containerenv", ".singularity.d")
-    has_marker = any((root / name).exists() for name in markers)
+    has_marker = any(system_path(name).exists() for name in markers)
     clock_source = "sys/devices/system/clocksource/clocksource0/current_clocksource"
     return {
         "hostname": socket.gethostname(),
         "machine": platform.machine(),
         "kernel": platform.release(),
         "os": release.get("PRETTY_NAME") or platform.system(),
-        "boot_id": boot_id(root),
-        "time_namespace": time_namespace(root),
-        "clock_source": read_text(root, clock_source),
+        "boot_id": boot_id(),
+        "time_namespace": time_namespace(),
+        "clock_source": read_text(clock_source),
         "timer_tick_s": timer_tick_s(),
         "timer_cost_s": timer_cost_s(),
-        "virtualised": is_virtualised(root),
+        "virtualised": is_virtualised(),
         "container": has_marker or "KUBERNETES_SERVICE_HOST" in os.environ,
         "superuser": is_superuser(),
-        "cpu_model": cpu_model(root),
+        "cpu_model": cpu_model(),
         "sockets": sockets or None,
         "physical_cores": cores or None,
         "logical_cpus": os.cpu_count(),
         "cpus_allowed": len(usable_cpus()),
-        "cpu_quota": cpu_quota(root),
-        "numa_nodes": len(numa_folders(root)) or None,
-        "governor": _governor(root),
-        "turbo": _turbo(root),
+        "cpu_quota": cpu_quota(),
+        "numa_nodes": len(numa_folders()) or None,
+        "governor": _governor(),
+        "turbo": _turbo(),
         "cpu_steal_ratio": _steal_ratio(),
         "load_average": list(map(float, loads)) or None,
         "memory_total_bytes": total,
         "memory_available_bytes": available,
-        "tcp_congestion_control": read_text(root, "proc/sys/net/ipv4/tcp_congestion_control"),
+        "tcp_congestion_control": read_text("proc/sys/net/ipv4/tcp_congestion_control"),
         "interfaces": _interfaces(),
-        "rdma": rdma_ports(root),
-        "gpus": list_gpus(root),
+        "rdma": rdma_ports(),
+        "gpus": list_gpus(),
     }
 
 
@@ -157,17 +153,17 @@ def is_superuser() -> bool:
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
-def is_virtualised(root: Path = ROOT) -> bool:
+def is_virtualised() -> bool:
     """Return whether this kernel runs under a hypervisor, by the x86 CPU flag, elsewhere by the
     board's name.
     """
-    flags = parse_fields(read_text(root, "proc/cpuinfo"), ":").get("flags")
+    flags = parse_fields(read_text("proc/cpuinfo"), ":").get("flags")
     if flags is not None:
         return "hypervisor" in flags.split()
     names = ("sys_vendor", "product_name")
-    board = " ".join(str(read_text(root, f"sys/class/dmi/id/{name}")) for name in names)
+    board = " ".join(str(read_text(f"sys/class/dmi/id/{name}")) for name in names)
     virtual = r"QEMU|KVM|VMware|Xen|Parallels|Virtual Machine|Google Compute|Amazon EC2 (?!.*metal)"
-    return bool(re.search(virtual, board)) or read_text(root, "sys/hypervisor/type") is not None
+    return bool(re.search(virtual, board)) or read_text("sys/hypervisor/type") is not None
 
 
 def usable_cpus() -> list[int]:
@@ -177,36 +173,36 @@ def usable_cpus() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def cpu_model(root: Path = ROOT) -> str | None:
+def cpu_model() -> str | None:
     """Return the name of the CPU: x86 'model name', POWER 'cpu', else Arm's implementer and part
     numbers.
     """
-    info = parse_fields(read_text(root, "proc/cpuinfo"), ":")
+    info = parse_fields(read_text("proc/cpuinfo"), ":")
     if "CPU part" in info and "model name" not in info:
         return f"implementer {info.get('CPU implementer')} part {info['CPU part']}"
     return info.get("model name") or info.get("cpu") or platform.processor() or None
 
 
-def cpu_quota(root: Path = ROOT) -> float | None:
+def cpu_quota() -> float | None:
     """Return the CPU time that control groups (version 1 or 2) allow, in CPUs.
 
     None without a limit.
 
     The limits of parent groups apply too: the lowest limit counts.
     """
-    return min(filter(None, map(_quota, _control_groups(root))), default=None)
+    return min(filter(None, map(_quota, _control_groups())), default=None)
 
 
-def _control_groups(root: Path) -> Iterator[Path]:
+def _control_groups() -> Iterator[Path]:
     """Yield this process's CPU control groups and their parents."""
-    for line in (read_text(root, "proc/self/cgroup") or "").splitlines():
+    for line in (read_text("proc/self/cgroup") or "").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
         group_path = PurePosixPath(path.lstrip("/"))
         for mount in (controllers, "cpu") if controllers else ("", "unified"):
             for group in (group_path, *group_path.parents):
-                yield root / "sys/fs/cgroup" / mount / group
+                yield system_path("sys/fs/cgroup", mount, group)
 
 
 def _quota(group: Path) -> float | None:
@@ -219,16 +215,16 @@ def _quota(group: Path) -> float | None:
     return int(quota) / int(period)
 
 
-def _governor(root: Path) -> str | None:
+def _governor() -> str | None:
     """Return the frequency governor; if CPUs differ, all of them, sorted and joined by commas."""
-    policies = (root / "sys/devices/system/cpu/cpufreq").glob("policy[0-9]*")
+    policies = system_path("sys/devices/system/cpu/cpufreq").glob("policy[0-9]*")
     governors = {read_text(policy, "scaling_governor") for policy in policies}
     return ",".join(sorted(filter(None, governors))) or None
 
 
-def _turbo(root: Path) -> bool | None:
+def _turbo() -> bool | None:
     for name, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")):
-        text = read_text(root, f"sys/devices/system/cpu/{name}")
+        text = read_text(f"sys/devices/system/cpu/{name}")
         if text is not None:
             return text == on
     return None

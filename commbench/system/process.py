@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from commbench.system.files import ROOT, parse_fields, read_text
+from commbench.system.files import parse_fields, read_text
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def reset_peak_memory() -> None:
 
 def peak_memory_bytes() -> int | None:
     """Return the peak since the last reset, in bytes; None if the system does not report it."""
-    peak = parse_fields(read_text(ROOT, "proc/self/status"), ":").get("VmHWM")
+    peak = parse_fields(read_text("proc/self/status"), ":").get("VmHWM")
     return int(peak.split()[0]) * 1024 if peak else None
 
 

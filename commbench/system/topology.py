@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from commbench.schema import Ranks
-from commbench.system.files import ROOT, read_text
+from commbench.system.files import read_text, system_path
 from commbench.system.gpus import (
     GpuPort,
     gpu_addresses,
@@ -187,26 +187,25 @@ class Topology(_Topology, total=False):
     """The ranks of this host."""
 
 
-def collect_topology(root: Path = ROOT, emulated: Emulated | None = None) -> Topology:
+def collect_topology(emulated: Emulated | None = None) -> Topology:
     """Collect the topology of this host, except its ``ranks``.
 
     Args:
-        root: where /proc and /sys are found, for tests.
         emulated: the conditions of the emulated cluster that this host belongs to, if any: its
             network interfaces then get the rate that they are shaped to.
     """
-    sockets, cores, threads = count_processors(root)
-    gpus, network, rdma = _gpus(root), _network(root, emulated), _rdma(root)
+    sockets, cores, threads = count_processors()
+    gpus, network, rdma = _gpus(), _network(emulated), _rdma()
     return {
         "sockets": sockets or None,
         "cores": cores or None,
         "threads": threads or None,
-        "caches": _caches(root),
-        "numa": _numa(root),
+        "caches": _caches(),
+        "numa": _numa(),
         "gpus": gpus,
         "network": network,
         "rdma": rdma,
-        "links": _links(root, gpus, network, rdma),
+        "links": _links(gpus, network, rdma),
         "peer_access": peer_access([gpu["pci"] for gpu in gpus]),
     }
 
@@ -220,9 +219,9 @@ def cpu_list(text: str | None) -> list[int]:
     return cpus
 
 
-def last_level_cache_bytes(root: Path = ROOT) -> int:
+def last_level_cache_bytes() -> int:
     """Return the size of a data cache of the highest level; 0 if /sys shows none."""
-    data = [cache for cache in _caches(root) if cache["type"] != "instruction"]
+    data = [cache for cache in _caches() if cache["type"] != "instruction"]
     return data[-1]["size_bytes"] if data else 0  # sorted by level, type and size
 
 
@@ -235,20 +234,20 @@ def nodes_of(cpus: Iterable[int], numa: Sequence[NumaNode]) -> list[int]:
 # ---------------------------------------------------------------------------- processors and memory
 
 
-def count_processors(root: Path = ROOT) -> tuple[int, int, int]:
+def count_processors() -> tuple[int, int, int]:
     """Return the numbers of sockets, physical cores and logical CPUs that are online; 0 if /sys
     does not state it.
     """
-    folders = list((root / "sys/devices/system/cpu").glob("cpu[0-9]*/topology"))
+    folders = list(system_path("sys/devices/system/cpu").glob("cpu[0-9]*/topology"))
     names = ("physical_package_id", "die_id", "core_id")
     cores = {tuple(read_text(folder, name) for name in names) for folder in folders}
     return len({package for package, _, _ in cores}), len(cores), len(folders)
 
 
-def _caches(root: Path) -> list[Cache]:
+def _caches() -> list[Cache]:
     """Return the types of caches with their counts; a cache that CPUs share counts once."""
     sharers_by_type: dict[tuple[int, str, int], set[str]] = {}
-    for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
+    for cache in system_path("sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         level, size = read_text(cache, "level"), read_text(cache, "size")
         if level and size and re.fullmatch(r"\d+K", size):
             name = (read_text(cache, "type") or "").lower()
@@ -270,9 +269,9 @@ def _caches(root: Path) -> list[Cache]:
     return caches
 
 
-def numa_folders(root: Path = ROOT) -> list[Path]:
+def numa_folders() -> list[Path]:
     """Return the folders of the NUMA nodes in /sys, by number."""
-    nodes = (root / "sys/devices/system/node").glob("node[0-9]*")
+    nodes = system_path("sys/devices/system/node").glob("node[0-9]*")
     return sorted(nodes, key=_number)
 
 
@@ -280,9 +279,9 @@ def _number(node: Path) -> int:
     return int(node.name.removeprefix("node"))
 
 
-def _numa(root: Path) -> list[NumaNode]:
+def _numa() -> list[NumaNode]:
     nodes: list[NumaNode] = []
-    for node in numa_folders(root):
+    for node in numa_folders():
         total = re.search(r"MemTotal:\s*(\d+) kB", read_text(node, "meminfo") or "")
         nodes.append(
             {
@@ -298,37 +297,37 @@ def _numa(root: Path) -> list[NumaNode]:
 # ------------------------------------------------------------------------------------------ devices
 
 
-def _gpus(root: Path) -> list[TopologyGpu]:
+def _gpus() -> list[TopologyGpu]:
     """Return NVIDIA's GPUs in the order of their bus addresses."""
-    addresses = gpu_addresses(root)
+    addresses = gpu_addresses()
     gpus: list[TopologyGpu] = []
     for address, port in zip(addresses, gpu_ports(addresses), strict=True):
-        information = read_text(root, f"proc/driver/nvidia/gpus/{address}/information")
+        information = read_text(f"proc/driver/nvidia/gpus/{address}/information")
         model = re.search(r"Model:\s*(.+)", information or "")
         if model:
             port["name"] = model.group(1).strip()
-        numa_node = _numa_node(root / "sys/bus/pci/devices" / address)
+        numa_node = _numa_node(system_path("sys/bus/pci/devices", address))
         gpus.append({**port, "pci": address, "numa_node": numa_node})
     return gpus
 
 
-def _network(root: Path, emulated: Emulated | None) -> list[TopologyInterface]:
+def _network(emulated: Emulated | None) -> list[TopologyInterface]:
     """Return adapters and bonds.
 
     Without either, as in a container, every interface but the loopback.
     """
-    folders = sorted((root / "sys/class/net").glob("*"))
+    folders = sorted(system_path("sys/class/net").glob("*"))
     real = [each for each in folders if (each / "device").exists() or (each / "bonding").exists()]
     others = [folder for folder in folders if folder.name != "lo"]
-    return [_interface(root, folder, emulated) for folder in real or others]
+    return [_interface(folder, emulated) for folder in real or others]
 
 
-def _interface(root: Path, folder: Path, emulated: Emulated | None) -> TopologyInterface:
+def _interface(folder: Path, emulated: Emulated | None) -> TopologyInterface:
     device, mtu = folder / "device", read_text(folder, "mtu")
     driver, speed = device / "driver", int(read_text(folder, "speed") or 0)
     speed_Mbps: float | None = speed if speed > 0 else None
     if emulated:  # what the link is shaped to, in place of its driver's nominal speed
-        hostname = read_text(root, "proc/sys/kernel/hostname") or ""
+        hostname = read_text("proc/sys/kernel/hostname") or ""
         text = (emulated.get("slow") or {}).get(hostname, emulated.get("rate"))
         rate_bps = parse_link_rate(str(text))
         speed_Mbps = None if rate_bps is None else rate_bps / 1e6
@@ -344,7 +343,7 @@ def _interface(root: Path, folder: Path, emulated: Emulated | None) -> TopologyI
     }
 
 
-def rdma_ports(root: Path = ROOT) -> list[RdmaPort]:
+def rdma_ports() -> list[RdmaPort]:
     """Return the ports of RDMA devices (InfiniBand, RoCE, EFA) as /sys states them."""
     return [
         {
@@ -354,17 +353,17 @@ def rdma_ports(root: Path = ROOT) -> list[RdmaPort]:
             "rate": read_text(port, "rate"),
             "link_layer": read_text(port, "link_layer"),
         }
-        for port in sorted((root / "sys/class/infiniband").glob("*/ports/*"))
+        for port in sorted(system_path("sys/class/infiniband").glob("*/ports/*"))
     ]
 
 
-def _rdma(root: Path) -> list[TopologyPort]:
+def _rdma() -> list[TopologyPort]:
     """Return the RDMA ports with the NUMA node and the PCI address of their devices."""
     ports: list[TopologyPort] = []
-    for port in rdma_ports(root):
+    for port in rdma_ports():
         if port["state"]:
             port["state"] = port["state"].split()[-1]  # "4: ACTIVE"
-        device = root / "sys/class/infiniband" / port["device"] / "device"
+        device = system_path("sys/class/infiniband", port["device"], "device")
         ports.append({**port, "numa_node": _numa_node(device), "pci": _pci_address(device)})
     return ports
 
@@ -394,7 +393,6 @@ def _pci_address(device: Path) -> str | None:
 
 
 def _links(
-    root: Path,
     gpus: Sequence[TopologyGpu],
     network: Sequence[TopologyInterface],
     rdma: Sequence[TopologyPort],
@@ -416,11 +414,11 @@ def _links(
             devices[interface["name"]] = interface
     matrix = []
     for end in devices.values():
-        matrix.append([_pci_link(root, end, other) for other in devices.values()])
+        matrix.append([_pci_link(end, other) for other in devices.values()])
     for index, row in enumerate(matrix):
         row[index] = "X"
     addresses = [gpu["pci"] for gpu in gpus]
-    by_pci = not all(_pci_path(root, address) for address in addresses)
+    by_pci = not all(_pci_path(address) for address in addresses)
     for (gpu, peer), link in gpu_links(addresses, by_pci=by_pci).items():
         matrix[gpu][peer] = link
     return {"devices": list(devices), "matrix": matrix}
@@ -429,14 +427,14 @@ def _links(
 _Device = TopologyGpu | TopologyPort | TopologyInterface
 
 
-def _pci_link(root: Path, end: _Device, other: _Device) -> str:
+def _pci_link(end: _Device, other: _Device) -> str:
     """Return the PCI path between two devices in nvidia-smi's words, by the common part of their
     paths in /sys.
 
     As in NCCL: below one switch PIX, below several PXB, below one host bridge PHB; else NODE or
     SYS, by NUMA node.
     """
-    paths = [_pci_path(root, device["pci"]) for device in (end, other)]
+    paths = [_pci_path(device["pci"]) for device in (end, other)]
     common = sum(one == two for one, two in zip(*paths, strict=False))
     if common == 0:
         node = end["numa_node"]
@@ -447,12 +445,12 @@ def _pci_link(root: Path, end: _Device, other: _Device) -> str:
     return "PIX" if max(map(len, paths)) - common <= beyond_switch else "PXB"
 
 
-def _pci_path(root: Path, address: str | None) -> list[str]:
+def _pci_path(address: str | None) -> list[str]:
     """Return the host bridge, the bridges below it and the device.
 
     Empty if /sys does not show it.
     """
     if address is None:
         return []
-    parts = (root / "sys/bus/pci/devices" / address).resolve().parts
+    parts = system_path("sys/bus/pci/devices", address).resolve().parts
     return list(dropwhile(lambda part: not _HOST_BRIDGE.match(part), parts))

@@ -80,17 +80,17 @@ def recommend(records: Iterable[TrainingRecord], info: RunInfo) -> Recommendatio
         measured_steps=measured_steps(records),
         launches=speedup.launches,
         blocks=speedup.blocks,
-        is_live=is_live(info),
+        live=is_live(info),
         safe=said.safe(),
         altering=tuple(said.altering(each, level) for each in decision.altering),
         alternatives=tuple(map(_choice, decision.alternatives)),
         cost=said.cost(decision.best),
         warnings=tuple(map(str, said.warnings(speedup, level))),
         max_accuracy_loss=info.get("max_accuracy_loss"),
-        too_costly=tuple(map(str, said.too_costly())),
+        accuracy_failed=tuple(map(str, said.accuracy_failed())),
         search=_search_of(records, info),
         env_reason=env_reason,
-        launch_advice=said.launch_advice(speedup.ratios, level),
+        further_launches=said.launch_advice(speedup.ratios, level),
     )
 
 
@@ -267,14 +267,14 @@ class _Conclusion:
             code = "reason_one_launch"
         return code
 
-    def too_costly(self) -> list[Finding]:
+    def accuracy_failed(self) -> list[Finding]:
         """Return what sweep and new launches leave out for its accuracy."""
         left_out: list[LeftOut] = []
         if self.sought:
             left_out += self.sought.left_out
         if self.decision.is_fresh:
             left_out += self.decision.left_out
-        return [_left_out("too_costly", each) for each in left_out if each.is_costly]
+        return [_left_out("accuracy_failed", each) for each in left_out if each.is_costly]
 
     def warnings(self, speedup: Speedup, level: float) -> list[Finding]:
         """Return the limits of the conclusion, each a clause."""

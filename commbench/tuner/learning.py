@@ -43,10 +43,10 @@ def withheld(case: TrainingCase, baseline: TrainingCase, info: RunInfo) -> Withh
     if named_hooks is None or effect in {"none", "compiled", "buffers", "batch"}:
         return ""
     if case.hook != baseline.hook and not case.is_plain and case.hook_name not in named_hooks:
-        return "unnamed"
+        return "not_allowed"
     is_judged = info.get("max_accuracy_loss") is not None or info.get("accepts_loss", False)
     if effect == "lossy" and not is_judged:
-        return "unproven"
+        return "not_validated"
     return ""
 
 

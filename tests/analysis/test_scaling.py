@@ -67,6 +67,17 @@ def test_ratio_is_over_launches():
     assert pytest.approx(8.0, rel=0.05) == growth.ratio
     (alone,) = growths(as_run(study(LINEAR, launches=1, noise=0)))
     assert (pytest.approx(8.0), None) == (alone.ratio, alone.interval)
+    assert not alone.law
+
+
+def test_launches_below_the_resolution_have_no_ratio():
+    """Leave out a launch that took no time on the fewest ranks."""
+    records = study(LINEAR)
+    first = records[0]
+    zeros = [0.0] * len(first.times_us)
+    records[0] = replace(first, times_us=zeros, groups=(replace(first.groups[0], times_us=zeros),))
+    (growth,) = growths(as_run(records))
+    assert growth.interval.low < growth.ratio < growth.interval.high < 10
 
 
 def test_ratio_is_that_of_the_rows():

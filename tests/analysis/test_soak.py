@@ -154,7 +154,7 @@ def failed_launch(launch: int, begun_s: float, seconds: float, status: str) -> d
         "seconds": seconds,
         "status": status,
         "reason": "it hung",
-        "culprit": {"rank": 2, "host": "n1", "case": "mpi all_reduce"},
+        "failed_rank": {"rank": 2, "host": "n1", "case": "mpi all_reduce"},
     }
 
 

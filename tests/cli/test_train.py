@@ -124,7 +124,7 @@ def test_hooks_of_a_file_are_swept(tmp_path, folder):
     assert [0.5 * sent[0]] * 2 == pytest.approx(sent[1:], rel=0.1)
     assert "traffic" not in half["flags"]
     recommended = read_recommendation(folder)
-    assert {"unproven"} >= set(fields_of(recommended["altering"], "withheld"))
+    assert {"not_validated"} >= set(fields_of(recommended["altering"], "withheld"))
     assert "none" == recommended["best"]["hook"]
 
 

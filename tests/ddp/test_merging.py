@@ -204,7 +204,10 @@ def test_a_disagreement_in_any_block_is_recorded():
     assert merged(same).ranks_agree is False
     assert merged(same).parameters_finite is True
     same[1][0].digest = same[1][1].digest = NOT_FINITE
+    assert merged(same).ranks_agree is False
     assert merged(same).parameters_finite is False
+    same[0][1].digest = 1
+    assert merged(same).ranks_agree is None
 
 
 @pytest.mark.parametrize(("value", "trainable"), [(1.0, True), (math.nan, True), (math.inf, False)])

@@ -65,15 +65,15 @@ def with_nvml(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedNvml:
 # ---------------------------------------------------------------------------------------- a machine
 
 
-def test_packages_and_memory_add_up_and_nothing_counts_twice(tmp_path):
+def test_packages_and_memory_add_up_and_nothing_counts_twice(root):
     """Add packages and memory; exclude zones that contain or overlap them."""
-    first = make_zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
-    memory = make_zone(tmp_path, "intel-rapl:0:1", "dram", 1_000_000)
-    inner = make_zone(tmp_path, "intel-rapl:0:0", "core", 1_000_000)
-    second = make_zone(tmp_path, "intel-rapl:1", "package-1", 0)
-    whole = make_zone(tmp_path, "intel-rapl:2", "psys", 0)
-    other_way = make_zone(tmp_path, "intel-rapl-mmio:0", "package-0", 0)
-    meter = EnergyMeter.find(tmp_path)
+    first = make_zone(root, "intel-rapl:0", "package-0", 5_000_000)
+    memory = make_zone(root, "intel-rapl:0:1", "dram", 1_000_000)
+    inner = make_zone(root, "intel-rapl:0:0", "core", 1_000_000)
+    second = make_zone(root, "intel-rapl:1", "package-1", 0)
+    whole = make_zone(root, "intel-rapl:2", "psys", 0)
+    other_way = make_zone(root, "intel-rapl-mmio:0", "package-0", 0)
+    meter = EnergyMeter.find()
     assert (["cpu"], {}) == (meter.kinds, meter.missing)
     before = meter.read()
     for file, microjoules in (
@@ -86,12 +86,12 @@ def test_packages_and_memory_add_up_and_nothing_counts_twice(tmp_path):
     assert pytest.approx(2.5 + 0.25 + 3.0) == meter.joules_since(before)
 
 
-def test_a_counter_that_begins_again_goes_on(tmp_path):
+def test_a_counter_that_begins_again_goes_on(root):
     """Add the counter's maximum after an overflow; return no energy if a counter without one
     decreases.
     """
-    file = make_zone(tmp_path, "intel-rapl:0", "package-0", 900, most=1000)
-    meter = EnergyMeter.find(tmp_path)
+    file = make_zone(root, "intel-rapl:0", "package-0", 900, most=1000)
+    meter = EnergyMeter.find()
     before = meter.read()
     file.write_text("100")
     assert pytest.approx(200e-6) == meter.joules_since(before)
@@ -111,13 +111,13 @@ MISSING = {
 
 
 @pytest.mark.parametrize("machine", MISSING)
-def test_a_kind_is_counted_wholly_or_not(tmp_path, monkeypatch, machine):
+def test_a_kind_is_counted_wholly_or_not(root, monkeypatch, machine):
     """Count no kind of which one device has no counter, and say why."""
     if machine == "a counter that cannot be read":
-        make_zone(tmp_path, "intel-rapl:0", "package-0", 1)
-        make_zone(tmp_path, "intel-rapl:1", "package-1", 1).unlink()
+        make_zone(root, "intel-rapl:0", "package-0", 1)
+        make_zone(root, "intel-rapl:1", "package-1", 1).unlink()
     if "NVML" in machine:
-        show_gpus(tmp_path)
+        show_gpus(root)
     if machine == "GPUs that NVML lacks":
         monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml([]))
     if machine == "a GPU without a counter":
@@ -125,26 +125,27 @@ def test_a_kind_is_counted_wholly_or_not(tmp_path, monkeypatch, machine):
     if machine == "a GPU that is lost":
         with_nvml(monkeypatch, energy_mJ={gpu: [1] for gpu in GPUS}, lost=GPUS[:1])
     kind, reason = MISSING[machine]
-    meter = EnergyMeter.find(tmp_path)
+    meter = EnergyMeter.find()
     assert [] == meter.kinds
     assert reason == meter.missing[kind]
     assert ("gpu" in meter.missing) == (kind == "gpu")
 
 
-def test_gpus_are_counted_without_processors(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("root")
+def test_gpus_are_counted_without_processors(monkeypatch):
     """Add the millijoules of all GPUs."""
     with_nvml(monkeypatch, energy_mJ={GPUS[0]: [1_000, 1_000, 3_500], GPUS[1]: [500, 500, 600]})
-    meter = EnergyMeter.find(tmp_path)
+    meter = EnergyMeter.find()
     assert ["gpu"] == meter.kinds
     assert ["cpu"] == list(meter.missing)
     assert pytest.approx(2.5 + 0.1) == meter.joules_since(meter.read())
 
 
-def test_a_counter_that_stops_answering_makes_the_energy_unknown(tmp_path, monkeypatch):
+def test_a_counter_that_stops_answering_makes_the_energy_unknown(root, monkeypatch):
     """Return no energy instead of raising when a counter fails."""
-    file = make_zone(tmp_path, "intel-rapl:0", "package-0", 1)
+    file = make_zone(root, "intel-rapl:0", "package-0", 1)
     nvml = with_nvml(monkeypatch, energy_mJ={gpu: [1] for gpu in GPUS})
-    meter = EnergyMeter.find(tmp_path)
+    meter = EnergyMeter.find()
     before = meter.read()
     assert 0.0 == meter.joules_since(before)
     nvml.lost.append(GPUS[1])

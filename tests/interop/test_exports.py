@@ -43,7 +43,7 @@ def test_a_missing_package_is_named_with_the_command(style, package, commbench, 
 @pytest.mark.parametrize("style", EXPORTS)
 def test_a_run_without_rows_is_refused(style, commbench, tmp_path):
     """Write nothing of a run that has measured nothing, but for metrics, which say so."""
-    info = {"schema": 2, "run_id": "empty", "status": "partial"}
+    info = {"schema": 3, "run_id": "empty", "status": "partial"}
     (tmp_path / "run.json").write_text(json.dumps(info))
     (tmp_path / "samples.jsonl").touch()
     line = f"export {tmp_path} --format {style} --out x.prom"

@@ -261,6 +261,7 @@ be due to several factors.
   Remote host:   {host}
   Daemon exit status: 255
 """
+BOOTSTRAP = "[mpiexec@vm] Error: Unable to run bstrap_proxy on n8 (pid 7, exit code 65280)"
 RESOLVE = "ssh: Could not resolve hostname nosuchhost.invalid: Name or service not known\n"
 SLOTS = """
 There are not enough slots available in the system to satisfy the 50
@@ -294,6 +295,7 @@ PORT = (
         ("me@n7: Permission denied (publickey,password).", "ssh_denied", "me@n7"),
         ("Host key verification failed.", "ssh_key_unknown", ""),
         (DAEMON.format(host="n7"), "daemon_not_started", "n7"),
+        (BOOTSTRAP, "daemon_not_started", "n8"),
         (SLOTS, "slots_missing", ""),
         (EXECUTABLE, "program_missing", "/opt/python"),
         ("/usr/bin/python: No module named mpi4py", "module_missing", "mpi4py"),

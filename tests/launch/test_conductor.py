@@ -97,7 +97,7 @@ def test_a_rank_that_refuses_a_case_alone_says_why(tmp_path):
     request = make_request(CASES, case_timeout_s=0.5)
     info = run(tmp_path, REFUSALS, request, fail_fast=True)[1]
     assert "no progress for 0.5 s: rank 1 on host n0 raised no 1, in" in info["reason"]
-    assert 1 == info["launches"][0]["culprit"]["rank"]
+    assert 1 == info["launches"][0]["failed_rank"]["rank"]
 
 
 def test_a_conductor_inside_a_rank_hands_its_place_to_nobody(tmp_path, monkeypatch):

@@ -164,7 +164,7 @@ def assert_diagnosed(harm: Harm, entry: dict[str, Any], stderr: str) -> None:
     """Check that the conductor names the rank, its state and place, and where the other waits, and
     that it ends in time.
     """
-    failed_rank = entry["culprit"]
+    failed_rank = entry["failed_rank"]
     assert harm.rank == failed_rank["rank"]
     assert HOST == failed_rank["host"]
     assert failed_rank["state"].startswith(harm.state)

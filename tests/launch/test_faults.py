@@ -31,7 +31,7 @@ def test_a_host_that_loses_its_network_is_named(tmp_path, backend):
     assert (3, [], True) == (ended["code"], ended["left"], ended["gone"]), ended
     assert ended["seconds"] < 5 + 15
     assert "no progress for 5 s: host host2 (rank 2) has not been heard of for " in ended["reason"]
-    failed_rank = ended["launches"][-1]["culprit"]
+    failed_rank = ended["launches"][-1]["failed_rank"]
     assert (2, "host2") == (failed_rank["rank"], failed_rank["host"])
     assert [0, 1] == sorted(rank for group in failed_rank["others"] for rank in group["ranks"])
     *finished, last = ended["kept"]  # the link may be cut as the fourth case ends

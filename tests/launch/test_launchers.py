@@ -111,10 +111,16 @@ def test_ranks_that_train_may_use_several_cores(stub, ranks, options, words, abs
         ({"interface": "eth1"}, "-iface eth1", ""),
         ({"is_intel": True, "bind_to": "numa"}, "-genv I_MPI_PIN_DOMAIN numa", "-bind-to"),
         ({"is_intel": True, "bind_to": "none"}, "-genv I_MPI_PIN off", "-bind-to"),
+        ({"is_intel": True, **HOSTS}, "-hosts a,b -ppn 2", "-f"),
+        ({"is_intel": True, "hostfile": Path("unequal")}, "-hosts a,b,b -ppn 2", "-f"),
+        ({"is_intel": True, "hostfile": Path("users")}, "-machinefile users -genv", "-ppn"),
+        ({"is_intel": True, **HOSTS, "ranks_per_node": 1}, "-hosts a,b -ppn 1", "-f"),
     ],
 )
 def test_hydra_commands(options, words, absent):
     """Place and bind ranks in the dialect of MPICH or Intel MPI."""
+    Path("unequal").write_text("a:2\nb:4\n")
+    Path("users").write_text("me@a:2\n")
     check(MpiexecLauncher(**{"environ": {}, **options}), 2, words, absent)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -10,6 +11,7 @@ from conducting import ALL, EVERYTHING, measured, run
 from launching import Recorder, ScriptLauncher
 
 from commbench.launch import ledger
+from commbench.launch.process import GRACE_S, Launched
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
 
@@ -68,3 +70,27 @@ def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path, monkeyp
     display = Recorder(lambda: signal.raise_signal(signal.SIGTERM), when=1)
     ended, info, _ = run(tmp_path, "session(); measured(0)\ntime.sleep(600)", display=display)
     assert (143, "interrupted") == (ended, info["status"])
+
+
+#: A launcher that prints a line for each signal that it forwards, and ends at SIGTERM.
+FORWARDING = """
+import signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: print("forwarded", flush=True))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_signals_reach_a_launcher_behind_a_script():
+    """Send signals past a site's script around mpirun, which SIGUSR1 would end, as SIGTERM does."""
+    wrapped = ["sh", "-c", '"$@"; true', "mpirun", sys.executable, "-c", FORWARDING]
+    launched = Launched(wrapped, os.environ, "")
+    assert ("stdout", "ready") == launched.next_output(60)
+    launched.ask_for_stacks([], by_launcher=True)
+    assert ("stdout", "forwarded") == launched.next_output(60)
+    begun = time.monotonic()
+    assert launched.stop(lambda _: None)
+    assert time.monotonic() - begun < GRACE_S
+    launched.close()

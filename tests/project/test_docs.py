@@ -93,17 +93,13 @@ def names_without_schema(value: Any, schema: dict[str, Any], root: dict[str, Any
     return names
 
 
-#: Entries of runs of earlier versions, which nothing reads.
-EARLIER = {"max_loss_increase", "exhaustive_cases", "exhaustive_launches"}
-
-
 @pytest.mark.kept
 @pytest.mark.parametrize("run", KEPT_RUNS, ids=lambda run: run.name)
 def test_every_field_of_kept_runs_is_in_a_schema(run):
     """Find each key of run.json and of the lines of samples.jsonl in docs/schema."""
     run_schema, sample_schema = SCHEMAS["run.json"](), SCHEMAS["sample.json"]()
     info = read_info(run)
-    assert names_without_schema(info, run_schema, run_schema) <= EARLIER
+    assert set() == names_without_schema(info, run_schema, run_schema)
     lines = sample_lines(run)
     for line in lines[:: 1 + len(lines) // 50]:  # some of each run
         assert set() == names_without_schema(json.loads(line), sample_schema, sample_schema)

@@ -166,7 +166,7 @@ def test_file_holds_the_contract():
     promised = "schema workload world_size baseline best best_uncompressed speedup speedup_ci"
     promised += " verdict reason snippet measured_steps safe"
     assert set(promised.split()) <= data.keys()
-    assert 1 == data["schema"]
+    assert 2 == data["schema"]
     best = {"bucket_cap_mb": "5", "hook": "topk", "density": 0.01, "precision": "fp32"}
     assert best.items() <= data["best"].items()
     for name in ("baseline", "best", "best_uncompressed"):

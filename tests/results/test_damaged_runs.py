@@ -95,14 +95,14 @@ def test_torn_run_json_says_what_can_still_be_done(mine, content):
     (path / "run.json").write_bytes(content)
     with pytest.raises(
         InputError,
-        match=r'run\.json .*\{"schema": 2\} .*samples\.jsonl',
+        match=r'run\.json .*\{"schema": 3\} .*samples\.jsonl',
     ):
         load_run(path)
-    (path / "run.json").write_text('{"schema": 2}')
+    (path / "run.json").write_text('{"schema": 3}')
     assert 2 == load_run(path).rows[0].launches
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"schema": true}', '{"schema": 3}'])
+@pytest.mark.parametrize("content", ["[]", "{}", '{"schema": true}', '{"schema": 4}'])
 def test_foreign_run_json_is_refused(mine, content):
     """Refuse JSON that is not a run, or that of a newer version."""
     path = make_run(mine)

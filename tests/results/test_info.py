@@ -69,7 +69,7 @@ def test_nothing_is_concluded_about_an_interconnect(backend, ranks_per_gpu, *, c
         "pairs": list(pairs(run)),
         "curves": list(size_charts([run])),
         "heat maps": list(matrix_figures([run])),
-        "suspects": straggler_findings(run).stragglers,
+        "stragglers": straggler_findings(run).stragglers,
         "model": network_model(run).curves,
     }
     assert dict.fromkeys(made, counts) == {

@@ -75,7 +75,7 @@ def test_new_run_has_its_header(tmp_path):
     del header["run_id"], header["schema"]
     with Store.open(tmp_path / "results" / "mine", header) as store:
         assert not store.resumed
-        assert {"schema": 2, "run_id": "mine"} | header == store.info
+        assert {"schema": 3, "run_id": "mine"} | header == store.info
     assert store.info == read_info(tmp_path / "results" / "mine")
 
 

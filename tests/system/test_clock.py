@@ -9,15 +9,15 @@ from trees import plant
 from commbench.system.clock import clock_domain, timer_cost_s, timer_tick_s
 
 
-def test_clock_domain_holds_boot_and_time_namespace(tmp_path, stub):
+def test_clock_domain_holds_boot_and_time_namespace(root, stub):
     """Distinguish time namespaces of one boot, and processes that cannot read the boot id."""
-    unknown = clock_domain(tmp_path)
+    unknown = clock_domain()
     stub("os.getpid", 0)
-    assert unknown != clock_domain(tmp_path)
-    plant(tmp_path, {"proc/sys/kernel/random/boot_id": "b00t"})
-    assert "b00t/none" == clock_domain(tmp_path)
-    plant(tmp_path, {"proc/self/ns/time": Path("time:[4026531834]")})
-    assert "b00t/time:[4026531834]" == clock_domain(tmp_path)
+    assert unknown != clock_domain()
+    plant(root, {"proc/sys/kernel/random/boot_id": "b00t"})
+    assert "b00t/none" == clock_domain()
+    plant(root, {"proc/self/ns/time": Path("time:[4026531834]")})
+    assert "b00t/time:[4026531834]" == clock_domain()
 
 
 def test_timer_tick_is_the_step_of_a_coarse_clock():

@@ -22,10 +22,10 @@ def _topology(cpu: int, package: int, core: int) -> dict[str, str]:
     return {f"{folder}/physical_package_id": f"{package}\n", f"{folder}/core_id": f"{core}\n"}
 
 
-def test_collect_host_reads_the_tree(tmp_path):
+def test_collect_host_reads_the_tree(root):
     """Read each condition from its Linux file."""
-    root = plant(
-        tmp_path,
+    plant(
+        root,
         {
             "etc/os-release": 'NAME="Some"\nPRETTY_NAME="Some Linux 9"\n',
             "proc/cpuinfo": X86.format(" hypervisor"),
@@ -71,21 +71,24 @@ def test_collect_host_reads_the_tree(tmp_path):
         "tcp_congestion_control": "cubic",
         "rdma": [port],
     }
-    host = collect_host(root)
+    host = collect_host()
     assert expected == {name: host[name] for name in expected}
 
 
-def test_collect_host_survives_an_empty_tree(tmp_path, monkeypatch):
-    """Return None or empty values without /proc, /sys and a GPU library; return values that JSON
-    preserves, so that collected and stored hosts compare equal.
-    """
+@pytest.mark.usefixtures("root")
+def test_collect_host_survives_an_empty_tree(monkeypatch):
+    """Return None or empty values without /proc, /sys and a GPU library."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    host = collect_host(tmp_path)
+    host = collect_host()
     names = "boot_id clock_source sockets physical_cores governor turbo load_average"
     assert {None} == {host[name] for name in names.split()}
     assert [] == host["gpus"]
     assert [] == host["rdma"]
     assert host["cpus_allowed"] >= 1
+
+
+def test_a_host_compares_equal_to_a_stored_one():
+    """Return values that JSON preserves."""
     this = collect_host()
     assert this == json.loads(json.dumps(this))
     assert 0 < this["memory_available_bytes"] <= this["memory_total_bytes"]
@@ -152,9 +155,10 @@ def test_interfaces_that_are_up_are_listed(stub):
         ({}, False),
     ],
 )
-def test_is_virtualised(tmp_path, files, *, expected):
+def test_is_virtualised(root, files, *, expected):
     """Detect virtual machines by the x86 CPU flag, else by the board."""
-    assert expected == is_virtualised(plant(tmp_path, files))
+    plant(root, files)
+    assert expected == is_virtualised()
 
 
 @pytest.mark.parametrize(
@@ -168,9 +172,10 @@ def test_is_virtualised(tmp_path, files, *, expected):
         ("processor : 0\ncpu : POWER9\n", "POWER9"),
     ],
 )
-def test_cpu_model(tmp_path, cpuinfo, expected):
+def test_cpu_model(root, cpuinfo, expected):
     """Return the CPU model on x86, Arm and POWER."""
-    assert expected == cpu_model(plant(tmp_path, {"proc/cpuinfo": cpuinfo}))
+    plant(root, {"proc/cpuinfo": cpuinfo})
+    assert expected == cpu_model()
 
 
 @pytest.mark.parametrize(
@@ -205,15 +210,17 @@ def test_cpu_model(tmp_path, cpuinfo, expected):
         ({}, None),
     ],
 )
-def test_cpu_quota(tmp_path, files, expected):
+def test_cpu_quota(root, files, expected):
     """Return the tightest limit of the own control group and its parents, in versions 1 and 2."""
-    assert expected == cpu_quota(plant(tmp_path, files))
+    plant(root, files)
+    assert expected == cpu_quota()
 
 
 GPU = {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_total_bytes": None}
 
 
-def test_gpus_come_from_nvml(monkeypatch, tmp_path):
+@pytest.mark.usefixtures("root")
+def test_gpus_come_from_nvml(monkeypatch):
     """List GPUs by NVML, decode bytes, and keep a GPU with a missing field."""
     nvml = SimpleNamespace(  # without nvmlDeviceGetMemoryInfo
         nvmlInit=lambda: None,
@@ -224,10 +231,10 @@ def test_gpus_come_from_nvml(monkeypatch, tmp_path):
         nvmlSystemGetDriverVersion=lambda: "580.1",
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert [{**GPU, "driver_version": "580.1"}] == collect_host(tmp_path)["gpus"]
+    assert [{**GPU, "driver_version": "580.1"}] == collect_host()["gpus"]
 
 
-def test_gpus_come_from_the_driver_without_nvml(monkeypatch, tmp_path):
+def test_gpus_come_from_the_driver_without_nvml(monkeypatch, root):
     """List GPUs from the driver if nvidia-ml-py is not installed."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     driver = "proc/driver/nvidia"
@@ -235,5 +242,5 @@ def test_gpus_come_from_the_driver_without_nvml(monkeypatch, tmp_path):
         f"{driver}/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65",
         f"{driver}/gpus/0000:01:00.0/information": "Model: \t NVIDIA H200\nGPU UUID: \t GPU-1",
     }
-    root = plant(tmp_path, files)
-    assert [{**GPU, "driver_version": "580.65"}] == collect_host(root)["gpus"]
+    plant(root, files)
+    assert [{**GPU, "driver_version": "580.65"}] == collect_host()["gpus"]

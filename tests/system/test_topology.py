@@ -79,12 +79,12 @@ ADAPTERS = {
 
 
 @pytest.fixture
-def node(tmp_path):
+def node(root):
     """Return the root of the simulated node."""
     lines = [line.partition(" ") for line in FILES.strip().splitlines()]
-    plant(tmp_path, {name: text for name, _, text in lines})
+    plant(root, {name: text for name, _, text in lines})
     for cpu in range(8):
-        folder, core = tmp_path / f"sys/devices/system/cpu/cpu{cpu}", cpu // 2 * 2
+        folder, core = root / f"sys/devices/system/cpu/cpu{cpu}", cpu // 2 * 2
         # two threads a core
         plant(folder / "topology", {"physical_package_id": cpu // 4, "core_id": core})
         caches = f"1 Data 48K {core}-{core + 1}", f"3 Unified 32768K {cpu // 4 * 4}-7"
@@ -93,20 +93,20 @@ def node(tmp_path):
             plant(folder / f"cache/index{index}", dict(zip(names, cache.split(), strict=True)))
     links = {}
     for address, (path, numa) in PCI.items():
-        device = tmp_path / "sys/devices" / path / address
+        device = root / "sys/devices" / path / address
         links[f"bus/pci/devices/{address}"] = device
         facts = {"numa_node": numa, "vendor": "0x15b3", "class": "0x020000"}
         if address in GPUS:
             facts |= {"vendor": "0x10de", "class": "0x030200"}
             information = f"proc/driver/nvidia/gpus/{address}/information"
-            plant(tmp_path, {information: "Model: \t\t NVIDIA H100\nIRQ: 1"})
+            plant(root, {information: "Model: \t\t NVIDIA H100\nIRQ: 1"})
         plant(device, facts)
     for name, address in ADAPTERS.items():
         links[f"class/{name}/device"] = links[f"bus/pci/devices/{address}"]
-    plant(tmp_path / "sys", links)
-    driver = tmp_path / "sys/bus/pci/drivers/bnxt_en"
-    plant(tmp_path / "sys/bus/pci/devices" / ETHERNET, {"driver": driver})
-    return tmp_path
+    plant(root / "sys", links)
+    driver = root / "sys/bus/pci/drivers/bnxt_en"
+    plant(root / "sys/bus/pci/devices" / ETHERNET, {"driver": driver})
+    return root
 
 
 @pytest.fixture(autouse=True)
@@ -115,12 +115,13 @@ def no_nvidia(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
-def test_links_are_as_nvidia_smi_shows_them(node, monkeypatch):
+@pytest.mark.usefixtures("node")
+def test_links_are_as_nvidia_smi_shows_them(monkeypatch):
     """Match nvidia-smi's matrix: PCI paths from /sys, NVLinks from NVML; without it, PCI paths."""
-    assert "PIX" == collect_topology(node)["links"]["matrix"][0][1]
+    assert "PIX" == collect_topology()["links"]["matrix"][0][1]
     ends = {GPUS[0]: [GPUS[1]] * 4, GPUS[1]: [GPUS[0]] * 4}
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, nvlinks=ends))
-    links = collect_topology(node)["links"]
+    links = collect_topology()["links"]
     assert DEVICES == links["devices"][:6]
     assert MATRIX == [line[:6] for line in links["matrix"][:6]]
     assert "eth0" == links["devices"][6]
@@ -135,16 +136,17 @@ def test_links_through_switches_join_all_gpus(monkeypatch):
     assert Counter({"NV5": 6, "NV6": 6}) == Counter(gpu_links(GPUS).values())
 
 
-def test_processors_memory_and_devices_are_read(node):
+@pytest.mark.usefixtures("node")
+def test_processors_memory_and_devices_are_read():
     """Read NUMA nodes, CPUs, memory and devices from their Linux files."""
-    topology = collect_topology(node)
+    topology = collect_topology()
     assert 2 == topology["sockets"]
     assert 4 == topology["cores"]
     assert 8 == topology["threads"]
     data, unified = (tuple(cache.values()) for cache in topology["caches"])
     assert (1, "data", 48 << 10, 4, 2) == data
     assert (3, "unified", 32 << 20) == unified[:3]
-    assert 32 << 20 == last_level_cache_bytes(node)
+    assert 32 << 20 == last_level_cache_bytes()
     numa = topology["numa"]
     assert {"node": 1, "cpus": "4-7", "memory_bytes": 2 << 30, "distances": [21, 10]} == numa[1]
     assert [[0], [0, 1], []] == [nodes_of(cpus, numa) for cpus in ([1], [3, 4], [99])]
@@ -179,13 +181,14 @@ def test_processors_memory_and_devices_are_read(node):
     } == topology["rdma"][0]
 
 
-def test_nothing_is_an_error(tmp_path):
+@pytest.mark.usefixtures("root")
+def test_nothing_is_an_error():
     """Return and print an empty topology below an empty root."""
-    topology = collect_topology(tmp_path)
+    topology = collect_topology()
     assert [None] * 3 == [topology[name] for name in ("sockets", "cores", "threads")]
     assert not any(topology[name] for name in ("caches", "numa", "gpus", "network", "rdma"))
     assert {"devices": [], "matrix": []} == topology["links"]
-    assert 0 == last_level_cache_bytes(tmp_path)
+    assert 0 == last_level_cache_bytes()
     assert "unknown sockets" in printed(*render_topology("n0", topology, ()))
 
 
@@ -193,11 +196,11 @@ def test_nothing_is_an_error(tmp_path):
     ("slow", "expected"),
     [({}, 200.0), ({"slow": {"host3": "50mbit"}}, 50.0), ({"rate": "none"}, None)],
 )
-def test_an_emulated_host_shows_the_rate_that_is_shaped(tmp_path, slow, expected):
+def test_an_emulated_host_shows_the_rate_that_is_shaped(root, slow, expected):
     """Report the shaped rate of an emulated host, marked as emulated."""
-    plant(tmp_path / "sys/class/net", {"eth0/speed": 10000, "eth0/operstate": "up"})
-    plant(tmp_path, {"sys/class/net/lo/mtu": 1, "proc/sys/kernel/hostname": "host3"})
-    topology = collect_topology(tmp_path, {"hosts": 4, "rate": "200mbit", **slow})
+    plant(root / "sys/class/net", {"eth0/speed": 10000, "eth0/operstate": "up"})
+    plant(root, {"sys/class/net/lo/mtu": 1, "proc/sys/kernel/hostname": "host3"})
+    topology = collect_topology({"hosts": 4, "rate": "200mbit", **slow})
     assert [("eth0", expected, True)] == fields_of(
         topology["network"], "name", "speed_Mbps", "emulated"
     )
@@ -208,9 +211,10 @@ def test_an_emulated_host_shows_the_rate_that_is_shaped(tmp_path, slow, expected
 # ---------------------------------------------------------------------------------- what it teaches
 
 
-def test_gpus_far_from_every_adapter_are_named(node):
+@pytest.mark.usefixtures("node")
+def test_gpus_far_from_every_adapter_are_named():
     """Name GPUs on a socket without an active adapter, and nothing otherwise."""
-    topology = collect_topology(node)
+    topology = collect_topology()
     (remark,) = topology_remarks(topology, [0])
     assert ("topology_far_gpus", "GPU2, GPU3") == (remark.code, remark.subject)
     assert {"adapters": "mlx5_0"} == remark.numbers
@@ -227,9 +231,10 @@ def test_gpus_far_from_every_adapter_are_named(node):
         ([], []),
     ],
 )
-def test_a_process_far_from_the_adapter_is_reported(node, cpus, expected):
+@pytest.mark.usefixtures("node")
+def test_a_process_far_from_the_adapter_is_reported(cpus, expected):
     """Report a process not bound to a node or bound to another than the adapter's."""
-    remarks = topology_remarks(collect_topology(node), cpus)
+    remarks = topology_remarks(collect_topology(), cpus)
     placed = [(each.code, each.subject) for each in remarks if "far_gpu" not in each.code]
     assert expected == placed
 
@@ -237,7 +242,7 @@ def test_a_process_far_from_the_adapter_is_reported(node, cpus, expected):
 def test_a_node_without_memory_is_reported(node):
     """Report a NUMA node without memory."""
     plant(node, {"sys/devices/system/node/node1/meminfo": "Node 1 MemTotal:       0 kB"})
-    remarks = topology_remarks(collect_topology(node))
+    remarks = topology_remarks(collect_topology())
     assert ["1"] == [each.subject for each in remarks if each.code == "topology_bare"]
 
 
@@ -253,10 +258,11 @@ def test_this_machine_has_a_topology():
     assert isinstance(output["remarks"], list)
 
 
-def test_nvml_reports_the_links_of_each_gpu(node, monkeypatch):
+@pytest.mark.usefixtures("node")
+def test_nvml_reports_the_links_of_each_gpu(monkeypatch):
     """Record PCIe, NVLink and peer access of each GPU."""
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS))
-    topology = collect_topology(node)
+    topology = collect_topology()
     ports = {"sm_clock_max_MHz": 1980, "pcie_generation": 1, "pcie_generation_max": 5}
     ports |= {"pcie_width": 16, "pcie_width_max": 16, "nvlink_version": "4.0"}
     first, *_, last = topology["gpus"]
@@ -268,10 +274,11 @@ def test_nvml_reports_the_links_of_each_gpu(node, monkeypatch):
     ][0]
 
 
-def test_gpus_come_from_nvml_if_linux_shows_none(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("root")
+def test_gpus_come_from_nvml_if_linux_shows_none(monkeypatch):
     """Read GPUs, addresses and paths from NVML if /sys has no PCI devices."""
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, lost=GPUS[3:]))
-    topology = collect_topology(tmp_path)
+    topology = collect_topology()
     assert GPUS[:3] == fields_of(topology["gpus"], "pci")
     assert {"NVIDIA H100"} == set(fields_of(topology["gpus"], "name"))
     assert [["X", "NV1", "SYS"], ["NV1", "X", "SYS"], ["SYS", "SYS", "X"]] == topology["links"][

@@ -112,12 +112,12 @@ def test_nothing_follows_from_nothing():
 @pytest.mark.parametrize(
     ("named", "info", "expected"),
     [
-        ([], {}, ("unnamed", "unnamed")),
-        (["fp16"], {}, ("", "unnamed")),
-        (["fp16", "topk:0.01"], {}, ("", "unproven")),
-        (["fp16", "topk:0.02"], {"accepts_loss": True}, ("", "unnamed")),
-        (["topk:0.01"], {"accepts_loss": True}, ("unnamed", "")),
-        (["topk:0.01"], {"max_accuracy_loss": 0.1}, ("unnamed", "")),
+        ([], {}, ("not_allowed", "not_allowed")),
+        (["fp16"], {}, ("", "not_allowed")),
+        (["fp16", "topk:0.01"], {}, ("", "not_validated")),
+        (["fp16", "topk:0.02"], {"accepts_loss": True}, ("", "not_allowed")),
+        (["topk:0.01"], {"accepts_loss": True}, ("not_allowed", "")),
+        (["topk:0.01"], {"max_accuracy_loss": 0.1}, ("not_allowed", "")),
         (None, {}, ("", "")),
     ],
 )
@@ -142,11 +142,11 @@ def test_a_withheld_setting_does_not_decide():
     assert ("change", "none", "5") == found(recommendation)
     assert snippet_of(FIVE) == recommendation.snippet
     half, lossy = recommendation.altering
-    assert [("half precision", "unnamed", ""), ("lossy", "unproven", "")] == fields_of(
+    assert [("half precision", "not_allowed", ""), ("lossy", "not_validated", "")] == fields_of(
         (half, lossy), "effect", "withheld", "snippet"
     )
     assert (20 / 14, 2.0, 1.4) == pytest.approx((half.speedup, lossy.speedup, lossy.speedup_half))
-    withheld_codes = ["withheld_half_precision_unnamed", "withheld_lossy_unproven"]
+    withheld_codes = ["withheld_half_precision_not_allowed", "withheld_lossy_not_validated"]
     assert ["setting_change", "reason", *withheld_codes] == fields_of(
         verdict_findings(recommendation), "code"
     )
@@ -255,10 +255,10 @@ def test_two_alternatives_are_judged_as_seldom_wrongly_as_one():
 def test_planned_launches_come_before_further_ones():
     """Propose further launches only after all planned ones."""
     records = [*sweep(five=19), *by_launch(BASE, 1, 1, 1), *by_launch(FIVE, 0.9, 1.05, 0.95)]
-    assert decide(records).launch_advice
+    assert decide(records).further_launches
     for waiting in ({"first_look": 4}, {"status": "partial"}):
         recommendation = decide(records, **waiting)
-        assert ("inconclusive", "") == (recommendation.verdict, recommendation.launch_advice)
+        assert ("inconclusive", "") == (recommendation.verdict, recommendation.further_launches)
 
 
 BROKEN = {"status": "failed", "reason": "Rank 1 stopped."}

@@ -115,6 +115,6 @@ def test_limit_turns_the_recommendation():
     assert "none" == recommendation.best.hook
     assert "5" == recommendation.best.bucket_cap_mb
     assert "change" == recommendation.verdict
-    half, lossy = recommendation.too_costly
+    half, lossy = recommendation.accuracy_failed
     assert ("0.1" in half, "0.02" in lossy) == (True, True)
     assert recommendation == Recommendation.from_json(recommendation.to_json())

@@ -54,7 +54,7 @@ def test_verdicts_name_the_script_s_own_setting(five, verdict):
     assert verdict == found.verdict
     assert 1 == found.launches
     assert ROUNDS == found.blocks
-    assert found.is_live is True
+    assert found.live is True
     assert ("keep the script as it is" in found.snippet) == (verdict != "change")
     assert found == Recommendation.from_json(found.to_json())
     text = paragraph(found)
@@ -89,7 +89,7 @@ def test_few_launches_are_judged_over_their_blocks(launches, blocks, level, spee
     assert launches == found.launches
     assert blocks == found.blocks
     assert level == found.level
-    assert ("change", "") == (found.verdict, found.launch_advice)
+    assert ("change", "") == (found.verdict, found.further_launches)
     assert speedup == pytest.approx(found.speedup, abs=1e-3)
     assert 1 == len(found.warnings)
 

@@ -2,16 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 
-from commbench.analysis.comparison.sides import AnyCase
 from commbench.analysis.comparison.verdicts import (
     ENOUGH_BASELINES,
-    BrokenCase,
-    ComparedCase,
     ComparisonTable,
 )
-from commbench.collectives.cases import Case
 from commbench.findings import Finding, Value
 from commbench.stats import Verdict
 from commbench.stats.ratios import MOST_LAUNCHES
@@ -19,13 +14,12 @@ from commbench.stats.ratios import MOST_LAUNCHES
 
 def answer(table: ComparisonTable) -> list[Finding]:
     """Return the slower cases, the slowest first, and how many other verdicts there are."""
-    names = names_of(table)
     slower = [each for each in table.cases if each.comparison.verdict is Verdict.SLOWER]
     slower.sort(key=lambda compared: compared.severity, reverse=True)
     changes = []
     for each in slower:
-        name, change = name_of(each, names), {"change": each.comparison.estimate}
-        changes.append(Finding("compare_change", name, change))
+        change = {"change": each.comparison.estimate}
+        changes.append(Finding("compare_change", table.name_of(each), change))
     numbers: dict[str, Value] = {
         **{str(verdict): count for verdict, count in table.counts.items()},
         "cases": len(table.cases),
@@ -48,9 +42,8 @@ def answer(table: ComparisonTable) -> list[Finding]:
 
 def regressions(table: ComparisonTable, threshold: float) -> tuple[list[str], list[str]]:
     """Return the names of the cases slower beyond the threshold, and of the lost cases."""
-    names = names_of(table)
-    slower = [name_of(case, names) for case in table.cases if case.is_beyond(threshold)]
-    return slower, [name_of(case, names) for case in table.broken if case.is_regression]
+    slower = [table.name_of(case) for case in table.cases if case.is_beyond(threshold)]
+    return slower, [table.name_of(case) for case in table.broken if case.is_regression]
 
 
 def beyond(table: ComparisonTable, threshold: float) -> list[Finding]:
@@ -69,37 +62,12 @@ def beyond(table: ComparisonTable, threshold: float) -> list[Finding]:
     return findings
 
 
-def names_of(table: ComparisonTable) -> dict[AnyCase, str]:
-    """Return each case's short name; its full name if several cases share the short one."""
-    cases = dict.fromkeys(case.case for case in table.cases)
-    cases |= dict.fromkeys(case.case for case in table.broken)
-    short = Counter(map(str, cases))
-    names = {}
-    for case in cases:
-        names[case] = str(case)
-        if short[names[case]] > 1 and isinstance(case, Case):
-            names[case] = (
-                f"{case} ({case.pattern}, sync {case.sync}, loop {case.loop}, buffers"
-                f" {case.buffers or 'unknown'})"
-            )
-    return names
-
-
-def name_of(case: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> str:
-    """Return the case's name, with its group if there is one."""
-    if case.group:
-        return f"{names[case.case]} group {case.group}"
-    return names[case.case]
-
-
 def closing(table: ComparisonTable) -> list[Finding]:
     """Return the cases that could not be compared, and advice."""
-    names = names_of(table)
     findings = []
     for broken in table.broken:
         statuses = {"status_a": broken.status_a, "status_b": broken.status_b}
-        subject = name_of(broken, names)
-        findings.append(Finding("compare_broken", subject, statuses))
+        findings.append(Finding("compare_broken", table.name_of(broken), statuses))
     only = (("compare_only_a", table.only_in_a), ("compare_only_b", table.only_in_b))
     for code, cases in only:
         if cases:

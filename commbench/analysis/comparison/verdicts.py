@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +23,7 @@ from commbench.analysis.comparison.sides import (
     measured,
     pooled,
 )
+from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
 from commbench.findings import Finding
@@ -116,6 +118,27 @@ class ComparisonTable:
         counts = Counter(case.comparison.verdict for case in self.cases)
         worst_first = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE)
         return {verdict: counts[verdict] for verdict in worst_first}
+
+    @cached_property
+    def names(self) -> dict[AnyCase, str]:
+        """Each case's short name; its full name if several cases share the short one."""
+        cases = {each.case for each in self.cases} | {each.case for each in self.broken}
+        short = Counter(map(str, cases))
+        names = {}
+        for case in cases:
+            names[case] = str(case)
+            if short[names[case]] > 1 and isinstance(case, Case):
+                names[case] = (
+                    f"{case} ({case.pattern}, sync {case.sync}, loop {case.loop}, buffers"
+                    f" {case.buffers or 'unknown'})"
+                )
+        return names
+
+    def name_of(self, case: ComparedCase | BrokenCase) -> str:
+        """Return the case's name, with its group if there is one."""
+        if case.group:
+            return f"{self.names[case.case]} group {case.group}"
+        return self.names[case.case]
 
     def worst_first(self) -> "ComparisonTable":
         """Return the same table with the cases sorted by severity."""

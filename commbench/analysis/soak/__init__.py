@@ -138,7 +138,8 @@ def trend(times: Values, values: Values, *, alpha: float = 0.05) -> tuple[float,
 
     The slope of the logarithms is Theil and Sen's: the median over all pairs. Its interval is
     Sen's, of Kendall's rank correlation, and assumes no distribution (Sen, Journal of the American
-    Statistical Association 63, 1968). At least 6 values are needed for 95 %.
+    Statistical Association 63, 1968). It takes the values as independent. At least 6 are needed for
+    95 %.
 
     Args:
         times: in any unit; not all equal.

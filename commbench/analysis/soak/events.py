@@ -203,7 +203,7 @@ def _failure(entry: Launch, points: Sequence[Point], info: RunInfo) -> EventRow:
     before = [point.at_s + point.lasted_s for point in points if point.at_s < ended_s]
     last_s = max(before, default=started_s)
     next_s = min((point.at_s for point in points if point.at_s >= ended_s), default=ended_s)
-    failed_rank = entry.get("culprit") or {}
+    failed_rank = entry.get("failed_rank") or {}
     rank, host = failed_rank.get("rank"), failed_rank.get("host") or ""
     scope = "system"
     if rank is not None:

@@ -373,9 +373,9 @@ class Search:
         if not (self.families or self.remarks):
             return {}
         return {
-            "suspects": [straggler.to_json() for straggler in self.stragglers],
-            "suspects_comparisons": self.comparisons,
-            "suspects_remarks": [str(remark) for remark in self.remarks],
+            "stragglers": [straggler.to_json() for straggler in self.stragglers],
+            "straggler_comparisons": self.comparisons,
+            "straggler_remarks": [str(remark) for remark in self.remarks],
         }
 
 

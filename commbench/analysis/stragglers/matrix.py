@@ -159,7 +159,7 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
         others = _without(within, list(ways))
         # more than half of the links join two sockets, which is no fault
         families.append(_single(rank_names, others, matrix.name, 2 * share, is_minority=True)[0])
-    return Search(families=families, remarks=_remarks(names, len(host), between_hosts))
+    return Search(families=families, remarks=_remarks(names, len(host), between_hosts, alpha))
 
 
 def _scored(
@@ -299,14 +299,17 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[: SHOWN - 1])}, ... ({len(names)} hosts)"
 
 
-def _remarks(names: Sequence[str], ranks: int, links: DataFrame) -> list[Finding]:
-    """Return the question that so few hosts or ranks leave open: which of two is slow."""
+def _remarks(names: Sequence[str], ranks: int, links: DataFrame, alpha: float) -> list[Finding]:
+    """Return the question that so few hosts or ranks leave open: which of two is slow.
+
+    ``alpha``: the probability that two equal directions are called different.
+    """
     if len(names) != _TWO:
         return [Finding("slow_two_ranks")] if ranks == _TWO else []
     if len(links) == _TWO and not _is_symmetric(links):  # else one could not be timed
         difference = (links.iloc[0] - links.iloc[1]).dropna().to_numpy()
-        interval = stats.median_interval(difference)  # None with too few launches
-        if interval is None or interval.low <= 0 <= interval.high:
+        interval = stats.launch_interval(np.exp(difference), 1 - alpha)  # None of one launch
+        if interval is None or interval.low <= 1 <= interval.high:
             return [Finding("slow_two_hosts")]
         median = float(np.median(difference))
         if abs(median) >= math.log(RELEVANT):

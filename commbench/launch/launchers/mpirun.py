@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import shutil
 import sys
@@ -38,9 +39,11 @@ class MpiexecLauncher(Launcher):
 
     def options(self, ranks: int, *, training: bool) -> list[str]:
         """Return the options; Hydra forwards the environment by itself."""
-        options = self.name_hosts("-f", "-hosts")
-        if self.ranks_per_node:
-            options += ["-ppn", str(self.ranks_per_node)]
+        options, ranks_per_node = self.name_hosts("-f", "-hosts"), self.ranks_per_node
+        if self.is_intel and self.hostfile is not None:
+            options, ranks_per_node = self._name_hosts_for_intel()
+        if ranks_per_node:
+            options += ["-ppn", str(ranks_per_node)]
         if self.interface:
             options += ["-iface", self.interface]
         binding = self.binding(ranks, training=training)
@@ -52,6 +55,24 @@ class MpiexecLauncher(Launcher):
             return [*options, "-genv", "I_MPI_PIN", "off"]
         domain = _INTEL_DOMAINS[binding]
         return [*options, "-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", domain]
+
+    def _name_hosts_for_intel(self) -> tuple[list[str], int | None]:
+        """Return the options that name the hosts, and the ranks of each name.
+
+        Intel MPI reads slots from a machine file only: on its command line ``a:2`` is a host of
+        this name. A host is named several times there if it has more slots than another.
+        """
+        options = self.name_hosts("-machinefile", "-hosts")
+        if "-machinefile" in options:
+            return options, self.ranks_per_node
+        slots = self.hosts()
+        if self.ranks_per_node:
+            return ["-hosts", ",".join(slots)], self.ranks_per_node
+        ranks_of_name = math.gcd(*slots.values())
+        names: list[str] = []
+        for host, number in slots.items():
+            names += [host] * (number // ranks_of_name)
+        return ["-hosts", ",".join(names)], ranks_of_name
 
     def environment(self) -> dict[str, str]:
         """Add the path of the MPI library that a requested mpiexec belongs to."""
