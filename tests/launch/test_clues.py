@@ -16,7 +16,7 @@ from commbench.launch.clues import (
     worst,
 )
 from commbench.launch.events import MAIN, RankError, Stack
-from commbench.launch.messages import find_remedy, find_warning
+from commbench.launch.launcher_output import find_remedy, find_warning
 
 OPENMPI_EXIT = """
 prterun detected that one or more processes exited with non-zero status,

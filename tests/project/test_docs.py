@@ -219,6 +219,9 @@ def test_make_targets_in_pages_exist():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    """Follow every relative link of a page."""
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    """Follow every relative link of a page; find the tests and benchmarks that it names."""
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
     assert [] == [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    named = re.findall(r"\b(?:tests|benchmarks)/[\w/]+\.\w+", text)
+    assert [] == [name for name in named if not (ROOT / name).exists()]
