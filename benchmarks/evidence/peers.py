@@ -44,7 +44,7 @@ def compare(
     for key in ours[0]:
         if all(key in times for times in (*theirs, *ours)):
             sides = [[times[key] for times in side] for side in (theirs, ours)]
-            ratio, interval = ratio_interval(*sides, seed=1)
+            ratio, interval = ratio_interval(*sides)
             row: dict[str, Any] = {"operation": key[0], "message_bytes": key[1]}
             row |= {"theirs_us": median(sides[0]), "ours_us": median(sides[1]), "ratio": ratio}
             row |= {"ratio_ci_low": interval.low, "ratio_ci_high": interval.high}

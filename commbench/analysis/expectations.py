@@ -426,16 +426,12 @@ def _judge_row(
 
 def interval_of(row: Row | TrainingRow, metric: Metric) -> tuple[float | None, float | None]:
     """Return the interval of a metric; a bandwidth is a constant over the time."""
-    column = metric.column
-    if metric.is_rate:
-        column = "time_us"
-    low, high = getattr(row, f"{column}_ci_low"), getattr(row, f"{column}_ci_high")
     if not metric.is_rate:
-        return low, high
-    if not (low and high):
+        return getattr(row, f"{metric.column}_ci_low"), getattr(row, f"{metric.column}_ci_high")
+    if not (isinstance(row, Row) and row.time_us_ci_low and row.time_us_ci_high):
         return None, None
-    message = getattr(row, metric.column) * getattr(row, column)
-    return message / high, message / low
+    message = (getattr(row, metric.column) or 0.0) * (row.time_us or 0.0)
+    return message / row.time_us_ci_high, message / row.time_us_ci_low
 
 
 def _outcome(

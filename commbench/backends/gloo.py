@@ -96,7 +96,7 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
             if address.family in {socket.AF_INET, socket.AF_INET6}
         }
         local_names = {
-            names.get(_plain(c.laddr.ip))
+            names.get(c.laddr.ip.removeprefix("::ffff:"))  # IPv6 sockets name IPv4 addresses so
             for c in psutil.Process().net_connections("tcp")
             if c.status == "ESTABLISHED"
         }
@@ -126,10 +126,3 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
             Call(run=lambda: pending.append(start())),
             Call(run=lambda: pending.pop().wait()),
         ]
-
-
-def _plain(address: str) -> str:
-    """Return the IPv4 address of an IPv6 socket (``::ffff:10.0.0.1``), any other address
-    unchanged.
-    """
-    return address.removeprefix("::ffff:")

@@ -35,6 +35,7 @@ T = TypeVar("T")
 #: 20, 40 and 80 us on two cores: with 5 us many Gloo operations took milliseconds, see
 #: docs/measuring.md.
 NAP_S = 20e-6
+_PR_SET_TIMERSLACK = 29
 #: Variables that make Open MPI print the component of each connection (its hook/comm_method
 #: component).
 REPORT = {"OMPI_MCA_ompi_display_comm": "mpi_init", "OMPI_MCA_hook_comm_method_brief": "true"}
@@ -85,20 +86,13 @@ def _wait_patiently(request: MPI.Request) -> None:
         time.sleep(NAP_S)
 
 
-def _allow_short_naps() -> None:
-    """Reduce this thread's timer slack, the time that Linux may add to a sleep, from 50 us to 1
-    ns.
-    """
-    pr_set_timerslack, nanoseconds = 29, 1
-    ctypes.CDLL(None).prctl(pr_set_timerslack, nanoseconds, 0, 0, 0)
-
-
 class MpiControl:
     """The control plane over a duplicate of MPI_COMM_WORLD."""
 
     def __init__(self) -> None:
         self.init_s, connections = start_mpi()
-        _allow_short_naps()
+        # this thread's timer slack, the time that Linux may add to a sleep, from 50 us to 1 ns
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         self.comm, _ = COMPONENT_QUERY.with_component(MPI.COMM_WORLD.Dup)
         self.rank = self.comm.Get_rank()
         self.size = self.comm.Get_size()

@@ -35,6 +35,7 @@ from commbench.launch.probe import probe_hooks, probe_workload
 from commbench.live.command import attach_to, find_program, name_of
 from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
 from commbench.results import load_run
+from commbench.results.files import refusing
 from commbench.stats.budgets import TRAINING_BUDGETS
 from commbench.system.software import git_commit
 from commbench.tuner.plans import TrainingPlan, candidate_sweep
@@ -235,9 +236,11 @@ def start(command: Sequence[str], out: Path | None, options: LiveOptions) -> int
     find_program(command, options.mode)
     workload = name_of(command)
     out = out or default_out(short_name(options.mode, workload))
+    with refusing(out, InputError):  # the working directory may have been deleted
+        absolute = str(out.absolute())
     complete = dataclasses.replace(
         options,
-        out=str(out.absolute()),
+        out=absolute,
         workload=workload,
         argv=("commbench", *sys.argv[1:]),
         invocation=uuid.uuid4().hex,

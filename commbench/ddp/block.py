@@ -183,7 +183,10 @@ class Training:
         if case.compile:
             self.called = torch.compile(self.model)
         self.buckets: list[Stopwatch] = []
-        self.hook = self._make_hook()
+        self.hook: Hook | None = None
+        if case.uses_ddp:
+            source = hook_source(case.hook, context.file_hooks)
+            self.hook = make_hook(source, density=case.density, options=case.options)
         if self.hook is not None:
             self._register(self.hook)
         self.batches = endless(context.workload.batches)
@@ -195,12 +198,6 @@ class Training:
         self.losses: list[torch.Tensor] = []
         self.metrics: list[tuple[int, float]] = []
         self._random_state = context.device.random_state()
-
-    def _make_hook(self) -> Hook | None:
-        if not self.case.uses_ddp:
-            return None
-        source = hook_source(self.case.hook, self.context.file_hooks)
-        return make_hook(source, density=self.case.density, options=self.case.options)
 
     def _register(self, hook: Hook) -> None:
         scaler = None

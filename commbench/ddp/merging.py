@@ -108,26 +108,16 @@ def merge(
 
 
 def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: EnergyMeter | None) -> dict[str, Any]:
-    """Return the joules per step of all machines, and the counted devices.
+    """Return the joules per step of all machines, and the counted devices, if they are known.
 
     All blocks count: one may be too short.
-
-    Empty if a counter failed, no counter changed, or energy was not measured.
     """
     if meter is None:
         return {}
-    readings = [rank.energy_J for ranks in blocks for rank in ranks]
-    valid_readings = [joules for joules in readings if joules is not None]
+    joules = [rank.energy_J for ranks in blocks for rank in ranks]
     steps = sum(len(ranks[0].times) - ranks[0].early_steps for ranks in blocks)
     duration_s = sum(ranks[0].metered_s for ranks in blocks)
-    if (
-        len(valid_readings) < len(readings)
-        or not sum(valid_readings)
-        or steps < 1
-        or duration_s < meter.least_s
-    ):
-        return {}
-    return {"energy_J": sum(valid_readings) / steps, "energy_of": meter.energy_of}
+    return meter.energy_each(joules, steps, duration_s)
 
 
 def _early(times: Floats, least: int) -> int:

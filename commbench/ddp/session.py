@@ -118,7 +118,12 @@ class TrainingLaunch:
         self.paces = [*defaults, *self.cases][0]
         """The case whose steps set the length of all blocks: DDP's default, if it is trained."""
         self.seed = self.terms.seed + self.launch
-        self.threads = self.terms.threads or _fair_threads(self.control)
+        machine = machine_id()
+        gathered = gather_everywhere(self.control, (machine, usable_cpus()))
+        cpus_here = [cpus for name, cpus in gathered if name == machine]
+        self.ranks_here = len(cpus_here)
+        fair_threads = len(set().union(*cpus_here)) // self.ranks_here
+        self.threads = self.terms.threads or max(1, fair_threads)
         if not dist.is_initialized():  # else the caller has joined the default group and leaves it
             join_world(self.control)
         torch.set_num_threads(self.threads)
@@ -259,7 +264,7 @@ class TrainingLaunch:
             for parameter in self._build(case).workload.model.parameters():
                 size += parameter.numel() * parameter.element_size()
             largest = max(largest, size)
-        sharing = self.device.ranks_per_gpu or len(_cpus_here(self.control))
+        sharing = self.device.ranks_per_gpu or self.ranks_here
         free_bytes = FREE_SHARE * self.device.free_bytes()
         room = int(free_bytes // (sharing * TRAINING_COPIES * max(1, largest)))
         return min(gather_everywhere(self.control, room))
@@ -476,16 +481,3 @@ def check_same_model(control: Control, model: torch.nn.Module) -> None:
                 f"The workload made another model on rank {rank} than on rank 0: let all ranks make"
                 " the same parameters and buffers; only their data may differ."
             )
-
-
-def _fair_threads(control: Control) -> int:
-    """Return this machine's usable CPUs divided by its ranks."""
-    cpus_here = _cpus_here(control)
-    return max(1, len(set().union(*cpus_here)) // len(cpus_here))
-
-
-def _cpus_here(control: Control) -> list[Collection[int]]:
-    """Return the usable CPUs of each rank on this machine."""
-    machine = machine_id()
-    gathered = gather_everywhere(control, (machine, usable_cpus()))
-    return [cpus for name, cpus in gathered if name == machine]

@@ -110,6 +110,25 @@ class EnergyMeter:
                 joules += most
         return joules
 
+    def energy_each(
+        self, joules: Sequence[float | None], count: int, lasted_s: float
+    ) -> dict[str, Any]:
+        """Return the energy of each of ``count`` operations or steps, as fields of a record.
+
+        Empty if a counter cannot be read, if none changes, as on some virtual machines, or if the
+        time was too short.
+
+        Args:
+            joules: of all of them, by each rank's counters.
+            count: how many there were.
+            lasted_s: their time.
+        """
+        readable = [each for each in joules if each is not None]
+        total = sum(readable)
+        if len(readable) < len(joules) or not total or count < 1 or lasted_s < self.least_s:
+            return {}
+        return {"energy_J": total / count, "energy_of": self.energy_of}
+
 
 def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.find) -> EnergyMeter:
     """Return the counters that this rank reads; collective.

@@ -106,18 +106,8 @@ class EnergyObserver:
         return self.meter.joules_since(self._readings)
 
     def fields(self, ranks: Sequence[float | None]) -> Fields:
-        """Return the energy of one operation.
-
-        None if a counter cannot be read, if none changes, as on some virtual machines, or if the
-        repetitions were too short.
-        """
-        readable = [joules for joules in ranks if joules is not None]
-        total = sum(readable)
-        is_known = len(readable) == len(ranks) and self._lasted_s >= self.meter.least_s
-        if not (is_known and total and self._repetitions):
-            return {}
-        joules = total / self._repetitions / self.operations
-        return {"energy_J": joules, "energy_of": self.meter.energy_of}
+        """Return the energy of one operation, if it is known."""
+        return self.meter.energy_each(ranks, self._repetitions * self.operations, self._lasted_s)
 
 
 # ---------------------------------------------------------------------------------- network probe

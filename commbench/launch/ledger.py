@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from commbench.engine.records import Status
 from commbench.errors import InputError, LaunchError
@@ -57,29 +57,26 @@ ENDS = {
 }
 
 
+@dataclass
 class Ledger:
-    """The additions of one invocation to a run.
+    """The additions of one invocation to a run."""
 
-    Args:
-        store: the run.
-        display: receives events.
-        launcher: name of the launcher.
-        status: of the run while a launch is in progress; it remains if the invocation is killed.
-    """
+    store: Store
+    """The run."""
+    display: Listener
+    """Receives events."""
+    launcher: str
+    """Name of the launcher."""
+    status: str = "running"
+    """Of the run while a launch is in progress; it remains if the invocation is killed."""
 
-    def __init__(
-        self, store: Store, display: Listener, launcher: str, *, status: str = "running"
-    ) -> None:
-        self.store = store
-        self.display = display
+    def __post_init__(self) -> None:
         self.lock = threading.RLock()
         """Held while something is entered: any thread may end a launch."""
         self.launch: Launch | None = None
         """The launch in progress."""
-        self._info_before = store.info.copy()
-        self._records_before = len(store.records)
-        self.launcher = launcher
-        self._status = status
+        self._info_before = self.store.info.copy()
+        self._records_before = len(self.store.records)
         self._warned: set[str] = set()
         self._has_all_rows = False
         """Whether the tables hold all records."""
@@ -87,11 +84,11 @@ class Ledger:
     def carry_out(self, launch: Launch, run: Callable[[Launch], Ending]) -> Ending:
         """Make a launch by ``run``, whose ranks' events come to `on`; return how it ended."""
         number, reason = launch.plan.launch, ""
-        if self._status != "running":
+        if self.status != "running":
             reason = str(Finding("launch_begun", numbers={"launch": number + 1}))
         budget = launch.request.budget
         self.store.update(
-            status=self._status,
+            status=self.status,
             reason=reason,
             launcher=self.launcher,
             budget=budget.name,

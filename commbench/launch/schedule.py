@@ -272,6 +272,7 @@ class Stop(Exception):  # noqa: N818 - it is no error
     """Number of the signal that interrupted the run."""
 
 
+@dataclass
 class Schedule:
     """The launches of a run.
 
@@ -282,41 +283,29 @@ class Schedule:
     failure if ``fail_fast``, and at a signal. A stage that its time limit cuts does not keep the
     next one from its own time.
 
-    Args:
-        stages: the parts of the run; each plans from the records of the parts before.
-        store: grows while launches are made.
-        display: receives sentences for the user.
-        interrupts: signals that have come.
-        make: makes a launch; returns how it ended.
-        once: the ranks have been started by the user: make one launch of each stage, and none if a
-            stage has a fixed number of launches or depends on launches that are still to be made.
-        fail_fast: whether the first failure ends the run; always if ``once``.
-        clock: in seconds; steady.
-        begun: when the run began, by the clock; None: now.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        store: Store,
-        display: Listener,
-        interrupts: Interrupts,
-        make: Callable[[Launch], Ending],
-        *,
-        once: bool = False,
-        fail_fast: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        begun: float | None = None,
-    ) -> None:
-        self._stages = stages
-        self._store = store
-        self._display = display
-        self._interrupts = interrupts
-        self._make = make
-        self._once = once
-        self._fail_fast = fail_fast
-        self._clock = clock
-        self._begun = clock() if begun is None else begun
+    stages: Sequence[Stage]
+    """The parts of the run; each plans from the records of the parts before."""
+    store: Store
+    """Grows while launches are made."""
+    display: Listener
+    """Receives sentences for the user."""
+    interrupts: Interrupts
+    """Signals that have come."""
+    make: Callable[[Launch], Ending]
+    """Makes a launch; returns how it ended."""
+    once: bool = False
+    """The ranks have been started by the user: make one launch of each stage, and none if a stage
+    has a fixed number of launches or depends on launches that are still to be made."""
+    fail_fast: bool = False
+    """Whether the first failure ends the run; always if ``once``."""
+    clock: Callable[[], float] = time.monotonic
+    """In seconds; steady."""
+    begun: float = field(default_factory=time.monotonic)
+    """When the run began, by the clock."""
+
+    def __post_init__(self) -> None:
         self._left_out: dict[str, str] = {}
         """Failed cases by key with the reason; this invocation does not measure them again."""
         self._failures = 0
@@ -336,19 +325,19 @@ class Schedule:
         Raises:
             InputError: a stage cannot be planned.
         """
-        startup_s = 0.0 if self._once else STARTUP_S
+        startup_s = 0.0 if self.once else STARTUP_S
         try:
-            for stage in self._stages:
-                request = stage(tuple(self._store.records))
+            for stage in self.stages:
+                request = stage(tuple(self.store.records))
                 if request is None:
                     continue
                 self._stage = request
-                self._times = TimePlan(request=request, begun=self._begun, startup_s=startup_s)
+                self._times = TimePlan(request=request, begun=self.begun, startup_s=startup_s)
                 if request.soak_s:
                     self._soak(request, request.soak_s)
                 else:
                     self._make_stage(request)
-                if not self._once:
+                if not self.once:
                     startup_s = self._times.startup_s
         except Stop as stop:
             return stop
@@ -365,13 +354,13 @@ class Schedule:
 
     def _numbers(self, request: RunRequest) -> Iterator[int]:
         """Yield the launches of a stage in this invocation; note what is left to others."""
-        if not self._once:
+        if not self.once:
             for number in range(request.first_launch, request.budget.launches):
                 if exceeds_aim(request, self._entries, number):
                     return
                 yield number
             return
-        launch, launches = next_launch(request, self._store.records), request.budget.launches
+        launch, launches = next_launch(request, self.store.records), request.budget.launches
         if request.is_fixed_length and launch >= launches:
             return
         depends = request.is_fixed_length and not request.searches
@@ -389,10 +378,10 @@ class Schedule:
 
         Return False if the time limit ends the stage.
         """
-        times, records = self._times, self._store.records
+        times, records = self._times, self.store.records
         while missing := missing_cases(request, records, number, self._left_out):
             self._heed_signals()
-            now = self._clock()
+            now = self.clock()
             left_s = times.left_s(now, whole=number < request.fewest_launches)
             slices, slice_s = request.slices(missing), slice_seconds(request, records)
             if records and not times.fits(left_s, slices=slices, slice_s=slice_s):
@@ -419,12 +408,12 @@ class Schedule:
         """Return the work of the stage; of launch ``number`` if this invocation makes no other."""
         stage = self._stage
         numbers: Sequence[int] = range(stage.first_launch, stage.budget.launches)
-        if self._once:
+        if self.once:
             numbers = [number]
         work = Remaining(cases=0, slices=0.0, launches=0, total=len(stage.cases) * len(numbers))
         for each in numbers:
             for part in stage.by_env(each):
-                missing = missing_cases(part, self._store.records, each, self._left_out)
+                missing = missing_cases(part, self.store.records, each, self._left_out)
                 work.cases += len(missing)
                 work.slices += stage.slices(missing)
                 work.launches += len(missing) > 0
@@ -435,12 +424,12 @@ class Schedule:
     ) -> Ending:
         """Make a launch; return how it ended if the run goes on."""
         stage = plan.env
-        if len(self._stages) > 1:
+        if len(self.stages) > 1:
             stage = f"{request.name} {plan.env}".rstrip()
         launches = max(request.budget.launches, plan.launch + 1)
-        self._display.on(LaunchStarted(launch=plan.launch, launches=launches, stage=stage))
-        is_trial = len(self._stage.envs) > 1 and not self._fail_fast
-        for record in self._store.records:
+        self.display.on(LaunchStarted(launch=plan.launch, launches=launches, stage=stage))
+        is_trial = len(self._stage.envs) > 1 and not self.fail_fast
+        for record in self.store.records:
             if record.case.env == plan.env and record.status in DONE:
                 is_trial = False
         launch = Launch(
@@ -451,31 +440,31 @@ class Schedule:
             begun=now,
             is_trial=is_trial,
         )
-        ending = self._make(launch)
+        ending = self.make(launch)
         self._judge(launch, ending)
         return ending
 
     def _soak(self, request: RunRequest, soak_s: float) -> None:
         """Make launches one after another until the time of a soak is up."""
-        ends = self._clock() + soak_s
+        ends = self.clock() + soak_s
         for entry in self._entries:
             ends -= entry.get("seconds", 0.0)
         slices = request.slices(request.cases)
         length_s = slices * request.budget.slice_s
         while True:
             self._heed_signals()
-            now, startup_s = self._clock(), self._times.startup_s
+            now, startup_s = self.clock(), self._times.startup_s
             left_s = ends - now - startup_s
             if left_s <= LEAST_SOAK_S:
                 if any(entry.get("status") in {"failed", "hung"} for entry in self._entries):
                     raise Stop(kind="faulty")
                 return
-            begun = {record.launch for record in self._store.records}
+            begun = {record.launch for record in self.store.records}
             begun.update(entry["launch"] for entry in self._entries)
             number = max(begun, default=-1) + 1
             slice_s = min(length_s, left_s) / slices
             plan = plan_launch(
-                request, self._store.records, number, slice_s=slice_s, deadline_s=left_s
+                request, self.store.records, number, slice_s=slice_s, deadline_s=left_s
             )
             launches = 1 + max(0, math.ceil((left_s - length_s) / (length_s + startup_s)))
             remaining = Remaining(
@@ -488,19 +477,19 @@ class Schedule:
 
     @property
     def _entries(self) -> Sequence[Entry]:
-        entries: Sequence[Entry] = self._store.info.get("launches", [])
+        entries: Sequence[Entry] = self.store.info.get("launches", [])
         return entries
 
     # ------------------------------------------------------------------------------------- judging
 
     def _heed_signals(self) -> None:
         """End the run if a signal has come between launches."""
-        number = self._interrupts.number
+        number = self.interrupts.number
         if number:
             self._interrupt(Ending.interrupted(number))
 
     def _interrupt(self, ending: Ending) -> NoReturn:
-        number = self._interrupts.number
+        number = self.interrupts.number
         raise Stop(kind="interrupted", reason=ending.reason, signal=number)
 
     def _judge(self, launch: Launch, ending: Ending) -> None:
@@ -512,7 +501,7 @@ class Schedule:
             self._interrupt(ending)
         if ending.is_broken:
             self._failures += 1
-            if self._fail_fast or self._once:
+            if self.fail_fast or self.once:
                 raise Stop(kind="failed", reason=ending.reason)
             if launch.request.soak_s:
                 self._judge_soak(launch, ending)
@@ -520,7 +509,7 @@ class Schedule:
                 self._judge_failure(launch, ending)
         if ending.status != "ok":
             return
-        if self._fail_fast and self._left_out:
+        if self.fail_fast and self._left_out:
             raise Stop(kind="failed", reason=next(iter(self._left_out.values())))
         if ending.reason:
             self._warn("launch_warning", launch, ending)
@@ -541,17 +530,17 @@ class Schedule:
         """End a soak if no launch works from the start; else let it go on, a moment later if the
         ranks did not start.
         """
-        has_worked = any(record.status in DONE for record in self._store.records)
+        has_worked = any(record.status in DONE for record in self.store.records)
         if not has_worked and self._failures >= MOST_FAILURES_IN_A_ROW:
             raise Stop(kind="failed", reason=ending.reason)
         at = utc_text(time.time())
         self._warn("soak_goes_on", launch, ending, status=ending.status, at=at)
         if not launch.has_begun:
-            self._interrupts.pause(PAUSE_S)
+            self.interrupts.pause(PAUSE_S)
 
     def _warn(self, code: str, launch: Launch, ending: Ending, **numbers: Value) -> None:
         numbers = {"launch": launch.plan.launch + 1, "cause": ending.reason, **numbers}
-        self._display.on(Notice(text=str(Finding(code, numbers=numbers))))
+        self.display.on(Notice(text=str(Finding(code, numbers=numbers))))
 
     def _cut(self, made: int) -> None:
         """End the present stage, whose time limit is reached after ``made`` launches."""
@@ -565,7 +554,7 @@ class Schedule:
         missing = {case.key for case in stage.cases}
         if stage.searches:
             missing = {stage.cases[0].key}
-        for record in self._store.records:
+        for record in self.store.records:
             if record.status in DONE:
                 missing.discard(record.case.key)
         if missing:
@@ -575,7 +564,7 @@ class Schedule:
         reason = "; ".join(map(str, findings))
         self._cut_reason = self._cut_reason or reason
         text = str(Finding("stage_cut", numbers={"cause": reason}))
-        self._display.on(Notice(text=text))
+        self.display.on(Notice(text=text))
 
     def _end(self) -> Stop:
         """Return how the run ends after its last stage."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
+from dataclasses import dataclass
 
 from commbench.collectives.backends import MPI_BACKENDS
 from commbench.findings import Finding
@@ -54,27 +55,25 @@ PRINTING_S = 0.5
 KEPT_LINES = 200
 
 
+@dataclass
 class Supervisor:
-    """One launch.
+    """One launch."""
 
-    Args:
-        launch: what the ranks carry out.
-        listener: receives rank 0's events, and notes in the launch how far they are.
-        launcher: starts the ranks.
-        interrupts: ends the launch once it has noted a signal.
-    """
+    launch: Launch
+    """What the ranks carry out."""
+    listener: Listener
+    """Receives rank 0's events, and notes in the launch how far they are."""
+    launcher: Launcher
+    """Starts the ranks."""
+    interrupts: Interrupts
+    """Ends the launch once it has noted a signal."""
 
-    def __init__(
-        self, launch: Launch, listener: Listener, launcher: Launcher, interrupts: Interrupts
-    ) -> None:
-        self._launch = launch
-        self._listener = listener
-        self._launcher = launcher
-        self._interrupts = interrupts
+    def __post_init__(self) -> None:
+        launch = self.launch
         timeout_s = launch.plan.case_timeout_s
         self._startup_s = max(timeout_s, STARTUP_TIMEOUT_S)
         self._watchdog = Watchdog(
-            launch.request.ranks, timeout_s, now=time.monotonic(), startup_timeout=self._startup_s
+            launch.request.ranks, timeout_s, timeout=self._startup_s, begun=time.monotonic()
         )
         self._evidence = Evidence()
         self._kills_before = memory_kills()
@@ -86,11 +85,11 @@ class Supervisor:
     def run(self) -> Ending:
         """Start the launch, wait until all of its processes have ended, and return how it ended."""
         program = (*PROGRAM, f"{self._startup_s:g}")
-        launcher, plan = self._launcher, self._launch.plan
+        launcher, plan = self.launcher, self.launch.plan
         if plan.env:
             launcher = launcher.with_env(plan.env)
         command = launcher.command(
-            self._launch.request.ranks, program, training=plan.training is not None
+            self.launch.request.ranks, program, training=plan.training is not None
         )
         environment = without_rank(launcher.environ) | launcher.environment()
         try:
@@ -108,9 +107,9 @@ class Supervisor:
         last_look = time.monotonic()
         while launched.returncode is None:
             self._handle(launched.next_output(LOOK_S))
-            if self._interrupts.number and self._is_over(launched):
+            if self.interrupts.number and self._is_over(launched):
                 launched.stop(self._handle)
-                return Ending.interrupted(self._interrupts.number)
+                return Ending.interrupted(self.interrupts.number)
             now = time.monotonic()
             if now - last_look < LOOK_S:
                 continue
@@ -130,25 +129,25 @@ class Supervisor:
 
         Otherwise tell the ranks, once, to finish their case.
         """
-        if self._interrupts.must_end(has_case=self._launch.has_begun):
+        if self.interrupts.must_end(has_case=self.launch.has_begun):
             return True
         if not self._finishing:
             self._finishing = True
             launched.tell(FINISH)
-            self._listener.on(LastCase())
+            self.listener.on(LastCase())
         return False
 
     def _is_late(self) -> bool:
         """Return whether the time limit is over before the ranks have come together; after that
         they heed it themselves.
         """
-        left_s = self._launch.times.left_s(time.monotonic(), whole=True) + LEAVING_S
-        return self._launch.startup_s is None and left_s <= 0
+        left_s = self.launch.times.left_s(time.monotonic(), whole=True) + LEAVING_S
+        return self.launch.startup_s is None and left_s <= 0
 
     def _tear_down(self, launched: Launched, hang: Clue) -> Ending:
         """End a hung launch after its ranks had time to report their stacks."""
         self._evidence.forget_stacks()
-        launched.ask_for_stacks(self._watchdog.pids, by_launcher=self._launcher.forwards_signals)
+        launched.ask_for_stacks(self._watchdog.pids, by_launcher=self.launcher.forwards_signals)
         launched.drain(
             STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids)
         )
@@ -157,11 +156,11 @@ class Supervisor:
             hang = worst([hang, *written_clues(lines, processes, self._kills_before)])
         hang = worst([hang, *map(error_clue, self._errors())])
         failed_rank = self._evidence.failed_rank(
-            hang, self._launch.case, self._watchdog.processes, self._printed(launched, hang)
+            hang, self.launch.case, self._watchdog.processes, self._printed(launched, hang)
         )
         stacks = self._evidence.lines()
         is_reached = launched.stop(self._handle)
-        if self._launch.has_everything:
+        if self.launch.has_everything:
             return _complete("ranks_stay", hang)
         return Ending(
             status="hung",
@@ -201,11 +200,11 @@ class Supervisor:
             if error.is_bad_input:
                 return Ending(status="refused", cause=Finding.stated(error.message))
         lines = list(self._stderr)
-        if returncode == 0 and self._launch.is_complete is False:
+        if returncode == 0 and self.launch.is_complete is False:
             if self._finishing:
-                return Ending.interrupted(self._interrupts.number)
+                return Ending.interrupted(self.interrupts.number)
             return Ending(status="cut", cause=Finding("launch_cut"))
-        if returncode == 0 and self._launch.has_everything:
+        if returncode == 0 and self.launch.has_everything:
             return Ending(status="ok", cause=find_warning(lines))
         clues = exit_clues(
             lines,
@@ -218,10 +217,10 @@ class Supervisor:
         if silent:
             clues.append(silent)
         clue = worst(clues)
-        if self._launch.has_everything:
+        if self.launch.has_everything:
             return _complete("ranks_left_late", clue)
         failed_rank = self._evidence.failed_rank(
-            clue, self._launch.case, self._watchdog.processes, find_crash_report(lines)
+            clue, self.launch.case, self._watchdog.processes, find_crash_report(lines)
         )
         output = [*lines, *self._evidence.lines()]
         return Ending(status="failed", cause=clue.reason, failed_rank=failed_rank, output=output)
@@ -255,12 +254,12 @@ class Supervisor:
                 for rank in facts["ranks"]:
                     self._watchdog.introduce(rank["rank"], rank["host"], rank["pid"])
             case CaseStarted(index=index):
-                case = self._launch.plan.cases[index]
+                case = self.launch.plan.cases[index]
                 # Gloo's threads sleep while they wait: their CPU time does not show which rank is
                 # idle.
                 self._watchdog.case(now, polls=case.backend in MPI_BACKENDS)
         self._watchdog.progress(now)
-        self._listener.on(event)
+        self.listener.on(event)
 
 
 def _complete(code: str, clue: Clue) -> Ending:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -47,43 +48,33 @@ def process_state(host: str, pid: int) -> str:
     return ""
 
 
+@dataclass
 class Watchdog:
-    """Watches one launch. Callers pass the time, in seconds of one steady clock.
+    """Watches one launch. Callers pass the time, in seconds of one steady clock."""
 
-    Args:
-        ranks: number of ranks.
-        case_timeout: seconds without progress after which the launch is hung.
-        now: when the launch was started.
-        startup_timeout: the same before the first repetition, which includes compiling, loading and
-            connecting.
-        state_of: the state of a process on a host, see `process_state`.
-        here: the conductor's host; None: this one.
-    """
+    ranks: int
+    """Number of ranks."""
+    case_timeout: float
+    """Seconds without progress after which the launch is hung."""
+    timeout: float
+    """The timeout that applies now, in seconds; before the first repetition a longer one, which
+    includes compiling, loading and connecting."""
+    begun: float
+    """When the launch was started."""
+    state_of: Callable[[str, int], str] = process_state
+    """The state of a process on a host, see `process_state`."""
+    here: str = field(default_factory=socket.gethostname)
+    """The conductor's host."""
 
-    def __init__(
-        self,
-        ranks: int,
-        case_timeout: float,
-        *,
-        now: float,
-        startup_timeout: float,
-        state_of: Callable[[str, int], str] = process_state,
-        here: str | None = None,
-    ) -> None:
-        self.timeout = startup_timeout
-        """The timeout that applies now, in seconds."""
+    def __post_init__(self) -> None:
         self.processes: dict[int, tuple[str, int]] = {}
         """Host and process number of each known rank."""
-        self._ranks = ranks
-        self._case_timeout = case_timeout
-        self._state_of = state_of
-        self._here = here or socket.gethostname()
         self._last: dict[int, Heartbeat] = {}
         self._heard: dict[int, float] = {}
         """The time of the last heartbeat of each rank."""
         self._base: dict[int, tuple[int, float]] = {}
         """CPU time of each rank in ms at its first heartbeat since the last progress, and when."""
-        self._moved = self._looked = now
+        self._moved = self._looked = self.begun
         self._polls = True
         self._cases = 0
 
@@ -107,7 +98,7 @@ class Watchdog:
         self._last[beat.rank], self._heard[beat.rank] = beat, now
         self.introduce(beat.rank, beat.host, beat.pid)
         if self._cases and beat.entered:
-            self.timeout = self._case_timeout
+            self.timeout = self.case_timeout
         if before is None or before.position != beat.position:
             self.progress(now)
         self._base.setdefault(beat.rank, (beat.cpu_ms, now))
@@ -122,7 +113,7 @@ class Watchdog:
         self._polls = polls
         self._cases += 1
         if self._cases > 1 or any(beat.entered for beat in self._last.values()):
-            self.timeout = self._case_timeout
+            self.timeout = self.case_timeout
         self.progress(now)
 
     def stuck(self, now: float) -> Clue | None:
@@ -149,7 +140,7 @@ class Watchdog:
     def _stopped(self) -> Clue | None:
         stopped = []
         for rank, (host, pid) in sorted(self.processes.items()):
-            if self._state_of(host, pid) in _STOPPED:
+            if self.state_of(host, pid) in _STOPPED:
                 stopped.append(rank)
         return self._clue("stopped", "rank_stopped", stopped)
 
@@ -164,13 +155,13 @@ class Watchdog:
                 begun yet.
         """
         silent = []
-        for rank in range(self._ranks):
+        for rank in range(self.ranks):
             is_silent = counts_unheard
             if rank in self._heard:
                 is_silent = now - self._heard[rank] > SILENCE_S
             if is_silent:
                 silent.append(rank)
-        if len(silent) == self._ranks:
+        if len(silent) == self.ranks:
             return None
         lost = self._lost_hosts(silent)
         if lost:
@@ -180,7 +171,7 @@ class Watchdog:
         numbers: dict[str, Value] = {"since": self._since(silent[0], now)}
         code, process = "rank_silent", ""
         if silent[0] in self.processes:
-            process = _STATES.get(self._state_of(*self.processes[silent[0]]), "")
+            process = _STATES.get(self.state_of(*self.processes[silent[0]]), "")
         if process:
             code, numbers["process"] = "rank_silent_process", process
         return self._clue("silent", code, silent, numbers)
@@ -195,7 +186,7 @@ class Watchdog:
         """Return the other hosts of which all ranks are silent, with these ranks."""
         hosts: dict[str, list[int]] = {}
         for rank, (host, _) in sorted(self.processes.items()):
-            if host != self._here:
+            if host != self.here:
                 hosts.setdefault(host, []).append(rank)
         return {host: ranks for host, ranks in hosts.items() if set(ranks) <= set(silent)}
 
@@ -206,7 +197,7 @@ class Watchdog:
         code = "host_silent"
         if len(lost) > 1:
             code = "hosts_silent"
-            others = {host for host, _ in self.processes.values()} - {self._here}
+            others = {host for host, _ in self.processes.values()} - {self.here}
             if lost.keys() >= others:
                 code = "hosts_silent_here"
         hosts = tuple(f"{host} ({name_ranks(ranks)})" for host, ranks in lost.items())
@@ -217,7 +208,7 @@ class Watchdog:
             code=code,
             rank=ranks[0],
             host=host,
-            numbers={"hosts": hosts, "since": since, "here": self._here},
+            numbers={"hosts": hosts, "since": since, "here": self.here},
             is_host_lost=True,
         )
 
@@ -239,12 +230,12 @@ class Watchdog:
             passed_s = self._heard[rank] - since
             if passed_s > 0:
                 rates[rank] = (self._last[rank].cpu_ms - cpu_ms) / 1000 / passed_s
-        if not self._polls or len(rates) < self._ranks:
+        if not self._polls or len(rates) < self.ranks:
             return None
         busiest = max(rates.values())
         idle = [rank for rank, rate in rates.items() if rate < IDLE * busiest]
         busy = [rank for rank, rate in rates.items() if rate > BUSY * busiest]
-        if busiest <= LEAST_POLLING or len(busy) + len(idle) < self._ranks:
+        if busiest <= LEAST_POLLING or len(busy) + len(idle) < self.ranks:
             return None
         return self._clue("idle", "rank_idle", idle)
 

@@ -8,6 +8,7 @@ processes, see ``site/sitecustomize.py``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -214,14 +215,18 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command and pass signals on to it; return its exit code, 128 + N after signal N.
 
     In a terminal the command shares the process group of this process, so that Ctrl-C and Ctrl-Z
-    act on both. Without a terminal the command has a session of its own: a signal to the group of
-    this process then reaches the command once. The command is killed if this process is.
+    act on both. Without a terminal the command has the group alone, and what it has started stays
+    in it: a signal to the group, as of ``timeout``, then reaches each process once. A leader cannot
+    leave its group, so the command of a leader has a session of its own. The command is killed if
+    this process is.
 
     Raises:
         InputError: it cannot be started.
     """
     set_up = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
-    is_apart = foreground_group() is None
+    has_terminal = foreground_group() is not None
+    group = os.getpgrp()
+    is_leader = group == os.getpid()
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -237,16 +242,20 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
                 command,
                 env=environment,
                 close_fds=False,  # those of ``<(...)`` and ``3>file``; Python's own stay closed
-                start_new_session=is_apart,
+                start_new_session=is_leader and not has_terminal,
                 preexec_fn=set_up,  # noqa: PLW1509 - it is short
             )
         except OSError as error:
             raise InputError(
                 f"The command {command[0]} cannot be started ({error.strerror or error})."
             ) from error
+        if not has_terminal and not is_leader:
+            os.setpgid(0, 0)
         for number in early:
             child.send_signal(number)
         code = child.wait()
+    with contextlib.suppress(OSError):  # the group may have ended
+        os.setpgid(0, group)
     if code < 0:
         return 128 - code
     return code

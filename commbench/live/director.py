@@ -30,7 +30,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch.distributed as dist
@@ -93,6 +93,13 @@ INTERVENTIONS = {
 ADDED = (*INTERVENTIONS, "__getstate__", SYNC_BUFFERS)
 #: Why a model of one rank is left alone.
 ALONE = "it trains on one rank, which exchanges no gradients"
+#: Why a model is left alone whose backward passes are made in another way.
+UNSEEN = (
+    "its backward passes cannot be seen: call loss.backward() or torch.autograd.backward(loss), not"
+    " a function that was imported from torch.autograd"
+)
+#: Why a model is left alone that a group of other ranks trains.
+OTHER_GROUP = "rank 0 does not train it, and only the models of rank 0 have results"
 
 
 class Director:
@@ -108,6 +115,11 @@ class Director:
     Raises:
         Exception: the ranks cannot agree on anything, so the model is left alone.
     """
+
+    most_passes: ClassVar[int] = 0
+    """Synchronised backward passes of the model of this process that has made most."""
+    is_any_over: ClassVar[bool] = False
+    """Whether that holds for a model of this process, see ``is_over``."""
 
     def __init__(
         self,
@@ -166,7 +178,9 @@ class Director:
         for name in INTERVENTIONS:
             ddp_model.__dict__[name] = functools.partial(self._give_way, name)
         ddp_model.__dict__["__getstate__"] = self._state
-        atexit.register(_say_if_too_short, weakref.ref(self))
+        if self.is_root:
+            atexit.unregister(_say_if_too_short)  # once for all models
+            atexit.register(_say_if_too_short, self.doing)
 
     def release(self, reason: str) -> None:
         """End the tuning for a reason that all ranks have between the same two passes."""
@@ -235,16 +249,20 @@ class Director:
             self._exchange()
             if self.passes or self.is_over:
                 return
+            clock = self._clock()
             if self._agreement.size == 1:
                 self.release(ALONE)
             elif is_compiled(self._model):
                 self.release(f"{COMPILED}; torch.compile may be applied to the model inside DDP")
+            elif clock is not None and clock.is_blind():
+                self.release(UNSEEN)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not fail the training
             self._fail(error)
 
     def _after_pass(self, ended: Pass) -> None:
         """Do what is due after a synchronised pass."""
         self.passes = ended.index + 1
+        Director.most_passes = max(Director.most_passes, self.passes)
         try:
             if self._is_rebuilding:
                 self._is_rebuilding = False
@@ -332,6 +350,8 @@ class Director:
         held = why_held(self._model, self._registered, is_kept=ended.keeps_gradients)
         if held and not self._is_watched:
             reasons = (*reasons, held)
+        if dist.get_rank() != 0 and self._may_begin is not None:
+            reasons = (*reasons, OTHER_GROUP)
         for reason in reasons:
             if reason:
                 return Instruction(original, reason=reason)
@@ -539,7 +559,7 @@ class Director:
         The clock stays until the last reducer is in use and has rebuilt its buckets, behind its
         first pass, and until the process ends if it is to.
         """
-        self.is_over = True
+        self.is_over = Director.is_any_over = True
         if self._programme is not None:
             self._programme.run.close()
         clock = self._clock()
@@ -560,14 +580,11 @@ def director_of(ddp_model: DistributedDataParallel) -> Director | None:
     return None
 
 
-def _say_if_too_short(reference: weakref.ref[Director]) -> None:
-    """Say that a training ended before the first block."""
-    director = reference()
-    if director is None or director.is_over or not director.is_root:
-        return
+def _say_if_too_short(doing: str) -> None:
+    """Say that every training of this process ended before the first block."""
     needed = WARM_UP_PASSES + AGREEING + 1
-    if director.passes < needed:
+    if Director.most_passes < needed and not Director.is_any_over:
         say(
-            f"the training made {counted(director.passes, 'backward pass')} with"
-            f" synchronisation, and {director.doing} begins after {needed}."
+            f"the training made {counted(Director.most_passes, 'backward pass')} with"
+            f" synchronisation, and {doing} begins after {needed}."
         )

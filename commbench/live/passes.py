@@ -183,6 +183,8 @@ class Passes:
         self.clock = clock_of(ddp_model)
         self.open = Pass(index=0)
         """The pass under way."""
+        self._is_called = False
+        """Whether a call of ``backward()`` was seen."""
         self._model = weakref.proxy(ddp_model)
         self._hook: Hook | None = None
         """Its buckets get marks."""
@@ -216,6 +218,10 @@ class Passes:
         """Take the marks of a hook's buckets from now on."""
         self._hook = hook
         hook.observer = self._note_bucket
+
+    def is_blind(self) -> bool:
+        """Return whether gradients were accumulated without a call of ``backward()``."""
+        return bool(self.fired) and not self._is_called and not _is_in_backward()
 
     def close(self) -> None:
         """Take no more marks; closing twice is harmless."""
@@ -272,6 +278,7 @@ class Passes:
 
     def before_backward(self) -> None:
         """Take the begin of an outermost call of ``backward()``."""
+        self._is_called = True
         if self._thread != threading.get_ident():
             return
         self._begun = self.clock()
@@ -323,6 +330,11 @@ class Passes:
     def _present_version(self) -> int:
         """Return a count of the changes in place of the first parameter."""
         return int(self.registered[0]._version)  # noqa: SLF001 - autograd's own count
+
+
+def _is_in_backward() -> bool:
+    """Return whether this thread is inside a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001 - the only way
 
 
 def _note_gradient(reference: weakref.ref[Passes], _: nn.Parameter) -> None:
@@ -383,12 +395,11 @@ def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     A script may compile the function that calls it: what commbench does there is not compiled.
     """
-    task_under_way = torch._C._current_graph_task_id  # noqa: SLF001 - the only way
     tell = torch.compiler.disable(_Calls.tell)
 
     @functools.wraps(backward)
     def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
-        if task_under_way() != -1:  # an inner call
+        if _is_in_backward():  # an inner call
             return backward(tensors, *arguments, **keywords)
         tell(Passes.before_backward)
         result = backward(tensors, *arguments, **keywords)

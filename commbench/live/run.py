@@ -147,9 +147,7 @@ class LiveRun:
         self.recommendation: Recommendation | None = None
         self.records = Records(self._store.records)
         """Of all launches."""
-        self._has_command = bool(options.witness) and Path(options.witness).parent.is_dir()
-        """Whether a command on this host writes the tables, see `complete`: pandas makes them, and
-        it changes the warning filters, which the training's own threads share."""
+        self._witness = options.witness
         self._opened_s = time.monotonic()
         self._launches = _ended_launches(self.info)
         self.launch = 1 + max((entry.get("launch", 0) for entry in self._launches), default=-1)
@@ -203,8 +201,10 @@ class LiveRun:
             verdict = self.recommendation.verdict
         if ending == "decided" and verdict == "inconclusive":  # by all launches together
             self._enter("ok", "undecided")
-        has_tables = not self._has_command
-        finish = partial(_finish, self._store, self.recommendation, has_tables=has_tables)
+        # pandas makes tables, and it changes the warning filters, which the training's own threads
+        # share. So a command on this host makes them, see `complete`, if it still waits.
+        has_command = bool(self._witness) and Path(self._witness).parent.is_dir()
+        finish = partial(_finish, self._store, self.recommendation, has_tables=not has_command)
         self._requests.put(finish)
         return self.recommendation
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from commbench.analysis.expectations import METRICS, interval_of
 from commbench.analysis.prediction.links import limit_of
 from commbench.analysis.prediction.network import network_model
 from commbench.analysis.scaling import all_rank_rows
@@ -172,12 +173,7 @@ def bandwidths(run: Run) -> Iterator[Finding]:
 
 def busbw_of(row: Row) -> Estimate:
     """Return the bus bandwidth with the interval that follows from the time's."""
-    busbw, time_us = row.busbw_GBps or 0.0, row.time_us or 0.0
-    if not row.time_us_ci_low or not row.time_us_ci_high:
-        return Estimate(busbw)
-    return Estimate(
-        busbw, busbw * time_us / row.time_us_ci_high, busbw * time_us / row.time_us_ci_low
-    )
+    return Estimate(row.busbw_GBps or 0.0, *interval_of(row, METRICS["busbw"]))
 
 
 def _briefs(row: Row) -> Iterator[Finding]:

@@ -203,19 +203,12 @@ def _compared(name: str, trained_case: Trained, base: Trained | None) -> dict[st
 
 def _supported(verdict: str, columns: Mapping[str, Any]) -> str:
     """Return the verdict if the row's own interval supports it, else inconclusive."""
-    inconclusive = str(stats.Verdict.INCONCLUSIVE)
-    if "speedup_ci_low" not in columns:
-        return inconclusive
-    shortest = 1 / columns["speedup_ci_high"]  # of the time, as a share of the baseline's
-    longest = 1 / columns["speedup_ci_low"]
-    borne_out = {
-        "faster": longest < 1 - MARGIN,
-        "slower": shortest > 1 + MARGIN,
-        "same": shortest >= 1 - MARGIN and longest <= 1 + MARGIN,
-    }
-    if borne_out.get(verdict, True):
+    supported = stats.Verdict.INCONCLUSIVE
+    if "speedup_ci_low" in columns:  # times are its inverse, as a share of the baseline's
+        supported = stats.verdict_of(1 / columns["speedup_ci_high"], 1 / columns["speedup_ci_low"])
+    if verdict == supported:
         return verdict
-    return inconclusive
+    return str(stats.Verdict.INCONCLUSIVE)
 
 
 def _measured(

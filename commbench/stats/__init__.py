@@ -6,7 +6,7 @@ launches. Times may be in any unit unless a name says otherwise. "Le Boudec": J.
 Performance Evaluation of Computer and Communication Systems (2010).
 """
 
-from commbench.stats.families import MARGIN, Comparison, Verdict, compare_family
+from commbench.stats.families import MARGIN, Comparison, Verdict, compare_family, verdict_of
 from commbench.stats.intervals import (
     DEFAULT_LEVEL,
     Floats,
@@ -49,5 +49,6 @@ __all__ = [
     "ratio_interval",
     "signed_rank_interval",
     "student_interval",
+    "verdict_of",
     "warmup_count",
 ]

@@ -18,6 +18,7 @@ from commbench.stats.ratios import (
     further_launches,
     margin_errors_of,
     median_ratio,
+    ratio_interval,
     ratio_intervals,
     widening,
 )
@@ -111,7 +112,9 @@ class _LaunchRatio:
         return rank_test(self.a, self.b, paired=by_pairs)
 
     def intervals(self, levels: Sequence[float]) -> list[Interval]:
-        return ratio_intervals(self.a, self.b, levels, paired=self.paired)
+        if self.paired:
+            return [ratio_interval(self.a, self.b, level=level)[1] for level in levels]
+        return ratio_intervals(self.a, self.b, levels)
 
     def margin_errors(self, level: float) -> float:
         return margin_errors_of(level)
@@ -142,9 +145,9 @@ def compare_family(
             how runs differ then decides, not how launches do (`commbench.stats.runs`).
         margin: relative difference that does not matter, from 0 to below 1.
         q: share of the verdicts ``faster`` and ``slower`` that may be false.
-        paired: a[i] and b[i] ran side by side: intervals resample pairs, and the test is Wilcoxon's
-            where the pairs suffice for it to find a lone case in this family, else Mann-Whitney's,
-            which drift shared by both sides makes cautious, never bold.
+        paired: a[i] and b[i] ran side by side: intervals are of their ratios. The test is
+            Wilcoxon's where the pairs suffice for it to find a lone case in this family, else
+            Mann-Whitney's, which drift shared by both sides makes cautious, never bold.
         looks: how often the comparison may be made while launches are added; each look has an equal
             share of ``q`` and of the 5 % of the verdict ``same`` (Bonferroni), so that all looks
             together err as seldom as one.
@@ -190,16 +193,27 @@ def compare_family(
     return comparisons
 
 
+def verdict_of(low: float, high: float, margin: float = MARGIN) -> Verdict:
+    """Return what an interval of a ratio of times shows that lies wholly on one side of a bound."""
+    if high < 1 - margin:
+        return Verdict.FASTER
+    if low > 1 + margin:
+        return Verdict.SLOWER
+    if low >= 1 - margin and high <= 1 + margin:
+        return Verdict.SAME
+    return Verdict.INCONCLUSIVE
+
+
 def _judge(plain: Interval, adjusted: Interval | None, margin: float) -> tuple[Verdict, Interval]:
     """Return the verdict and the interval it rests on.
 
     ``adjusted`` is None for a case that was not selected.
     """
-    if adjusted and adjusted.high < 1 - margin:
-        return Verdict.FASTER, adjusted
-    if adjusted and adjusted.low > 1 + margin:
-        return Verdict.SLOWER, adjusted
-    if plain.low >= 1 - margin and plain.high <= 1 + margin:
+    if adjusted:
+        verdict = verdict_of(adjusted.low, adjusted.high, margin)
+        if verdict in {Verdict.FASTER, Verdict.SLOWER}:
+            return verdict, adjusted
+    if verdict_of(plain.low, plain.high, margin) is Verdict.SAME:
         return Verdict.SAME, plain
     return Verdict.INCONCLUSIVE, adjusted or plain
 

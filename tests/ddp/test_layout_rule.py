@@ -239,11 +239,14 @@ def test_candidates_have_layouts_of_their_own(trace, most):
 
 
 def test_a_small_model_has_few_candidates():
-    """Offer fractions of a small model's size, not sizes that all make one bucket."""
+    """Offer fractions of a small model's size, not sizes that all make one bucket; one number of
+    four bytes has no fractions.
+    """
     facts = make_facts([0.1, 0.05, 0.05, 0.05, 0.05])
     caps = candidate_caps(facts)
     assert 2 <= len(caps) <= 6
     assert ["default"] == candidate_caps(make_facts([0.2]))
+    assert ["default"] == candidate_caps(make_facts([4 / 2**20]))
 
 
 def test_equal_layouts_are_one():

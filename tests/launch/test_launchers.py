@@ -211,6 +211,12 @@ def test_root_is_allowed_twice(stub, user, allowed):
     assert allowed == len(names & MpirunLauncher(environ={}).environment().keys())
 
 
+def test_open_mpi_gets_a_home():
+    """Give Open MPI the home directory of the account where a service has no HOME."""
+    assert Path(MpirunLauncher(environ={}).environment()["HOME"]).is_absolute()
+    assert "HOME" not in MpirunLauncher(environ={"HOME": "/h"}).environment()
+
+
 # ------------------------------------------------------------------------------------------- hosts
 
 

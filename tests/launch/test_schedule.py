@@ -60,6 +60,7 @@ class World:
             self.signals,
             self.make,
             clock=lambda: self.now,
+            begun=self.now,
             **options,
         )
 

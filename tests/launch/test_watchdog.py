@@ -25,9 +25,9 @@ class Play:
         self.watchdog = Watchdog(
             ranks,
             TIMEOUT,
-            now=0.0,
+            begun=0.0,
             state_of=lambda _host, pid: self.states.get(pid - 100, ""),
-            **{"here": "n0", "startup_timeout": TIMEOUT, **options},
+            **{"here": "n0", "timeout": TIMEOUT, **options},
         )
 
     def beat(self, rank: int, cpu_ms: int = POLLING) -> None:
@@ -76,7 +76,7 @@ def test_progress_of_any_rank_keeps_it_quiet():
 
 def test_a_rank_that_has_not_begun_hides_no_silent_one():
     """Name the rank whose heartbeats stopped, not one that never sent any."""
-    play = Play(3, ["n0", "n0", "n0"], startup_timeout=60)
+    play = Play(3, ["n0", "n0", "n0"], timeout=60)
     play.beat(1)
     play.go_on(20, silent=[0, 1])
     either, heard = (
@@ -90,14 +90,14 @@ def test_starting_may_take_longer_than_a_case():
     """Use the start-up timeout before the first repetition and the case timeout afterwards, also
     from the second case on.
     """
-    play = Play(2, startup_timeout=60)
+    play = Play(2, timeout=60)
     assert play.go_on(50) is None
     play.watchdog.case(play.now)
     assert play.go_on(50) is None
     play.counts = {0: (1, 0, 0), 1: (1, 0, 0)}
     assert play.go_on(TIMEOUT - 1) is None
     assert play.go_on(3) is not None
-    play = Play(2, startup_timeout=60)
+    play = Play(2, timeout=60)
     for _ in range(2):
         play.watchdog.case(play.now)
     assert play.go_on(TIMEOUT + 1) is not None

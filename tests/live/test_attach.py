@@ -279,6 +279,26 @@ def test_a_subclass_is_copied_in_its_own_way(own, copied):
     assert copied == director._state(tuned)
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_only_models_of_rank_0_are_tuned(monkeypatch, rank):
+    """Leave the model of a group without rank 0 alone: both would write to one directory."""
+    director = pytest.importorskip("commbench.live.director")
+    monkeypatch.setattr(director.dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(director, "why_held", lambda *_, **__: "")
+    tuned = SimpleNamespace(
+        _agreement=SimpleNamespace(get_all=lambda _: [("", None, None, ())]),
+        _original_of=lambda _: None,
+        _model=None,
+        _registered=(),
+        _is_watched=False,
+        _may_begin=lambda _: False,
+    )
+    ended = SimpleNamespace(keeps_gradients=False)
+    instruction = director.Director._first_instruction(tuned, ended, 12)
+    assert (rank == 0) == (instruction is None)
+    assert rank == 0 or instruction.reason == director.OTHER_GROUP
+
+
 def test_a_stderr_that_fails_is_no_failure(monkeypatch):
     """Say nothing where a script has put something of its own in place of stderr."""
 

@@ -43,6 +43,8 @@ sys.exit(9)
 """
 COUNTING = (sys.executable, "-c", COUNTER)
 NOTHING = "Nothing was tuned"
+#: A command that starts another one, waits for it, and goes on waiting at a signal.
+SHELL = ("sh", "-c", 'trap : INT TERM HUP USR1 USR2; "$@"; exit $?', "sh")
 
 
 @pytest.fixture
@@ -101,6 +103,15 @@ def test_a_directory_of_another_run_is_refused(commbench, command, plan, words):
     assert 2 == outcome.code
     assert words in outcome.err
     assert before == commbench.files()
+
+
+def test_a_deleted_working_directory_is_bad_input(commbench, monkeypatch):
+    """Refuse in a sentence to write below a directory that is no longer there."""
+    place = commbench.home / "deleted"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    place.rmdir()
+    commbench.refuses("tune -- true", "cannot be used (No such file or directory)")
 
 
 @pytest.fixture
@@ -412,10 +423,10 @@ def test_a_real_mpirun_takes_the_options(
 
 
 @contextlib.contextmanager
-def counting(options: LiveOptions) -> Iterator["subprocess.Popen[str]"]:
-    """Tune `COUNTER` without a terminal until it has started."""
+def counting(options: LiveOptions, *shell: str) -> Iterator["subprocess.Popen[str]"]:
+    """Tune `COUNTER` without a terminal until it has started; a shell may start both processes."""
     process = subprocess.Popen(
-        conductor(options, *COUNTING),
+        [*shell, *conductor(options, *shell, *COUNTING)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -429,11 +440,13 @@ def counting(options: LiveOptions) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
-@pytest.mark.parametrize("send", [os.kill, os.killpg])
-def test_each_signal_reaches_the_command_once(options, send):
-    """Pass signals to the conductor or its group to the command once."""
+@pytest.mark.parametrize(("send", "shell"), [(os.kill, ()), (os.killpg, ()), (os.killpg, SHELL)])
+def test_each_signal_reaches_the_command_once(options, send, shell):
+    """Pass signals to the conductor or its group to the command once; if a shell leads the group,
+    also to what the command has started.
+    """
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
-    with counting(options) as process:
+    with counting(options, *shell) as process:
         for number in numbers:
             send(process.pid, number)
             assert f"got {int(number)}\n" == process.stdout.readline()

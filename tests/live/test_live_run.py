@@ -280,6 +280,18 @@ def test_a_run_under_a_command_leaves_the_tables_to_it(tmp_path, monkeypatch):
     assert (out / "ddp.csv").exists()
 
 
+def test_ranks_that_outlive_the_command_write_their_tables(tmp_path):
+    """Write the tables if the command has gone when the training ends."""
+    place = tmp_path / "command"
+    place.mkdir()
+    run = open_run(tmp_path / "mine", options=make_options(tmp_path / "mine", witness=f"{place}/w"))
+    for record in CONFIRMED:
+        run.append(record)
+    place.rmdir()
+    end(run, "decided")
+    assert (tmp_path / "mine" / "ddp.csv").exists()
+
+
 def test_every_model_has_its_conclusion(whole, tmp_path):
     """Conclude the directories of models trained one after the other."""
     outs = [shutil.copytree(whole, tmp_path / name) for name in ("mine", "mine-2")]

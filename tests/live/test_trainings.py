@@ -33,6 +33,7 @@ OTHERS = (
     "uneven",
     "unused",
     "few",
+    "imported",
     "shared_group",
     "scaled",
     "compiled",
@@ -59,7 +60,7 @@ OTHERS = (
 BY_TORCHRUN = {"halves", "restarted", "leaving"}
 #: Kinds whose steps cannot be tuned: too few, compiled with the buckets, without DDP's exchange,
 #: with a hook whose result follows the buckets, or with a script that holds parts of buckets.
-UNTUNED = ("few", "compiled_whole", "by_own_exchange", "dropping", "held", "moved_out")
+UNTUNED = ("few", "imported", "compiled_whole", "by_own_exchange", "dropping", "held", "moved_out")
 #: Kinds whose watching once went wrong, and others.
 WATCHED_SLOWLY = (
     *("reentrant", "sharpness", "sparse", "thawed", "halves", "late_hook", "wrapped_again"),
@@ -72,6 +73,7 @@ SAID = {
     "late_hook": "the script registers a communication hook",
     "compiled_whole": "torch.compile was applied to the DDP object",
     "few": "made 6 backward passes with synchronisation",
+    "imported": "its backward passes cannot be seen",
     "by_own_exchange": "made 0 backward passes with synchronisation",
     "held": "the script keeps its gradients",
     "moved_out": "are no longer in the model",

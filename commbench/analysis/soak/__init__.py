@@ -20,7 +20,7 @@ from commbench.results import Run, once_per_run
 from commbench.results.info import RunInfo, host_by_rank
 from commbench.results.summary import run_columns
 from commbench.results.tables import rows_by
-from commbench.stats import MARGIN, Interval, Values
+from commbench.stats import Interval, Values, verdict_of
 from commbench.units import utc_text
 
 #: The fewest launches that show a trend.
@@ -127,7 +127,7 @@ def _drifts(records: Sequence[Record], info: RunInfo) -> list[DriftRow]:
                 change_percent=100 * (factor - 1),
                 change_percent_ci_low=100 * (interval.low - 1),
                 change_percent_ci_high=100 * (interval.high - 1),
-                verdict=_verdict(interval),
+                verdict=str(verdict_of(interval.low, interval.high)),
             )
         rows.append(row)
     return rows
@@ -152,13 +152,3 @@ def trend(times: Values, values: Values, *, alpha: float = 0.05) -> tuple[float,
     slope, _, low, high = theilslopes(np.log(values), np.asarray(times), alpha=1 - alpha)
     factor, bound_low, bound_high = (float(np.exp(each * span)) for each in (slope, low, high))
     return factor, Interval(low=bound_low, high=bound_high, level=1 - alpha)
-
-
-def _verdict(interval: Interval) -> str:
-    if interval.low > 1 + MARGIN:
-        return "slower"
-    if interval.high < 1 - MARGIN:
-        return "faster"
-    if interval.low >= 1 - MARGIN and interval.high <= 1 + MARGIN:
-        return "same"
-    return "inconclusive"

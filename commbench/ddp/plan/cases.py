@@ -599,9 +599,5 @@ def canonical_cap(text: str) -> str:
             f"Bucket size {text!r} is not above 0 and at most {LARGEST_CAP_MB} MiB; "
             "write default, MiB such as 25, or 1+5+25."
         )
-    return "+".join(_plain(cap) for cap in caps)
-
-
-def _plain(cap: float) -> str:
-    """Return a number as text without an exponent: the exponent's + would split a list."""
-    return f"{cap:.9f}".rstrip("0").rstrip(".")
+    # without exponents, whose + would split the list
+    return "+".join(f"{cap:.9f}".rstrip("0").rstrip(".") for cap in caps)

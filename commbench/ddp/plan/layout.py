@@ -23,7 +23,6 @@ import numpy as np
 
 from commbench.ddp.plan.cases import (
     DEFAULT_CAP,
-    SMALLEST_CAP_MB,
     TrainingCase,
     canonical_cap,
 )
@@ -139,7 +138,7 @@ def candidate_caps(facts: WorkloadFacts, *, most: int = 12) -> list[str]:
     ends.
     """
     total_mb = sum(parameter.size_bytes for parameter in facts.parameters) / MIB
-    smallest = max(SMALLEST_CAP_MB, min(SMALLEST_MB, total_mb / FEWEST))
+    smallest = max(1e-6, min(SMALLEST_MB, total_mb / FEWEST))  # some byte, in two digits
     count = math.ceil(math.log(max(1.0, total_mb / smallest), STEP))
     series = [canonical_cap(f"{float(f'{smallest * STEP**i:.2g}'):.9f}") for i in range(count + 2)]
     caps = unique_layouts([DEFAULT_CAP, *series], facts)

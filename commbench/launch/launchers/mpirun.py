@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import re
 import shutil
 import sys
@@ -134,8 +135,12 @@ class MpirunLauncher(Launcher):
         return [name for name in names if not name.startswith(_NOT_FORWARDED)]
 
     def environment(self) -> dict[str, str]:
-        """Add Open MPI's permission to run as root, which takes two variables."""
+        """Add Open MPI's permission to run as root, which takes two variables, and the home
+        directory that it needs, which services and ``env -i`` leave out.
+        """
         variables = super().environment()
+        if "HOME" not in self.environ:
+            variables["HOME"] = os.path.expanduser("~")  # noqa: PTH111 - "~" without an account
         if is_superuser():
             variables["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
             variables["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"

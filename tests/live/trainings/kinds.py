@@ -306,8 +306,23 @@ def unused(rank: int) -> list[nn.Module]:
 
 
 def few(rank: int) -> list[nn.Module]:
-    """Make too few steps to tune."""
-    return train(DistributedDataParallel(network()), rank, steps=6)
+    """Make too few steps to tune, and let the DDP object go."""
+    model = network()
+    train(DistributedDataParallel(model), rank, steps=6)
+    return [model]
+
+
+def imported(rank: int) -> list[nn.Module]:
+    """Call torch's function by the name under which the script has imported it."""
+    from torch.autograd import backward
+
+    model = network()
+    ddp = DistributedDataParallel(model)
+    optimizer = sgd(ddp)
+    for x in batches(rank, 6):
+        backward(ddp(x).square().mean())
+        update(optimizer)
+    return [model]
 
 
 def shared_group(rank: int) -> list[nn.Module]:
