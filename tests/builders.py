@@ -142,6 +142,11 @@ def read_info(out: Path) -> Any:
     return json.loads((out / "run.json").read_text())
 
 
+def read_recommendation(out: Path) -> Any:
+    """Return the content of ``recommendation.json``."""
+    return json.loads((out / "recommendation.json").read_text())
+
+
 def read_rows(out: Path) -> list[dict[str, str]]:
     """Return the rows of a run's ``collectives.csv``, one a case: of the better state that it was
     measured in.

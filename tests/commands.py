@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,6 @@ class Outcome:
         self.err = err
 
 
-#: ``run_benchmark(name, *arguments)``: what a program of benchmarks/evidence ended with and said.
-RunBenchmark = Callable[..., Outcome]
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "evidence"
 
 

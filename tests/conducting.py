@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from builders import read_info, read_records
+from fields import fields_of
 from launching import Recorder, ScriptLauncher, make_request, open_store
 
 from commbench.collectives.cases import Sweep
@@ -36,4 +37,4 @@ def run(
 
 def measured(path: Path) -> list[tuple[str, int, str]]:
     """Return (case key, launch, status) of all records."""
-    return [(record.case.key, record.launch, record.status) for record in read_records(path)]
+    return fields_of(read_records(path), "case.key", "launch", "status")

@@ -123,6 +123,16 @@ def _is_undisturbed():
 
 
 @pytest.fixture
+def stub(monkeypatch):
+    """Return ``stub(path, value)``: the function of that path returns the value."""
+
+    def replace(path: str, value: object) -> None:
+        monkeypatch.setattr(path, lambda *_, **__: value)
+
+    return replace
+
+
+@pytest.fixture
 def without_nccl_variables():
     """Remove NCCL's variables, also those that a test sets."""
     with mock.patch.dict(os.environ):
@@ -239,11 +249,11 @@ def run_ranks(mpirun, mpi_environment, forked_python):
 
 
 @pytest.fixture
-def commbench(tmp_path, monkeypatch, capsys):
+def commbench(tmp_path, monkeypatch, capsys, stub):
     """Return the command as a conductor on a machine with two slots."""
     monkeypatch.chdir(tmp_path)
     clear_of_launchers(monkeypatch)
-    monkeypatch.setattr("commbench.launch.launchers.hosts.local_cpus", lambda: 2)
+    stub("commbench.launch.launchers.hosts.local_cpus", 2)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("not ours")

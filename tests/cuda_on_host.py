@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from launching import assert_code
 from typing_extensions import Self
 
 HEADER = Path(__file__).parent / "cuda_on_host.h"
@@ -36,6 +37,9 @@ _ONE_AT_A_TIME = threading.Lock()
 def find_compiler() -> str | None:
     """Return the C++ compiler of this machine, or None."""
     return shutil.which("g++") or shutil.which("c++")
+
+
+needs_compiler = pytest.mark.skipif(not find_compiler(), reason="needs a C++ compiler")
 
 
 @cache
@@ -55,7 +59,7 @@ def compile_for_host(code: str, options: tuple[str, ...]) -> ctypes.CDLL:
     flags = ("-O1", "-shared", "-fPIC", *warnings, "-include", str(HEADER))
     command = [str(find_compiler()), *options, *flags, "-x", "c++", str(source), "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert 0 == done.returncode, done.stderr
+    assert_code(done, 0)
     return ctypes.CDLL(str(target))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fields import fields_of
 from measuring import measure
 from numpy.typing import NDArray
 from threads import ThreadControl, run_threads
@@ -189,7 +190,7 @@ class FakeCommunicator(Communicator):
         if messages:
             streams = max(len(request.sends), len(request.receives))
             return max(messages) * request.window * streams
-        sizes = [buffer.nbytes for buffer in request.buffers]
+        sizes = fields_of(request.buffers, "nbytes")
         if request.name in {"gather", "scatter"}:  # a block on all ranks but one
             return min(sizes) * self.size
         return max(sizes, default=0)

@@ -2,6 +2,7 @@
 
 import numpy as np
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
@@ -57,6 +58,12 @@ ELEMENTS = st.one_of(
         ]
     ),
 )
+
+
+def draw_small(data: st.DataObject, n: int) -> tuple[Floats, Floats | None]:
+    """Draw a gradient of ``n`` elements, and a residual or None."""
+    small = arrays(np.float32, n, elements=ELEMENTS)
+    return data.draw(small), data.draw(st.none() | small)
 
 
 def make(name: str, n: int = N, seed: int = 0) -> Floats:

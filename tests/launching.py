@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 from builders import read_info, read_records, read_rows
+from fields import fields_of
+from places import HERE
 
 from commbench.launch.events import CaseFinished, CaseProgress, Event, Notice, RankOutput
 from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
@@ -26,7 +28,6 @@ from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.stats.budgets import Budget
 
 #: The directory of the tests.
-HERE = Path(__file__).parent
 RANKS = HERE / "ranks"
 #: The type of the fixture ``run_ranks``.
 RunRanks = Callable[..., Any]
@@ -45,7 +46,7 @@ def make_request(
 
 def open_store(path: Path, request: RunRequest) -> Store:
     """Open or resume the run of ``request``."""
-    header = {"plan": {"cases": [case.key for case in request.cases], "ranks": request.ranks}}
+    header = {"plan": {"cases": fields_of(request.cases, "key"), "ranks": request.ranks}}
     return Store.open(path, header | RunInfo(env=request.envs) if any(request.envs) else header)
 
 
@@ -255,10 +256,15 @@ def finished(
     )
 
 
+def assert_code(done: "subprocess.CompletedProcess[str]", code: int) -> None:
+    """Check the exit status of a program; show its output if it is another."""
+    assert code == done.returncode, done.stdout + done.stderr
+
+
 def succeeded(*words: object, **options: Any) -> str:
     """Return what a program prints, which must succeed."""
     done = finished(*words, **options)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    assert_code(done, 0)
     return done.stdout
 
 
@@ -273,7 +279,7 @@ def assert_same_form(here: Path, there: Path) -> None:
         cases = [[row[name] for name in names] for row in rows]
         assert {("mpi", "ok"), ("gloo", "ok")} == {(case[0], case[3]) for case in cases}
         info = read_info(out)
-        forms.append(({file.name for file in out.iterdir()}, info.keys(), rows[0].keys(), cases))
+        forms.append((set(fields_of(out.iterdir(), "name")), info.keys(), rows[0].keys(), cases))
     assert forms[0] == forms[1]
 
 

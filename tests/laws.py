@@ -12,7 +12,7 @@ from builders import KIB, MIB, make_case, make_launches
 from commbench.analysis.prediction.curves import Curve, fit_curve
 from commbench.collectives.cases import Case
 from commbench.engine.records import Record
-from commbench.stats import Floats
+from commbench.stats import Floats, Interval
 
 POWERS = [2**k for k in range(3, 25)]
 COARSE = [8 * 4**k for k in range(11)]
@@ -72,3 +72,8 @@ def sweep(
             **changes,
         )
     ]
+
+
+def covered(interval: Interval | None, truth: float) -> bool:
+    """Return whether the interval exists and contains the truth."""
+    return interval is not None and interval.low <= truth <= interval.high

@@ -9,6 +9,7 @@ Time is virtual: a call takes the host `CALL_NS`, an operation the device `OPERA
 run in sequence. An event occurs when the device reaches it.
 """
 
+# ruff: noqa: N802, PLR0917 - names and arguments of NCCL
 from __future__ import annotations
 
 import ctypes
@@ -130,7 +131,7 @@ class NcclCommunicator:
         """Leave the communicator without notice."""
         self.calls.append("abort")
 
-    def _do(  # noqa: PLR0917 - as NCCL orders them
+    def _do(
         self,
         name: str,
         work: Callable[[], object],
@@ -173,7 +174,7 @@ class NcclCommunicator:
             total = _FOLDS[redop](total, value)
         return dtype.encode(total / len(values) if redop == REDOPS["avg"] else total)
 
-    def _reduce(  # noqa: PLR0917 - as above
+    def _reduce(
         self,
         name: str,
         shape: tuple[int, int, int],
@@ -189,7 +190,7 @@ class NcclCommunicator:
 
         self._do(name, work, send, stream, 0 if shape[2] == REDOPS["avg"] else receive)
 
-    def allReduce(  # noqa: N802, PLR0917 - NCCL's own
+    def allReduce(
         self, send: int, receive: int, count: int, code: int, redop: int, stream: int
     ) -> None:
         """Return the reduction to all ranks; refuse an algorithm without hardware."""
@@ -197,14 +198,14 @@ class NcclCommunicator:
             raise NcclError(REFUSED[self.asked])
         self._reduce("allReduce", (count, code, redop), send, receive, slice(count), stream)
 
-    def reduce(  # noqa: PLR0917 - NCCL's own
+    def reduce(
         self, send: int, receive: int, count: int, code: int, redop: int, root: int, stream: int
     ) -> None:
         """Return the reduction to the root."""
         part = slice(count if self.rank == root else 0)
         self._reduce("reduce", (count, code, redop), send, receive, part, stream)
 
-    def reduceScatter(  # noqa: N802, PLR0917 - as above
+    def reduceScatter(
         self, send: int, receive: int, count: int, code: int, redop: int, stream: int
     ) -> None:
         """Return a block of the reduction to each rank."""
@@ -212,7 +213,7 @@ class NcclCommunicator:
         shape = count * self.size, code, redop
         self._reduce("reduceScatter", shape, send, receive, part, stream)
 
-    def allGather(self, send: int, receive: int, count: int, code: int, stream: int) -> None:  # noqa: N802
+    def allGather(self, send: int, receive: int, count: int, code: int, stream: int) -> None:
         """Return every block to all ranks."""
 
         def work() -> None:
@@ -220,7 +221,7 @@ class NcclCommunicator:
 
         self._do("allGather", work, send, stream, receive)
 
-    def broadcast(  # noqa: PLR0917 - as above
+    def broadcast(
         self, send: int, receive: int, count: int, code: int, root: int, stream: int
     ) -> None:
         """Return the root's message to all ranks."""

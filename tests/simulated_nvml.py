@@ -1,5 +1,6 @@
 """NVIDIA's management library for simulated GPUs, with the behaviour observed in nvidia-ml-py."""
 
+# ruff: noqa: N802 - names of the library
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,64 +72,64 @@ class SimulatedNvml:
         values = self._readings[name]
         return values.pop(0) if len(values) > 1 else values[0]
 
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+    def nvmlDeviceGetCount(self) -> int:
         """Return the number of GPUs, lost ones included."""
         return len(self.addresses)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
         """Return a GPU that is not lost."""
         if self.addresses[index] in self.lost:
             raise NotSupportedError
         return self.addresses[index]
 
-    def nvmlDeviceGetPciInfo(self, handle: str) -> SimpleNamespace:  # noqa: N802
+    def nvmlDeviceGetPciInfo(self, handle: str) -> SimpleNamespace:
         """Return the address with a domain of eight digits."""
         return SimpleNamespace(busId=f"0000{handle}".upper().encode())
 
-    def nvmlDeviceGetTopologyCommonAncestor(self, one: str, other: str) -> int:  # noqa: N802
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: str, other: str) -> int:
         """Return one switch for the first two GPUs, another processor for others."""
         return 10 if {one, other} <= set(self.addresses[:2]) else 50
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:  # noqa: N802
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
         """Return the millijoules since the driver was loaded."""
         if handle in self.lost:
             raise NotSupportedError
         return int(self._next(f"energy {handle}"))
 
-    def nvmlDeviceGetHandleByPciBusId(self, address: bytes) -> str:  # noqa: N802
+    def nvmlDeviceGetHandleByPciBusId(self, address: bytes) -> str:
         """Return a GPU."""
         if address.decode() not in self.addresses:
             raise NotSupportedError
         return address.decode()
 
-    def nvmlDeviceGetClockInfo(self, _handle: str, kind: int) -> float:  # noqa: N802
+    def nvmlDeviceGetClockInfo(self, _handle: str, kind: int) -> float:
         """Return the clock of the multiprocessors."""
         assert 1 == kind
         return self._next("clock")
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:  # noqa: N802
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
         """Return the slowdown reasons as bits; drivers before R535 lack this name."""
         if self._old_driver:
             raise NotSupportedError
         return self.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _handle: str) -> int:  # noqa: N802
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _handle: str) -> int:
         """Return the slowdown reasons under the old name."""
         return int(self._next("reasons"))
 
-    def nvmlDeviceGetViolationStatus(self, _handle: str, policy: int) -> SimpleNamespace:  # noqa: N802
+    def nvmlDeviceGetViolationStatus(self, _handle: str, policy: int) -> SimpleNamespace:
         """Return how long a limit has reduced the clock."""
         return SimpleNamespace(referenceTime=0, violationTime=int(self._next(f"policy {policy}")))
 
-    def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:  # noqa: N802
+    def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:
         """Return whether a link is active; raise if a GPU has no such link."""
         return int(bool(self._nvlinks[handle][link]))
 
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: str, link: int) -> SimpleNamespace:  # noqa: N802
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: str, link: int) -> SimpleNamespace:
         """Return the other end, as bytes and with eight digits."""
         return SimpleNamespace(busId=f"0000{self._nvlinks[handle][link]}".upper().encode())
 
-    def nvmlDeviceGetP2PStatus(self, one: str, other: str, capability: int) -> int:  # noqa: N802
+    def nvmlDeviceGetP2PStatus(self, one: str, other: str, capability: int) -> int:
         """Return peer access between the first two GPUs, else that the topology prevents it."""
         if not isinstance(capability, int):
             raise TypeError("argument 3: wrong type")

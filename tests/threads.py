@@ -78,8 +78,9 @@ class ThreadControl:
         """Do nothing: threads end by themselves."""
 
 
-def run_threads(size: int, work: Callable[[ThreadControl], T]) -> list[T]:
-    """Run ``work`` on ``size`` ranks that are threads; return their results by rank.
+def run_threads(size: int, work: Callable[..., T], *arguments: object) -> list[T]:
+    """Run ``work(control, *arguments)`` on ``size`` ranks that are threads; return their results by
+    rank.
 
     The first error is raised.
     """
@@ -87,7 +88,7 @@ def run_threads(size: int, work: Callable[[ThreadControl], T]) -> list[T]:
 
     def guarded(rank: int) -> T:
         try:
-            return work(ThreadControl(rank, size, rendezvous))
+            return work(ThreadControl(rank, size, rendezvous), *arguments)
         except BaseException:
             rendezvous.barrier.abort()
             raise

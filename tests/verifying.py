@@ -8,6 +8,8 @@ from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
 
 Entry = Mapping[str, Any]
+MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data]
+REDUCING = [name for name, operation in OPERATIONS.items() if operation.reduces]
 
 
 def read_cases(results: Any) -> Any:
@@ -20,8 +22,9 @@ def read_cases(results: Any) -> Any:
 def possible(size: int) -> set[str]:
     """Return the blocking operations that move data, on so many ranks."""
     names = set()
-    for name, operation in OPERATIONS.items():
-        if operation.moves_data and not operation.overlaps and operation.minimum_ranks <= size:
+    for name in MOVING:
+        operation = OPERATIONS[name]
+        if not operation.overlaps and operation.minimum_ranks <= size:
             names.add(name)
     return names
 

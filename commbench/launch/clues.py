@@ -14,7 +14,7 @@ from commbench.collectives.cases import Case
 from commbench.findings import Finding, Value, as_text
 from commbench.launch.events import MAIN, RankError, Stack
 from commbench.launch.heartbeat import stack_in
-from commbench.launch.messages import (
+from commbench.launch.launcher_output import (
     CONNECTION_LOST,
     LOST_DAEMON,
     RankExit,

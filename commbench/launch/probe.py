@@ -15,8 +15,8 @@ from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
 from commbench.hooks.registry import find_file_hooks
 from commbench.launch.identity import identify
+from commbench.launch.launcher_output import last_line
 from commbench.launch.launchers import Placement, choose_launcher
-from commbench.launch.messages import last_line
 from commbench.schema import JsonObject
 
 PROBE_RANKS = 2

@@ -8,7 +8,6 @@ processes, see ``site/sitecustomize.py``.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -225,8 +224,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     set_up = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
     has_terminal = foreground_group() is not None
-    group = os.getpgrp()
-    is_leader = group == os.getpid()
+    is_leader = os.getpgrp() == os.getpid()
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -254,8 +252,6 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         for number in early:
             child.send_signal(number)
         code = child.wait()
-    with contextlib.suppress(OSError):  # the group may have ended
-        os.setpgid(0, group)
     if code < 0:
         return 128 - code
     return code

@@ -18,7 +18,7 @@ from pathlib import Path
 from commbench.analysis.watched import watched_lines
 from commbench.ddp.plan.cases import TrainingCase, setting_name
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.errors import InputError, LaunchError
+from commbench.errors import CommbenchError, InputError, LaunchError
 from commbench.hooks.registry import canonical_hook
 from commbench.launch.facts import header_fields, refuse_other_conditions
 from commbench.launch.tables import write_tables
@@ -44,6 +44,8 @@ WATCHED = "watched"
 ENDINGS_IN_ORDER = frozenset({"decided", "undecided", "nothing", WATCHED})
 #: Seconds that the end of the process waits for the writer.
 PATIENCE_S = 20.0
+#: Seconds that the command waits for a rank that ends after its launcher, and time between looks.
+ENDING_S, LOOK_S = 5.0, 0.1
 #: Conclusion where no run was begun.
 NOTHING_DONE = (
     "Nothing was {}: a line above says why, or no model was trained in DistributedDataParallel by a"
@@ -303,7 +305,12 @@ def complete(options: LiveOptions) -> list[str]:
     lines = []
     number, path = 1, Path(options.out)
     while (path / RUN).exists():
-        info = read_info(path)
+        try:
+            info = read_info(path)
+        except CommbenchError:
+            if number == 1:
+                raise
+            break  # another commbench wrote what has this name
         invocations = [entry.get("invocation", "") for entry in info.get("launches") or ()]
         if is_live(info) and options.invocation in invocations:
             lines += _completed(path)
@@ -321,7 +328,7 @@ def complete(options: LiveOptions) -> list[str]:
 def _completed(path: Path) -> list[str]:
     """Finish a run, as rank 0 may not have done; return its conclusion."""
     last_line = f"Results: {path}; `commbench report {path}` draws them."
-    with Store.open(path, {"plan": read_info(path).get("plan", {})}) as store:
+    with _opened(path) as store:
         records = store.training_records
         conclusion = _conclusion_of(records, store.info)
         try:
@@ -338,6 +345,22 @@ def _completed(path: Path) -> list[str]:
         doing = DOING[mode_of(info)].capitalize()
         lines = [f"{doing} has no result, because {info.get('reason') or 'it had no block'}."]
     return [*lines, last_line]
+
+
+def _opened(path: Path) -> Store:
+    """Open a run; a signal to all processes ends the launcher before rank 0, which uses it.
+
+    Raises:
+        InputError: it cannot be used.
+    """
+    end_s = time.monotonic() + ENDING_S
+    while True:
+        try:
+            return Store.open(path, {"plan": read_info(path).get("plan", {})})
+        except InputError:
+            if time.monotonic() > end_s:
+                raise
+        time.sleep(LOOK_S)
 
 
 def mode_of(info: RunInfo) -> Mode:

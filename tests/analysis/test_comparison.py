@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import KIB, STEADY, make_case, make_launches, make_record
+from fields import fields_of
 from training_builders import launches_of, make_training_case, run_of
 
 from commbench.analysis.comparison import ComparisonTable, compare
@@ -36,7 +37,7 @@ def sweep(seed: int, launches: int = 10, slower: dict[int, float] | None = None)
 
 def verdicts(table: ComparisonTable) -> list[str]:
     """Return the verdict of each case."""
-    return [compared.comparison.verdict for compared in table.cases]
+    return fields_of(table.cases, "comparison.verdict")
 
 
 def regressed(table: ComparisonTable, threshold: float = MARGIN) -> list[str]:
@@ -62,7 +63,7 @@ def test_cases_are_matched_by_key():
         records = make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop=loop))
         runs.append(run_of(records, loop))
     table = compare(*runs)
-    assert [make_case()] == [compared.case for compared in table.cases]
+    assert [make_case()] == fields_of(table.cases, "case")
     assert (make_case(loop="native"),) == table.only_in_a
     assert (make_case(loop="python"),) == table.only_in_b
 
@@ -78,9 +79,9 @@ def test_case_that_only_one_run_could_measure_is_broken():
         run({lost: "ok", gained: "unsupported", never: "unsupported"}, "a"),
         run({lost: "hung", gained: "ok", never: "unsupported"}, "b"),
     )
-    assert [(lost, "ok", "hung"), (gained, "unsupported", "ok")] == [
-        (broken.case, broken.status_a, broken.status_b) for broken in table.broken
-    ]
+    assert [(lost, "ok", "hung"), (gained, "unsupported", "ok")] == fields_of(
+        table.broken, "case", "status_a", "status_b"
+    )
     assert [str(lost)] == regressed(table)
 
 
@@ -137,7 +138,7 @@ def test_cases_timed_in_different_batches_get_no_verdict():
     """Judge cases as inconclusive if a probe chose other batches for them, even for all."""
     table = compare(run_of(sweep(1)), timed_unlike(4, batch=2))
     assert ["inconclusive"] * 4 == verdicts(table)
-    assert ["1 vs 2 (in 4 of 4 cases)"] == [each.text for each in table.differences]
+    assert ["1 vs 2 (in 4 of 4 cases)"] == fields_of(table.differences, "text")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,8 @@ def test_a_case_that_was_timed_differently_gets_no_verdict(changes, named):
         compare(a, timed_unlike(4, **changes))
     for cases in (1, 4):
         forced = compare(a, timed_unlike(cases, **changes), force=True)
-        assert (["same"] * 4, True) == (verdicts(forced), forced.is_forced)
+        assert ["same"] * 4 == verdicts(forced)
+        assert forced.is_forced is True
 
 
 # -------------------------------------------------------------------------------- several baselines
@@ -183,10 +185,9 @@ def test_how_baselines_differ_enters_the_interval():
     assert {"slower"} == set(verdicts(compare(baselines[2], b)))
     table = compare(baselines, b)
     assert {"inconclusive"} == set(verdicts(table))
-    assert {(5, 50, 10)} == {
-        (compared.baselines, compared.comparison.launches_a, compared.comparison.launches_b)
-        for compared in table.cases
-    }
+    assert {(5, 50, 10)} == set(
+        fields_of(table.cases, "baselines", "comparison.launches_a", "comparison.launches_b")
+    )
     assert {"slower"} == set(verdicts(compare(baselines, shifted("b", 9, 1.6))))
 
 
@@ -208,7 +209,7 @@ def test_baselines_under_different_conditions_are_refused():
     ):
         compare([a1, a2], shifted("b", 3, 1.0))
     table = compare([a1, a2], shifted("b", 3, 1.0), force=True)
-    assert ["1, 2 vs 1"] == [each.text for each in table.differences]
+    assert ["1, 2 vs 1"] == fields_of(table.differences, "text")
     with pytest.raises(InputError, match="at least one baseline"):
         compare([], a1)
 
@@ -219,7 +220,7 @@ def test_a_baseline_may_lack_a_case():
     failed = run_of([make_record(case, status="failed")], "a2")
     b = run_of(make_launches([1.001 * time for time in STEADY], case), "b")
     table = compare([run_of(make_launches(STEADY, case)), failed], b)
-    assert [1] == [compared.baselines for compared in table.cases]
+    assert [1] == fields_of(table.cases, "baselines")
     lost = compare([run_of(make_launches(STEADY, case)), failed], replace(failed, path=Path("b")))
     assert [str(case)] == regressed(lost)
     assert [] == regressed(compare([failed, failed], replace(failed, path=Path("b"))))
@@ -255,7 +256,8 @@ def test_cases_that_an_unfinished_run_did_not_reach_are_lost():
     for plan, lost in (({"cases_sha256": "x"}, 2), ({"cases_sha256": "y"}, 0), ({}, 0)):
         b = run_of(sweep(2)[:20], "b", plan=plan, status="partial")
         table = compare(a, b)
-        assert (lost, 2 - lost) == (len(regressed(table)), len(table.only_in_a))
+        assert lost == len(regressed(table))
+        assert 2 - lost == len(table.only_in_a)
     whole = compare(a, run_of(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="complete"))
     assert ([], 2) == (regressed(whole), len(whole.only_in_a))
 
@@ -302,5 +304,5 @@ def test_a_threshold_lets_small_regressions_pass():
     factors = {8: 0.8, KIB: 1.06, 64 * KIB: 1.3}
     table = compare(run_of(sweep(1)), run_of(sweep(2, slower=factors), "b"))
     assert [2, 1, 0] == [len(regressed(table, threshold)) for threshold in (0.02, 0.1, 0.5)]
-    worst = [compared.case for compared in table.worst_first().cases]
+    worst = fields_of(table.worst_first().cases, "case")
     assert worst == [table.cases[place].case for place in (2, 1, 3, 0)]

@@ -10,10 +10,9 @@ from builders import KIB, MIB
 from effort import repetitions, slack
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from laws import COARSE, POWERS, curve_of, launches_of, one, three, two
+from laws import COARSE, POWERS, covered, curve_of, launches_of, one, three, two
 
 from commbench.analysis.prediction.curves import fit_curve
-from commbench.stats import Interval
 
 # --------------------------------------------------------------------------------------- prediction
 
@@ -73,11 +72,6 @@ def test_a_longer_message_is_never_faster(data):
 
 
 # ---------------------------------------------------------------------------------------- intervals
-
-
-def covered(interval: Interval | None, truth: float) -> bool:
-    """Return whether the interval exists and contains the truth."""
-    return interval is not None and interval.low <= truth <= interval.high
 
 
 @pytest.mark.parametrize("launches", [3, 6, 10])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from builders import make_case, make_launches
 from deciding import BASE, FIVE, confirmed, decide
+from fields import fields_of
 from training_builders import EVEN, make_training_launches
 
 from commbench.analysis.env import (
@@ -53,12 +54,12 @@ def test_a_faster_environment_is_the_best():
     comparison = compared(other=0.8)
     assert "A=2" == comparison.best.env
     assert 0.8 == pytest.approx(comparison.best.comparison.ratio)
-    assert (2, 2, 0) == (comparison.best.cases, comparison.best.faster, comparison.best.slower)
-    assert ("env_fastest", "A=1", "A=2") == (
-        comparison.finding.code,
-        comparison.finding.subject,
-        comparison.finding.numbers["env"],
-    )
+    assert 2 == comparison.best.cases
+    assert 2 == comparison.best.faster
+    assert 0 == comparison.best.slower
+    assert "env_fastest" == comparison.finding.code
+    assert "A=1" == comparison.finding.subject
+    assert "A=2" == comparison.finding.numbers["env"]
 
 
 def test_a_difference_within_the_margin_is_no_verdict():
@@ -121,7 +122,7 @@ def test_rows_of_environments_are_apart():
     """Make a row of each environment; fit the network to one of them."""
     rows = keyed_rows(collectives(), {}).values()
     assert 9 == len(rows)
-    assert set(ENVS) == {row.env for row in rows}
+    assert set(ENVS) == set(fields_of(rows, "env"))
     ((variant,),) = [NetworkModel.fit(collectives()).variants.values()]
     assert "under A=1" == variant
 
@@ -138,8 +139,8 @@ def test_an_environment_is_no_state_of_the_machine():
 def test_predictions_are_for_the_first_environment(tmp_path):
     """Leave other environments out of predictions; leave a run without environments as it is."""
     run = make_run(tmp_path, {"env": ENVS}, Records(collectives()))
-    assert {"A=1"} == {record.case.env for record in under_first_env(run).records}
-    assert {"A=1"} == {record.case.env for record in network_records(run.records, run.info)}
+    assert {"A=1"} == set(fields_of(under_first_env(run).records, "case.env"))
+    assert {"A=1"} == set(fields_of(network_records(run.records, run.info), "case.env"))
     plain = make_run(tmp_path, {}, Records(make_launches([1.0, 2.0])))
     assert plain is under_first_env(plain)
 
@@ -191,7 +192,7 @@ def test_what_nccl_states_is_reported():
         ("variables_set", {"right": 1, "starts": 1, "names": ("NCCL_ALGO", "NCCL_X")}),
         ("variables_logged", {"names": ("NCCL_ALGO",)}),
         ("variables_unlogged", {"names": ("NCCL_X",)}),
-    ] == [(finding.code, finding.numbers) for finding in findings]
+    ] == fields_of(findings, "code", "numbers")
     values["NCCL_ALGO"]["nccl"] = ["Tree"]
     values["NCCL_X"]["ranks"] = [None, "2"]
     _, read, had, *_ = variable_findings({"launches": [launch]})

@@ -2,6 +2,7 @@
 
 import pytest
 from builders import make_case, make_record
+from fields import fields_of
 from kept import RESULTS
 from training_builders import run_of
 
@@ -180,7 +181,7 @@ def test_training_is_held_against_its_rows():
         "speedup > 100",
     ]
     answers = judge(run, [parse_expectation(text) for text in texts])
-    assert ["met", "met", "not met"] == [answer.outcome for answer in answers]
+    assert ["met", "met", "not met"] == fields_of(answers, "outcome")
     assert all(finding.low is not None for finding in answers[2].rows)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import pytest
+from fields import fields_of
 from hypothesis import given
 from hypothesis import strategies as st
 from networks import HOP, Hop, forecast_network, measured_run, network_info, ring_us
@@ -116,7 +117,7 @@ def test_every_larger_number_of_ranks_is_held_out():
     out curves of a single rank, which the smallest part of a scaling study has.
     """
     curves = forecast_network((1, 2, 4, 8)).curves[REDUCE]
-    assert [2, 4, 8] == [curve.world_size for curve in curves]
+    assert [2, 4, 8] == fields_of(curves, "world_size")
     pairs = hold_out(curves)
     assert 2 * len(curves[0].curve.sizes) == len(pairs)
     assert all(pair.ratio == pytest.approx(1.0, abs=0.1) for pair in pairs)

@@ -49,6 +49,8 @@ def test_a_faster_link_is_the_same_but_for_its_rate():
     """Change only the rate; keep headers and shared cores."""
     link = link_of(network_info(4, cores=2), "tcp/eth0")
     faster = link.with_rate(25e9)
-    assert (faster.rate_bps, faster.payload, faster.shared_cores) == (25e9, link.payload, 2)
+    assert faster.rate_bps == 25e9
+    assert faster.payload == link.payload
+    assert faster.shared_cores == 2
     assert link.with_rate(1e9) is link
     assert Link(rate_bps=math.inf).with_rate(1e9).payload < 1

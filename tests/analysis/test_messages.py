@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
+from fields import fields_of
 from training_builders import make_training_case
 
 from commbench.analysis.prediction.replay import messages_of
@@ -65,8 +66,8 @@ def test_gradients_of_another_type_travel_in_it():
         messages_of(make_training_case(text), bucket_without_shapes("bfloat16"))[0]
         for text in ("none", "fp16", "bf16")
     ]
-    assert ["bfloat16", "float16", "bfloat16"] == [message.dtype for message in sent]
-    assert {2000} == {message.message_bytes for message in sent}
+    assert ["bfloat16", "float16", "bfloat16"] == fields_of(sent, "dtype")
+    assert {2000} == set(fields_of(sent, "message_bytes"))
 
 
 @pytest.mark.parametrize(

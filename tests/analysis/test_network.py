@@ -77,5 +77,7 @@ def test_a_curve_of_very_many_sizes_is_fitted_to_a_few():
         make_record(make_case(message_bytes=4 * size), time_us=10 + size) for size in range(1, 401)
     ]
     (curve,) = NetworkModel.fit(records).curves.values()
-    assert (MOST_SIZES, 4, 1600) == (len(curve.sizes), curve.sizes[0], curve.sizes[-1])
+    assert MOST_SIZES == len(curve.sizes)
+    assert 4 == curve.sizes[0]
+    assert 1600 == curve.sizes[-1]
     assert 211 == pytest.approx(curve.time_us(804), rel=0.01)

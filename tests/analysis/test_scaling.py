@@ -1,6 +1,6 @@
 """Tests of scaling studies: which rows belong together, the law of growth, the printed table."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,21 +18,22 @@ from commbench.results.info import RunInfo
 from commbench.stats import Interval
 
 RANKS = (2, 4, 8, 16)
+N = np.array(RANKS)
+LINEAR = {2: 20.0, 4: 40.0, 8: 80.0, 16: 160.0}
 INFO = make_info(world_size=16)
 
 
 def study(
-    law: Callable[[int], float],
+    times_us: Mapping[int, float],
     *,
     launches: int = 6,
     noise: float = 0.01,
-    ranks: tuple[int, ...] = RANKS,
 ) -> list[Record]:
-    """Return the records of an all-gather on some of 16 ranks whose time in microseconds follows a
-    law.
+    """Return the records of an all-gather on some of 16 ranks with a time for each number of
+    ranks.
     """
     random, records = np.random.default_rng(3), []
-    for number in ranks:
+    for number, time_us in times_us.items():
         whole = number == max(RANKS)
         case = make_case(
             "all_gather",
@@ -40,9 +41,8 @@ def study(
             world_size=None if whole else number,
         )
         for launch in range(launches):
-            record = make_record(
-                case, launch=launch, time_us=law(number) * np.exp(random.normal(0, noise))
-            )
+            factor = np.exp(random.normal(0, noise))
+            record = make_record(case, launch=launch, time_us=time_us * factor)
             part = GroupTimes(
                 group=rank_list(range(number)),
                 group_size=number,
@@ -62,17 +62,17 @@ def test_ratio_is_over_launches():
     """Return the ratio of times on the most and the fewest ranks, with an interval over
     launches.
     """
-    (growth,) = growths(as_run(study(lambda n: 10.0 * n)))
+    (growth,) = growths(as_run(study(LINEAR)))
     assert growth.interval.low < growth.ratio < growth.interval.high
     assert pytest.approx(8.0, rel=0.05) == growth.ratio
-    (alone,) = growths(as_run(study(lambda n: 10.0 * n, launches=1, noise=0)))
+    (alone,) = growths(as_run(study(LINEAR, launches=1, noise=0)))
     assert (pytest.approx(8.0), None) == (alone.ratio, alone.interval)
     assert not alone.law
 
 
 def test_launches_below_the_resolution_have_no_ratio():
     """Leave out a launch that took no time on the fewest ranks."""
-    records = study(lambda n: 10.0 * n)
+    records = study(LINEAR)
     first = records[0]
     zeros = [0.0] * len(first.times_us)
     records[0] = replace(first, times_us=zeros, groups=(replace(first.groups[0], times_us=zeros),))
@@ -83,7 +83,7 @@ def test_launches_below_the_resolution_have_no_ratio():
 def test_ratio_is_that_of_the_rows():
     """Take the median over visits of a launch, as rows do: one long visit does not outweigh two."""
     records = []
-    for record in study(lambda n: 10.0 * n, noise=0):
+    for record in study(LINEAR, noise=0):
         times_us = [*record.times_us[:1] * 2, *[900.0] * 3]
         records.append(replace(record, times_us=times_us, visit_lengths=(1, 1, 3), groups=[]))
     (growth,) = growths(as_run(records))
@@ -91,25 +91,26 @@ def test_ratio_is_that_of_the_rows():
 
 
 @pytest.mark.parametrize(
-    ("law", "changes", "expected"),
+    ("times_us", "changes", "expected"),
     [
-        (lambda n: 5.0 + 10.0 * n, {}, "n"),
-        (lambda n: 5.0 + 10.0 * np.log2(n), {}, "log2 n"),
-        (lambda _: 20.0, {}, "constant"),
-        (lambda n: 0.1 * n**3, {}, "neither"),
-        (lambda n: 100.0 / n, {}, "neither"),
-        (lambda n: 5.0 + 10.0 * n, {"noise": 0.4, "ranks": (4, 8, 16)}, "log2 n or n"),
-        (lambda _: 20.0, {"noise": 0.5}, "undecided"),
+        (5.0 + 10.0 * N, {}, "n"),
+        (5.0 + 10.0 * np.log2(N), {}, "log2 n"),
+        ([20.0] * 4, {}, "constant"),
+        (0.1 * N**3, {}, "neither"),
+        (100.0 / N, {}, "neither"),
+        (5.0 + 10.0 * N[1:], {"noise": 0.4}, "log2 n or n"),
+        ([20.0] * 4, {"noise": 0.5}, "undecided"),
         # the 95 % intervals have no common time, those that cover together have
-        (lambda n: 28.0 if n == 8 else 20.0, {"noise": 0.1, "launches": 4}, "undecided"),
-        (lambda n: 10.0 * n, {"ranks": (8, 16)}, ""),
+        ([20.0, 20.0, 28.0, 20.0], {"noise": 0.1, "launches": 4}, "undecided"),
+        ([80.0, 160.0], {}, ""),
     ],
 )
-def test_law_is_found(law, changes, expected):
+def test_law_is_found(times_us, changes, expected):
     """Distinguish linear, logarithmic, constant and other growth; name several if the noise allows
     them, and none for two numbers of ranks.
     """
-    (growth,) = growths(as_run(study(law, **changes)))
+    by_ranks = dict(zip(RANKS[-len(times_us) :], times_us, strict=True))
+    (growth,) = growths(as_run(study(by_ranks, **changes)))
     assert expected == growth.law
 
 
@@ -142,4 +143,5 @@ def test_times_without_intervals_make_no_law():
 def test_ordinary_runs_are_no_study():
     """Return no growth for a run in which all ranks always took part."""
     run = as_run([make_record(), make_record(launch=1)], make_info())
-    assert ([], 1) == (growths(run), len(all_rank_rows(run)))
+    assert [] == growths(run)
+    assert 1 == len(all_rank_rows(run))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from effort import repetitions, slack
+from fields import fields_of
 from soaks import BEGUN_S, at_s, even, soak_info, soak_records, waiting_for
 from training_builders import run_of
 
@@ -50,15 +51,13 @@ def test_what_is_said_of_a_soak():
     """State the extent, each event with who caused it, and the drift."""
     stall = Stall(rank=3, at_s=at_s(7, 3), lasted_s=5.0)
     extent, event, drift = result_of(soak_records(stalls={(7, 3): [stall]})).findings()
-    assert ("soak_extent", 1, 0) == (
-        extent.code,
-        extent.numbers["spikes"],
-        extent.numbers["failures"],
-    )
+    assert "soak_extent" == extent.code
+    assert 1 == extent.numbers["spikes"]
+    assert 0 == extent.numbers["failures"]
     assert ("soak_spike", "rank 3 on host n1") == (event.code, event.subject)
     assert ("soak_drift_unclear", {"cases": 1}) == (drift.code, drift.numbers)
     slower = result_of(soak_records(launches=40, visits=4, change=0.1)).findings()
-    assert ["soak_extent", "soak_drift_slower"] == [finding.code for finding in slower]
+    assert ["soak_extent", "soak_drift_slower"] == fields_of(slower, "code")
 
 
 def test_plain_noise_has_neither_events_nor_drift():
@@ -99,7 +98,7 @@ def test_few_launches_show_no_drift(launches, cases, verdict):
     records = []
     for size in range(cases):
         records += soak_records(launches=launches, visits=1, change=0.9, message_bytes=8 + size)
-    assert [verdict] * cases == [drift.verdict for drift in result_of(records).drifts]
+    assert [verdict] * cases == fields_of(result_of(records).drifts, "verdict")
 
 
 #: When what is planted begins.
@@ -141,7 +140,8 @@ def test_what_is_planted_is_named(
     ]
     records = soak_records(planted={(7, 3): planted} if planted else None, stalls={(7, 3): stalled})
     (event,) = result_of(records).events
-    assert (cause, 7) == (f"{event.scope} {event.ranks} {event.host}".strip(), event.launch)
+    assert cause == f"{event.scope} {event.ranks} {event.host}".strip()
+    assert 7 == event.launch
     assert pytest.approx((lasted_s, PLANTED_S - BEGUN_S)) == (event.duration_s, event.elapsed_s)
     assert "2026-11-25T04:07:37.500Z" == event.time
 
@@ -167,5 +167,8 @@ def test_a_failed_launch_is_an_event_until_the_next_result():
     records = [record for record in records if record.launch in {0, 1, 4}]
     launches = [failed_launch(1, 63.0, 97.0, "hung"), failed_launch(2, 160.0, 20.0, "failed")]
     (event,) = result_of(records, launches=launches).events
-    assert ("hung", "rank", "2", "n1") == (event.kind, event.scope, event.ranks, event.host)
+    assert "hung" == event.kind
+    assert "rank" == event.scope
+    assert "2" == event.ranks
+    assert "n1" == event.host
     assert (1, 123.0, 129.0) == (event.launch, event.elapsed_s, event.duration_s)

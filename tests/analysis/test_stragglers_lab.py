@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from fields import fields_of
 from launching import records_from_lab
 
 from commbench.analysis.stragglers import straggler_findings
@@ -35,7 +36,7 @@ def stragglers_of(out: Path, *lab: str) -> Sequence[tuple[str, str, float]]:
     )
     assert ["ok"] * 6 == [record.status for record in records if isinstance(record, Record)]
     found = straggler_findings(load_run(out)).stragglers
-    return [(straggler.kind, straggler.name, straggler.factor.value) for straggler in found]
+    return fields_of(found, "kind", "name", "factor.value")
 
 
 def test_host_at_a_quarter_of_the_rate_is_named(tmp_path):

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from fields import fields_of
 from training_builders import make_training_case
 
 from commbench.analysis.watched import find_straggler, parts_of, watched_findings
@@ -87,5 +88,5 @@ def test_parts_add_up_to_the_mean_step(broadcast_ms, parts_ms):
     the broadcast where the model has buffers.
     """
     parts = parts_of(make_record(broadcast_ms=broadcast_ms))
-    assert parts_ms == pytest.approx([part.ms for part in parts])
+    assert parts_ms == pytest.approx(fields_of(parts, "ms"))
     assert 1 == pytest.approx(sum(part.share for part in parts))

@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+from fields import fields_of
 from verifying import possible, read_cases
 
 from commbench.engine.setup import GRAPH_OPERATIONS
@@ -47,9 +48,9 @@ def test_cadences_and_buffers_are_timed(measured):
     """Verify and time every combination; a graph holds many operations and is destroyed cleanly."""
     records = measured["records"]
     assert [] == [record for record in records if (record["status"], record["wrong"]) != ("ok", 0)]
-    assert {(c, b) for c in ("isolated", "pipelined", "graph") for b in ("hot", "rotated")} == {
-        (record["cadence"], record["buffers"]) for record in records
-    }
+    assert {(c, b) for c in ("isolated", "pipelined", "graph") for b in ("hot", "rotated")} == set(
+        fields_of(records, "cadence", "buffers")
+    )
     assert all(
         record["batch"] % GRAPH_OPERATIONS == 0
         for record in records

@@ -4,12 +4,12 @@ on.
 
 import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from launching import finished
+from places import HERE
 
 from commbench.backends.mpi_report import (
     VERBOSE,
@@ -160,7 +160,7 @@ def test_last_words_of_a_start_survive_the_process(monkeypatch):
     monkeypatch.delenv(VERBOSE, raising=False)
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+        "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
     }
     done = finished(sys.executable, "-c", DYING, env=environment)
     assert -9 == done.returncode

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from builders import read_info, read_rows
+from fields import fields_of
 from launching import MARK, finished, succeeded, wait_until
 
 from commbench.launch.launchers import MpiexecLauncher, Placement, choose_launcher
@@ -64,10 +65,12 @@ def test_mpich_measures(mpiexec, tmp_path, binding):
     succeeded(*commbench(mpiexec, out, f"--sizes 8,64K --launches 1 --bind-to {binding}"))
     info = read_info(out)
     rows = read_rows(out)
-    assert [("ok", "0"), ("ok", "0")] == [(row["status"], row["wrong"]) for row in rows]
+    assert [("ok", "0"), ("ok", "0")] == fields_of(rows, "status", "wrong")
     assert all(row["library"].startswith("MPICH") for row in rows), rows
-    assert ("complete", "mpiexec", 2) == (info["status"], info["launcher"], info["world_size"])
-    pinned = [rank["cpus"] for rank in info["ranks"]]
+    assert "complete" == info["status"]
+    assert "mpiexec" == info["launcher"]
+    assert 2 == info["world_size"]
+    pinned = fields_of(info["ranks"], "cpus")
     if binding == "core" and len(os.sched_getaffinity(0)) > 1:
         assert [1, 1] == [len(cpus) for cpus in pinned]
         assert pinned[0] != pinned[1]

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 import simulated_cupy
 from faking import fake_case, make_session
+from fields import fields_of
 from measuring import measure
-from simulated_cupy import L2_BYTES, MEMORY_BYTES, OPERATION_NS, Graph, NcclError, simulated
+from simulated_cupy import L2_BYTES, MEMORY_BYTES, OPERATION_NS, NcclError, simulated
 from simulated_nvml import SimulatedNvml
 from threads import run_threads
-from verifying import possible, refusal
+from verifying import MOVING, REDUCING, possible, refusal
 
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.datatypes import DTYPES, Content
-from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.primitives import Request
 from commbench.engine.control import Control
 from commbench.engine.records import FixedSettings
@@ -36,8 +36,6 @@ from commbench.findings import UnsupportedError
 #: Those that import cupy.
 MODULES = tuple(f"commbench.backends.{name}" for name in ("nccl", "cupy_device"))
 ELEMENTS = 301
-MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data]
-REDUCING = [name for name, operation in OPERATIONS.items() if operation.reduces]
 
 
 pytestmark = pytest.mark.usefixtures("without_nccl_variables")
@@ -189,10 +187,8 @@ def records_of(
         records = [measure(case, communicator, session, launch=0, fixed=fixed) for case in cases]
         token, underlying = communicator._token.address, communicator._comm
         communicator.close()  # which asserts that no graph holds the communicator
-        return [
-            *records,
-            ([address for address in underlying.addresses if address != token], underlying.calls),
-        ]
+        addresses = [address for address in underlying.addresses if address != token]
+        return [*records, (addresses, underlying.calls)]
 
     return run_threads(size, work)[0]
 
@@ -207,11 +203,15 @@ def plain_case(message_bytes: int = 4096, **changes: Any) -> Case:
 def test_cases_are_measured_by_events(nccl, sync, start):
     """Time the device alone; rows name events, NCCL's version, the GPU and the start method."""
     record, _ = records_of(nccl, 2, [plain_case(sync=sync)])
-    assert ("ok", 0, "event", start) == (record.status, record.wrong, record.loop, record.sync)
+    assert "ok" == record.status
+    assert 0 == record.wrong
+    assert "event" == record.loop
+    assert start == record.sync
     assert ("NCCL 2.28.9", "Simulated GPU 0") == (record.library, record.device)
     assert len(record.times_us) + record.late_discarded > 5
     assert OPERATION_NS / 1e3 == pytest.approx(median(record.times_us))
-    assert ((), ()) == (tuple(record.skew_us), tuple(record.rank_arrival_us))
+    assert () == tuple(record.skew_us)
+    assert () == tuple(record.rank_arrival_us)
     queueing_us = 0.5 if sync == "none" else 0  # half of a call: no operation is queued
     assert (queueing_us, None) == (record.harness_us, record.framework_us)
 
@@ -240,18 +240,19 @@ def test_every_operation_can_be_replayed(nccl, size):
     *records, _ = records_of(nccl, size, all_cases(sweeps, size))
     timed = [record for record in records if record.status == "ok"]
     refused = [record for record in records if record.status != "ok" and not alone(record)]
-    assert {"all_to_all"} == {record.case.operation for record in refused}
+    assert {"all_to_all"} == set(fields_of(refused, "case.operation"))
     idle = {"barrier", "broadcast"} if size == 1 else set()
-    assert {*names, "barrier"} - idle == {record.case.operation for record in timed}
+    assert {*names, "barrier"} - idle == set(fields_of(timed, "case.operation"))
     assert {("graph", 0, 0)} == {(r.case.mode, r.wrong, r.batch % GRAPH_OPERATIONS) for r in timed}
 
 
 @pytest.mark.parametrize("case", [plain_case(graph=True), plain_case(graph=True, in_place=False)])
-def test_a_graph_without_operations_is_detected(nccl, monkeypatch, case):
+def test_a_graph_without_operations_is_detected(nccl, stub, case):
     """Find wrong elements, in place too, if the replayed graph is empty."""
-    monkeypatch.setattr(Graph, "launch", lambda *_: None)
+    stub("simulated_cupy.Graph.launch", None)
     record, _ = records_of(nccl, 3, [case])
-    assert ("wrong", True) == (record.status, (record.wrong or 0) > 0)
+    assert "wrong" == record.status
+    assert (record.wrong or 0) > 0
 
 
 @pytest.mark.parametrize("redop", ["sum", "avg"])
@@ -260,7 +261,8 @@ def test_nothing_is_timed_where_nccl_does_nothing(nccl, redop):
     cases = [plain_case(in_place=in_place, redop=redop) for in_place in (True, False)]
     inside, outside, _ = records_of(nccl, 1, cases)
     assert [redop == "sum", False] == [alone(record) for record in (inside, outside)]
-    assert ("unsupported" if redop == "sum" else "ok", "ok") == (inside.status, outside.status)
+    assert ("unsupported" if redop == "sum" else "ok") == inside.status
+    assert "ok" == outside.status
     assert OPERATION_NS / 1e3 == pytest.approx(median(outside.times_us))
 
 
@@ -271,7 +273,9 @@ def test_memory_that_is_full_on_one_rank_is_a_row(nccl):
     sentence = (
         "the GPU's memory has no room for another 512 MiB, 256 MiB are free; choose smaller --sizes"
     )
-    assert ("unsupported", sentence, "ok") == (full.status, full.reason, fine.status)
+    assert "unsupported" == full.status
+    assert sentence == full.reason
+    assert "ok" == fine.status
 
 
 @pytest.mark.parametrize("step", ["write", "count_wrong"])
@@ -307,7 +311,9 @@ def test_a_failing_capture_is_a_row(nccl, monkeypatch, ranks, algorithm):
         "no graph can hold all_gather here: RuntimeError: cudaErrorStreamCaptureUnsupported:"
         " operation not permitted"
     )
-    assert ("unsupported", sentence, "ok") == (failed.status, failed.reason, fine.status)
+    assert "unsupported" == failed.status
+    assert sentence == failed.reason
+    assert "ok" == fine.status
 
 
 def test_a_group_ends_where_a_message_is_refused(nccl):
@@ -337,11 +343,9 @@ def test_an_old_nccl_has_no_graphs(nccl, monkeypatch):
     record, instant, _ = records_of(
         nccl, 2, [plain_case(graph=True), plain_case(sync="round-time")]
     )
-    assert ("unsupported", True) == (instant.status, "round-time" in instant.reason)
-    assert ("unsupported", "NCCL 2.8.4 cannot be captured in CUDA graphs, 2.9 or newer can") == (
-        record.status,
-        record.reason,
-    )
+    assert ["unsupported"] * 2 == fields_of([record, instant], "status")
+    assert "round-time" in instant.reason
+    assert "NCCL 2.8.4 cannot be captured in CUDA graphs, 2.9 or newer can" == record.reason
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -351,7 +355,9 @@ def test_rotated_buffers_exceed_the_cache(nccl, *, graph):
     record, (addresses, _) = records_of(
         nccl, 2, [plain_case(message_bytes, buffers="rotated", graph=graph)]
     )
-    assert ("ok", 0, "rotated") == (record.status, record.wrong, record.case.buffers)
+    assert "ok" == record.status
+    assert 0 == record.wrong
+    assert "rotated" == record.case.buffers
     assert "in_cache" not in record.flags
     counts = Counter(addresses)
     assert sets == len(counts)
@@ -377,7 +383,8 @@ def test_a_slowed_gpu_is_flagged(nccl, monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     record, _ = records_of(nccl, 2, [plain_case()])
-    assert ("throttled" in record.flags, ("power cap",)) == (True, record.clocks.slowed_by)
+    assert "throttled" in record.flags
+    assert ("power cap",) == record.clocks.slowed_by
     assert (1100, 1980) == (record.clocks.sm_low_MHz, record.clocks.sm_high_MHz)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     record, _ = records_of(nccl, 2, [plain_case()])
@@ -439,7 +446,7 @@ def by_algorithm(nccl: ModuleType, algorithm: str, size: int = 1) -> list[Any]:
 
 def test_an_algorithm_gets_a_communicator_of_its_own(nccl):
     """Create a communicator with the algorithm for that case only, and restore the environment."""
-    assert ["ok"] * 3 == [record.status for record in by_algorithm(nccl, "tree/ll")]
+    assert ["ok"] * 3 == fields_of(by_algorithm(nccl, "tree/ll"), "status")
     calls_by_algorithm = {
         made.asked: len(made.calls) for made in simulated_cupy.COMMUNICATORS if made.calls
     }
@@ -455,11 +462,11 @@ def test_an_algorithm_gets_a_communicator_of_its_own(nccl):
 def test_what_nccl_cannot_do_is_a_row(nccl, algorithm, error):
     """Record NCCL's error, abandon the failed communicator, and continue with other cases."""
     records = by_algorithm(nccl, algorithm)
-    assert ["ok", "unsupported", "ok"] == [record.status for record in records]
+    assert ["ok", "unsupported", "ok"] == fields_of(records, "status")
     assert error in records[1].reason
     if algorithm == "nvls":
         failed = [made for made in simulated_cupy.COMMUNICATORS if made.asked == algorithm]
-        assert [["abort"]] == [made.calls for made in failed]
+        assert [["abort"]] == fields_of(failed, "calls")
 
 
 def test_numbers_of_channels_need_the_other_path(nccl):
@@ -489,5 +496,5 @@ def test_a_row_has_the_algorithm_of_its_own_operation(nccl, monkeypatch):
     monkeypatch.setattr(nccl.LOG, "recording", recording)
     monkeypatch.setattr(nccl.LOG, "transport", lambda: "P2P/CUMEM")
     *records, _ = records_of(nccl, 2, [plain_case(), plain_case(8192), plain_case(graph=True)])
-    assert ["tree/ll/1ch", "", "nvls/simple/4ch"] == [record.algorithm for record in records]
-    assert ["P2P/CUMEM", "P2P/CUMEM", "NVLS+P2P/CUMEM"] == [record.transport for record in records]
+    assert ["tree/ll/1ch", "", "nvls/simple/4ch"] == fields_of(records, "algorithm")
+    assert ["P2P/CUMEM", "P2P/CUMEM", "NVLS+P2P/CUMEM"] == fields_of(records, "transport")

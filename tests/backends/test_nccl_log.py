@@ -46,8 +46,8 @@ def test_transports_shared_gpus_and_settings_are_read():
     assert ["NET/Socket", "P2P/CUMEM", "SHM/direct"] == transports_in(LOG)
     assert [] == transports_in("")
     log = (
-        f"{LOG}\nn1:42:60 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 13 both"
-        " on CUDA device 17000\n"
+        f"{LOG}\nn1:42:60 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 13"
+        " both on CUDA device 17000\n"
         "n0:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
         "n0:1:1 [0] NCCL INFO NCCL_MAX_NCHANNELS set by environment to 4.\n"
     )

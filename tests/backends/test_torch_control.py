@@ -2,22 +2,19 @@
 
 import os
 import socket
-from collections.abc import Callable
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from commbench.errors import InputError
 
 torch_control = pytest.importorskip("commbench.backends.torch_control", reason="needs torch")
 
-Placed = Callable[..., None]
 INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @pytest.fixture
-def place(monkeypatch):
+def place(monkeypatch, stub):
     """Return a function that simulates a host with a name's address, a default route and an
     interface request.
     """
@@ -31,9 +28,9 @@ def place(monkeypatch):
             ]
             for nic, address in addresses_by_nic.items()
         }
-        monkeypatch.setattr(socket, "gethostbyname", lambda _: name)
-        monkeypatch.setattr(socket, "gethostname", lambda: "n0")
-        monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
+        stub("socket.gethostbyname", name)
+        stub("socket.gethostname", "n0")
+        stub("psutil.net_if_addrs", addresses)
         monkeypatch.setattr(torch_control, "_default_route_address", lambda: route)
         monkeypatch.setenv(INTERFACE, interface)
 

@@ -61,7 +61,10 @@ def test_a_dry_run_of_ranks_measures_nothing(two_ranks, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     other = two_ranks(command)
     assert listed.err.startswith("mpi all_reduce 8 B float32 sum")
-    assert (0, 0, "", before) == (listed.code, other.code, other.out + other.err, two_ranks.files())
+    assert 0 == listed.code
+    assert 0 == other.code
+    assert "" == other.out + other.err
+    assert before == two_ranks.files()
 
 
 @pytest.mark.parametrize("line", ["run --budget long", "run --backend smoke"])
@@ -94,7 +97,9 @@ def test_a_dry_run_lists_cases(commbench, options, expected):
     line = f"run -c all_reduce --backend mpi -n 5 --oversubscribe {options} --dry-run --out new"
     outcome = commbench(line)
     *cases, hosts, closing = outcome.out.strip().splitlines()
-    assert (0, "", before) == (outcome.code, outcome.err, commbench.files())
+    assert 0 == outcome.code
+    assert "" == outcome.err
+    assert before == commbench.files()
     assert f"2 slots a host: {os.uname().nodename}" == hosts
     assert [f"mpi all_reduce {words}" for words in expected] == cases
     assert closing.startswith("2 cases on 5 ranks in 6 launches")
@@ -137,13 +142,11 @@ def test_a_report_says_that_its_run_is_unfinished(commbench, status, reason):
 @pytest.mark.parametrize(
     ("printed", "problem"), [("answer \ufffd\n", "answer \ufffd"), (" \n", "status 1")]
 )
-def test_an_mpi_that_does_not_start_is_a_sentence(monkeypatch, printed, problem):
+def test_an_mpi_that_does_not_start_is_a_sentence(stub, printed, problem):
     """Report the last line that MPI printed on stderr, else its exit status."""
     done = subprocess.CompletedProcess("mpirun", 1, stdout="", stderr=printed)
-    monkeypatch.setattr(
-        "commbench.launch.probe.choose_launcher", lambda *_: MpirunLauncher(environ={})
-    )
-    monkeypatch.setattr("commbench.launch.probe.subprocess.run", lambda *_, **__: done)
+    stub("commbench.launch.probe.choose_launcher", MpirunLauncher(environ={}))
+    stub("commbench.launch.probe.subprocess.run", done)
     assert probe_mpi()["problem"].endswith(problem)
 
 
@@ -182,7 +185,7 @@ def test_why_a_run_did_not_finish_is_on_stderr(commbench, monkeypatch, code, sta
     assert "Not finished" not in outcome.out
 
 
-def test_without_training_collectives_have_all_of_the_time(commbench, monkeypatch):
+def test_without_training_collectives_have_all_of_the_time(commbench, monkeypatch, stub):
     """Give collectives the whole time limit if training is unavailable."""
     limits = []
 
@@ -191,7 +194,7 @@ def test_without_training_collectives_have_all_of_the_time(commbench, monkeypatc
         return 0
 
     monkeypatch.setattr("commbench.cli.conduct.conduct", note)
-    monkeypatch.setattr("commbench.cli.measure.unusable_reason", lambda *_: "No torch.")
+    stub("commbench.cli.measure.unusable_reason", "No torch.")
     assert 0 == commbench("bench -n 2 --time-limit 100").code
     assert [100.0] == limits
 
@@ -239,7 +242,8 @@ def test_a_report_shows_training(commbench, *, collectives, style, file):
     make_mixed(commbench.home / "mine", collectives=collectives)
     outcome = commbench("report mine")
     assert (0, "") == (outcome.code, outcome.err)
-    assert ("fp16" in outcome.out, "all_reduce" in outcome.out) == (True, collectives)
+    assert "fp16" in outcome.out
+    assert ("all_reduce" in outcome.out) == collectives
     assert "Results: mine\n" in outcome.out
     assert "Not finished" not in outcome.out
     outcome = commbench(f"report mine --format {style}")
@@ -271,14 +275,14 @@ def test_a_lab_runs_what_follows_the_dashes(commbench, monkeypatch):
 )
 def test_a_quick_bench_makes_more_launches_than_a_quick_run(
     commbench,
-    monkeypatch,
+    stub,
     options,
     launches,
     fresh,
 ):
     """Plan launches beyond the budget only where neither a budget nor their number was named."""
     pytest.importorskip("torch")
-    monkeypatch.setattr("commbench.cli.train.probe_workload", lambda *_, **__: LAYERS)
+    stub("commbench.cli.train.probe_workload", LAYERS)
     outcome = commbench(f"bench --backend gloo -n 2 {options} --dry-run")
     assert (0, "") == (outcome.code, outcome.err)
     assert f"cases on 2 ranks in {launches} launches, " in outcome.out
@@ -301,7 +305,8 @@ def test_who_reads_may_have_enough():
     command = [sys.executable, "-m", "commbench", "--help"]
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert done.stderr == b""
 
 
 def test_output_may_lack_letters(commbench, monkeypatch):

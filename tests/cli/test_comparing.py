@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import KIB, make_case, make_info, make_launches
+from fields import fields_of
 from networks import write_run as write_records
 from pages import Reader
 from training_builders import launches_of, make_training_case, make_training_info
@@ -169,9 +170,7 @@ def test_lost_cases_are_regressions(tmp_path, new, capsys):
     assert 5 == compare([new, tmp_path / "b"], threshold="50%", out=tmp_path / "x.csv")
     assert " 3 cases lost: ok in A and not in B." in capsys.readouterr().out
     rows = list(csv.DictReader(io.StringIO((tmp_path / "x.csv").read_text())))
-    assert [("ok in A, failed in B", "true")] * 3 == [
-        (row["verdict"], row["regression"]) for row in rows
-    ]
+    assert [("ok in A, failed in B", "true")] * 3 == fields_of(rows, "verdict", "regression")
 
 
 def test_training_runs_are_compared(tmp_path, capsys):

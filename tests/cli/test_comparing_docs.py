@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from launching import finished
+from launching import assert_code, finished
+from places import ROOT
 from test_comparing import KIB, write_run
 
-PAGE = (Path(__file__).parents[2] / "docs" / "comparing.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
 #: Takes a run that is there for one that it measures; compares as ever.
 STAND_IN = f"""#!/bin/bash
 if [ "$1" = run ]; then
@@ -66,7 +67,7 @@ def test_the_script_ends_as_the_page_says(folder, factor, code):
     """Pass equal runs and small losses, exit with 5 at a large loss, and always write the page."""
     write_run(folder / "measured", 9, {KIB: factor})
     done = run_job(folder)
-    assert code == done.returncode, done.stderr
+    assert_code(done, code)
     assert (folder / "comparison.html").exists()
 
 

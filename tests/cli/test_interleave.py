@@ -12,6 +12,7 @@ import effort
 import numpy as np
 import pytest
 from builders import make_case, make_info, make_record
+from fields import fields_of
 from networks import write_run
 
 from commbench import stats
@@ -35,7 +36,9 @@ def test_a_command_is_of_this_version_or_names_a_program(tmp_path, text, command
     Take variables from its front.
     """
     side = parse_side(text, "a", tmp_path)
-    assert (command, environment, tmp_path / "a") == (side.command, side.environment, side.folder)
+    assert command == side.command
+    assert environment == side.environment
+    assert tmp_path / "a" == side.folder
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,7 @@ def test_a_decided_comparison_is_printed_as_any_other(commbench, monkeypatch):
     line = "compare --until-decided --sort --force --format json --out d -- run run"
     done = commbench(line)
     cases = json.loads(done.out)["cases"]
-    assert (5, ["slower", "faster"]) == (done.code, [each["verdict"] for each in cases])
+    assert (5, ["slower", "faster"]) == (done.code, fields_of(cases, "verdict"))
 
 
 def test_an_interruption_says_how_to_go_on(commbench, monkeypatch):

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from builders import make_case, make_info
 from networks import LAYERS
@@ -62,10 +61,10 @@ def test_sizes_as_other_tools_spell_them():
         foreign_sizes("8", "64", 0, None)
 
 
-def test_messages_must_fit_into_memory(monkeypatch):
+def test_messages_must_fit_into_memory(stub):
     """Refuse the first size whose buffers on this host's ranks exceed available memory."""
     memory = SimpleNamespace(available=4 * BUFFERS_PER_RANK * MIB)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    stub("psutil.virtual_memory", memory)
     on_gpu = make_case(backend="nccl", message_bytes=1 << 50)
     check_memory([make_case(message_bytes=MIB), on_gpu], 4)
     with pytest.raises(InputError, match=r"12 MiB"):
@@ -228,12 +227,10 @@ def test_training_is_on_gpus_where_each_rank_has_one(
     assert reason in " ".join(sentences)
 
 
-def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch):
+def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch, stub):
     """Count the GPUs of the host, not those visible to one started rank."""
     machine(monkeypatch, 1)
-    monkeypatch.setattr(
-        "commbench.cli.request.gpu_addresses", lambda: ["0000:17:00.0", "0000:65:00.0"]
-    )
+    stub("commbench.cli.request.gpu_addresses", ["0000:17:00.0", "0000:65:00.0"])
     places = at(2, started=True), at(3, started=True), at(2)
     chosen = [training_backend(place, "auto", "mlp")[0] for place in places]
     assert ["nccl", "gloo", "gloo"] == chosen
@@ -263,10 +260,10 @@ def test_a_gpu_is_tried_in_a_process_of_its_own():
     )
 
 
-def test_gpus_that_are_tried_are_counted(monkeypatch):
+def test_gpus_that_are_tried_are_counted(stub):
     """Read the number of GPUs from the last line of the trial process."""
     done = subprocess.CompletedProcess([], 0, stdout="a library says hello\n4\n", stderr="")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    stub("subprocess.run", done)
     assert DeviceTrial(gpus=4) == try_device.__wrapped__("nccl")
 
 
@@ -284,17 +281,17 @@ def test_ranks_follow_the_gpus_of_this_machine():
     assert [64, 3] == [ranks(is_local=False), ranks(limit=3)]
 
 
-def test_a_first_run_on_a_single_gpu_measures_it(commbench, monkeypatch):
+def test_a_first_run_on_a_single_gpu_measures_it(commbench, monkeypatch, stub):
     """Measure and train over NCCL on each number of GPUs; let two ranks share only a single GPU.
 
     Three ranks on two GPUs leave NCCL out, because a rank on each would measure more.
     """
-    monkeypatch.setattr("commbench.cli.measure.try_device", lambda _: DeviceTrial(gpus=1))
-    monkeypatch.setattr("commbench.cli.train.probe_workload", lambda *_, **__: LAYERS)
+    stub("commbench.cli.measure.try_device", DeviceTrial(gpus=1))
+    stub("commbench.cli.train.probe_workload", LAYERS)
     words = "--oversubscribe --dry-run --confirm-launches 3"
     for gpus, ranks in ((1, 2), (2, 2), (2, 3)):
         machine(monkeypatch, gpus)
-        monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
+        stub("commbench.cli.request.missing_library", None)
         output = " ".join(commbench(f"bench -n {ranks} {words}").out.split())
         assert (gpus < ranks) == ("Left out:" in output)
         assert (gpus == 1) == ("a second one is missing" in output)
@@ -319,11 +316,9 @@ def test_bench_trains_over_what_it_measures(backends, expected):
     assert expected == measuring._trains_over(backends)
 
 
-def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(commbench, monkeypatch):
+def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(commbench, stub):
     """Omit the training with a sentence if this host has no GPU."""
-    monkeypatch.setattr(
-        "commbench.cli.measure.try_device", lambda _: DeviceTrial(refusal="torch finds no GPU.")
-    )
+    stub("commbench.cli.measure.try_device", DeviceTrial(refusal="torch finds no GPU."))
     outcome = commbench("bench --backend mpi,torch-nccl -n 2 --dry-run")
     assert 0 == outcome.code
     assert "Left out: torch finds no GPU." in outcome.out

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from builders import KIB
+from fields import fields_of
 from networks import LAYERS, Hop, network_info, network_records, ring_us, training_of, write_run
 
 from commbench.cli.predict import parse_rates, parse_world_sizes
@@ -96,10 +97,10 @@ def test_collectives_follow_the_law(command, predicted):
     rows = list(csv.DictReader(io.StringIO(command(f"predict {words} --format csv").out)))
     plain = predicted(words)
     assert Counter(collective=16) == Counter(row["about"] for row in rows)
-    assert {"predicted"} == {row["kind"] for row in rows}
-    assert {"", "10gbit"} == {row["rate"] for row in rows}
+    assert {"predicted"} == set(fields_of(rows, "kind"))
+    assert {"", "10gbit"} == set(fields_of(rows, "rate"))
     assert {0.27} == {float(row["held_out_error"]) for row in rows}
-    times = [row["time_us"] for row in plain["collectives"]]
+    times = fields_of(plain["collectives"], "time_us")
     assert [float(row["time_us"]) for row in rows] == pytest.approx(times, 1e-4)
     assert (["network"], []) == (plain["runs"], plain["steps"])
     for row in plain["collectives"]:
@@ -116,8 +117,8 @@ def test_training_steps(command, predicted):
     measured = [trained[name] for name in ("step_ms", "step_ms_low", "hook")]
     assert [STEPS["none"], None, "none"] == measured
     assert all(row["step_ms_low"] < row["step_ms"] < row["step_ms_high"] for row in others)
-    assert {0.13} == {row["held_out_error"] for row in others}
-    efficiencies = [row["scaling_efficiency"] for row in (trained, *others)]
+    assert {0.13} == set(fields_of(others, "held_out_error"))
+    efficiencies = fields_of((trained, *others), "scaling_efficiency")
     assert sorted(efficiencies, reverse=True) == efficiencies
 
 
@@ -143,8 +144,8 @@ def test_each_row_of_a_collective_states(predicted, words, column, expected):
 def test_training_within_a_host_met_no_link(predicted):
     """Replay training within a host from collectives within a host, and not without them."""
     words = "network trained-within --world-size 8 --rate 1gbit --ranks-per-node 1"
-    assert {"ok"} != {row["status"] for row in predicted(words)["steps"]}
-    assert {"ok"} == {row["status"] for row in predicted(f"within {words}")["steps"]}
+    assert {"ok"} != set(fields_of(predicted(words)["steps"], "status"))
+    assert {"ok"} == set(fields_of(predicted(f"within {words}")["steps"], "status"))
 
 
 def test_one_table_holds_all_rows(command):
@@ -210,7 +211,7 @@ def test_runs_at_several_rates(predicted):
 def test_hooks_as_typed(predicted):
     """Normalise spaces and numbers in hook names."""
     rows = predicted("both --world-size 8 --hook none,topk:1e-2,topk:0.010")["steps"]
-    assert ["none", "topk:0.01"] == [row["hook"] for row in rows]
+    assert ["none", "topk:0.01"] == fields_of(rows, "hook")
 
 
 def test_a_hook_without_its_collectives_costs_no_other(command, predicted):

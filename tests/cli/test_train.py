@@ -3,7 +3,6 @@ bad input.
 """
 
 import csv
-import json
 import os
 import shutil
 import subprocess
@@ -11,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import read_info
-from launching import HERE, finished
+from builders import read_info, read_recommendation
+from fields import fields_of
+from launching import HERE, assert_code, finished
 
 from commbench.results import load_run
 
@@ -71,7 +71,7 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path, folder):
     """Measure the other configurations and exit with 3; the same command then resumes."""
     options = "--hook none,int8,fp16,bf16,topk:0.1 --bucket-cap-mb default --case-timeout 5"
     broken = train(tmp_path, "harmful", options, **{HARM: "1"})
-    assert 3 == broken.returncode, broken.stdout + broken.stderr
+    assert_code(broken, 3)
     rows, info = rows_of(folder), read_info(folder)
     expected = {"none": "ok", "topk": "ok", "int8": "failed", "bf16": "failed", "fp16": "hung"}
     assert expected == {hook: row["status"] for hook, row in rows.items()}
@@ -79,13 +79,13 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path, folder):
     assert "signal 9" in rows["bf16"]["reason"]
     assert "rank 1" in rows["fp16"]["reason"]
     assert "no such luck" in rows["int8"]["reason"]
-    recommended = json.loads((folder / "recommendation.json").read_text())
-    assert "topk" in {each["hook"] for each in recommended["alternatives"]}
+    recommended = read_recommendation(folder)
+    assert "topk" in set(fields_of(recommended["alternatives"], "hook"))
     assert "partial" == info["status"]
 
     mended = train(tmp_path, "harmful", options)
-    assert 0 == mended.returncode, mended.stdout + mended.stderr
-    assert {"ok"} == {row["status"] for row in rows_of(folder).values()}
+    assert_code(mended, 0)
+    assert {"ok"} == set(fields_of(rows_of(folder).values(), "status"))
     records = load_run(folder).training_records
     swept = [record.case.hook for record in records if record.case.phase == "sweep"]
     assert {"none", "local", "topk", "int8", "bf16", "fp16"} == set(swept)
@@ -112,19 +112,19 @@ def test_hooks_of_a_file_are_swept(tmp_path, folder):
     (tmp_path / "uneven.py").write_text(UNEVEN)
     hooks = ",".join([*names, "uneven.py:hook"])
     done = train(tmp_path, "tiny", f"--hook {hooks} --bucket-cap-mb default")
-    assert 3 == done.returncode, done.stdout + done.stderr
+    assert_code(done, 3)
     rows = rows_of(folder)
     plain, half, pair, raising = (rows[name] for name in names)
     uneven = rows["uneven.py:hook"]
-    assert ["ok"] * 3 == [row["status"] for row in (plain, half, pair)]
-    assert ["failed"] * 2 == [row["status"] for row in (raising, uneven)]
+    assert ["ok"] * 3 == fields_of((plain, half, pair), "status")
+    assert ["failed"] * 2 == fields_of((raising, uneven), "status")
     assert "no luck with 0" in raising["reason"]
     assert "not here" in uneven["reason"]
     sent = [float(row["sent_MB_per_step"]) for row in (plain, half, pair)]
     assert [0.5 * sent[0]] * 2 == pytest.approx(sent[1:], rel=0.1)
     assert "traffic" not in half["flags"]
-    recommended = json.loads((folder / "recommendation.json").read_text())
-    assert {"not_validated"} >= {each["withheld"] for each in recommended["altering"]}
+    recommended = read_recommendation(folder)
+    assert {"not_validated"} >= set(fields_of(recommended["altering"], "withheld"))
     assert "none" == recommended["best"]["hook"]
 
 
@@ -137,22 +137,26 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path, 
     words = words_of("tiny", "--hook none,fp16 --bucket-cap-mb default")
     for count in (1, 2):
         done = start(mpirun.command(2, words, training=True), tmp_path, **mpirun.environment())
-        assert 0 == done.returncode, done.stdout + done.stderr
+        assert_code(done, 0)
         rows = rows_of(folder)
         assert {"none", "fp16"} == rows.keys()
-        assert {("ok", str(count))} == {(row["status"], row["launches"]) for row in rows.values()}
-    entries = [(entry["launch"], entry["stage"]) for entry in read_info(folder)["launches"]]
+        assert {("ok", str(count))} == set(fields_of(rows.values(), "status", "launches"))
+    entries = fields_of(read_info(folder)["launches"], "launch", "stage")
     assert [(0, "sweep"), (0, "confirm"), (1, "sweep"), (1, "confirm")] == entries
     buckets = read_csv(folder / "buckets.csv")
     sent_mb = {}
     for hook, row in rows.items():
         sizes = [int(each["size_bytes"]) for each in buckets if each["hook"] == hook]
-        assert (row["bucket_count"], 4 * 81_710) == (str(len(sizes)), sum(sizes))
-        assert ("true", "0", "2") == (row["ranks_agree"], row["skipped_steps"], row["world_size"])
+        assert row["bucket_count"] == str(len(sizes))
+        assert 4 * 81_710 == sum(sizes)
+        assert "true" == row["ranks_agree"]
+        assert "0" == row["skipped_steps"]
+        assert "2" == row["world_size"]
         sent_mb[hook] = float(row["sent_MB_per_step"])
     assert {"none": 0.327, "fp16": 0.1634} == pytest.approx(sent_mb, rel=0.02)
-    recommended = json.loads((folder / "recommendation.json").read_text())
-    assert (2, f"{WORKLOADS}:tiny") == (recommended["launches"], recommended["workload"])
+    recommended = read_recommendation(folder)
+    assert 2 == recommended["launches"]
+    assert f"{WORKLOADS}:tiny" == recommended["workload"]
 
 
 @pytest.mark.slow
@@ -162,7 +166,7 @@ def test_torchrun_trains_without_mpi(tmp_path, folder):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = words_of("tiny", "--hook none,powersgd:1 --bucket-cap-mb default")
     done = start([sys.executable, *torchrun, *words], tmp_path, OMP_NUM_THREADS="1")
-    assert 0 == done.returncode, done.stdout + done.stderr
+    assert_code(done, 0)
     assert {"none", "powersgd"} == rows_of(folder).keys()
     assert "torchrun" == read_info(folder)["launcher"]
     assert (folder / "buckets.csv").is_file()
@@ -172,10 +176,10 @@ def test_torchrun_trains_without_mpi(tmp_path, folder):
 def test_unused_parameters_are_looked_for_where_the_model_needs_it(tmp_path):
     """Train every setting with the search if a parameter has no gradient, and say so."""
     done = train(tmp_path, "partly_used", "--hook none --bucket-cap-mb default,0.01")
-    assert 0 == done.returncode, done.stderr
+    assert_code(done, 0)
     assert "idle.weight, idle.bias" in " ".join((done.stdout + done.stderr).split())
     records = load_run(tmp_path / "r").training_records
-    assert {"ok"} == {record.status for record in records}
+    assert {"ok"} == set(fields_of(records, "status"))
     assert {True} == {record.case.unused_parameters for record in records if record.case.uses_ddp}
 
 

@@ -1,6 +1,7 @@
 """Tests of requested algorithms: parsing, formatting and use."""
 
 import pytest
+from fields import fields_of
 
 from commbench.collectives.algorithms import Choice, transport_by
 from commbench.collectives.cases import Sweep
@@ -52,12 +53,12 @@ def test_an_axis_of_algorithms_is_for_operations_that_have_several():
         algorithms=("auto", "RING"),
     )
     cases = sweep.cases(2)
-    assert [("all_reduce", "auto"), ("all_reduce", "ring"), ("all_to_all", "auto")] == [
-        (case.operation, case.algorithm) for case in cases
-    ]
+    assert [("all_reduce", "auto"), ("all_reduce", "ring"), ("all_to_all", "auto")] == fields_of(
+        cases, "operation", "algorithm"
+    )
     assert [False, True, False] == ["algorithm" in case.key for case in cases]
     assert "nccl all_reduce 1 KiB float32 sum by ring" == str(cases[1])
-    assert 3 == len({case.key for case in cases})
+    assert 3 == len(set(fields_of(cases, "key")))
     with pytest.raises(InputError, match="is not understood"):
         Sweep(algorithms=("rings",))
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 from builders import make_case
+from fields import fields_of
 
 from commbench.collectives.cases import Sweep, all_cases, shuffled
 
@@ -21,7 +22,7 @@ def test_axes_that_do_not_apply_are_dropped():
     )
     cases = sweep.cases(2)
     assert 2 * 2 + 1 == len(cases)
-    assert {(None, None)} == {(case.redop, case.root) for case in cases}
+    assert {(None, None)} == set(fields_of(cases, "redop", "root"))
     assert [(0, None, None)] == [
         (c.message_bytes, c.dtype, c.in_place) for c in cases if c.operation == "barrier"
     ]
@@ -36,10 +37,9 @@ def test_a_text_is_read_as_the_option_reads_it():
 
 def test_sizes_that_round_to_one_are_one_case():
     """Merge sizes that round to the same message."""
-    assert [12] == [
-        case.message_bytes
-        for case in Sweep(operations=["all_gather"], sizes=[8, 12], backends=["mpi"]).cases(3)
-    ]
+    assert [12] == fields_of(
+        Sweep(operations=["all_gather"], sizes=[8, 12], backends=["mpi"]).cases(3), "message_bytes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_sizes_that_round_to_one_are_one_case():
 def test_places_follow_the_operation(in_place, operation, expected):
     """Vary in place and out of place only for operations with both."""
     cases = Sweep(operations=[operation], sizes=[8], backends=["mpi"], in_place=in_place).cases(2)
-    assert expected == [case.in_place for case in cases]
+    assert expected == fields_of(cases, "in_place")
 
 
 def test_several_sweeps_share_cases():
     """Return a case of two sweeps once, in the order named."""
     a, b = (Sweep(sizes=sizes, backends=["mpi"]) for sizes in ([8, 64], [64, 512]))
-    assert [8, 64, 512] == [case.message_bytes for case in all_cases([a, b], 2)]
+    assert [8, 64, 512] == fields_of(all_cases([a, b], 2), "message_bytes")
 
 
 def test_a_key_names_every_field():
@@ -146,8 +146,6 @@ def test_scaling_study_measures_each_number_of_ranks():
     """Make each case for each number of ranks with sizes rounded for it."""
     sweep = Sweep(operations=["all_gather"], sizes=[1024], backends=["mpi"], world_sizes=[2, 3, 4])
     cases = sweep.cases(4)
-    assert [(2, 1024), (3, 1032), (None, 1024)] == [
-        (case.world_size, case.message_bytes) for case in cases
-    ]
+    assert [(2, 1024), (3, 1032), (None, 1024)] == fields_of(cases, "world_size", "message_bytes")
     assert replace(sweep, world_sizes=()).cases(4) == cases[2:]
     assert "mpi all_gather 1 KiB float32 on 2 ranks" == str(cases[0])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from builders import make_case, make_record, summarise_run
 from faking import FakeCommunicator, FakeRun, fake_case
+from fields import fields_of
 from launching import records_from_lab
 from verifying import read_cases, surprises
 
@@ -70,7 +71,7 @@ def test_sweeps_vary_the_root_of_a_fan():
     )
     expected = [("bandwidth", "ring", None), ("bandwidth", "fan-in", 0), ("bandwidth", "fan-in", 2)]
     expected += [("all_reduce", "ring", None), ("all_reduce", "fan-in", None)]
-    assert expected == [(case.operation, case.pattern, case.root) for case in sweep.cases(3)]
+    assert expected == fields_of(sweep.cases(3), "operation", "pattern", "root")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_every_combination_ran(verified, request):
     if request.node.callspec.params["verified"] > 3:
         expected |= {(b, "hierarchical", "all_reduce") for b in BACKENDS.split(",")}
     ran = [e["case"] for e in verified if "corrupted" in e]
-    assert expected == {(case.backend, case.pattern, case.operation) for case in ran}
+    assert expected == set(fields_of(ran, "backend", "pattern", "operation"))
 
 
 # -------------------------------------------------------------------------------- emulated clusters

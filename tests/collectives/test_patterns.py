@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
+from fields import fields_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -148,7 +149,7 @@ def test_every_pattern_is_grouped_or_whole():
 def test_cases_are_rounded_to_the_group_size(pattern, expected):
     """Round 8 B to a float per rank of a fixed group size, else of all ranks."""
     sweep = Sweep(operations=["all_gather"], sizes=[8], backends=["mpi"], patterns=[pattern])
-    assert [expected] == [case.message_bytes for case in sweep.cases(8)]
+    assert [expected] == fields_of(sweep.cases(8), "message_bytes")
 
 
 def test_patterns_have_an_order():

@@ -16,12 +16,12 @@ import pandas as pd
 import pytest
 from commands import COMMANDS
 from kept import KEPT_RUNS
+from places import ROOT
 
 from commbench.results import load_run
 from commbench.results.tables import table_csv
 from commbench.tuner.conclusion import recommend
 
-ROOT = Path(__file__).resolve().parents[2]
 RECORDED = Path(__file__).parent / "recorded"
 #: A variable: what is found is recorded.
 RECORDS = "COMMBENCH_RECORDS"
@@ -126,7 +126,7 @@ def test_options_are_as_recorded():
 
 
 @pytest.fixture
-def here(commbench, monkeypatch):
+def here(commbench, monkeypatch, stub):
     """Return the command of a user who is no root, on a terminal of 100 columns, beside this
     repository and a text.
     """
@@ -134,8 +134,8 @@ def here(commbench, monkeypatch):
     (commbench.home / "repo").symlink_to(ROOT)
     for variable, value in {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(variable, value)
-    monkeypatch.setattr("socket.gethostname", lambda: "HOST")
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    stub("socket.gethostname", "HOST")
+    stub("os.geteuid", 1000)
     # click reads the name of the program there
     monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
     pytest.importorskip("mpi4py")  # else every measuring command ends with that sentence

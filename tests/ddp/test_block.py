@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+from fields import fields_of
 from launching import HERE
 from trainings import case, launches_of
 
@@ -231,7 +232,7 @@ def test_compiled_training_learns_the_same(run_ranks, mode):
     records = launches_of(run_ranks, 2, timeout_s=280, compiled=(cases, {"steps": STEPS}))[
         "compiled"
     ].records
-    assert [("ok", "")] * 3 == [(record["status"], record["reason"]) for record in records.values()]
+    assert [("ok", "")] * 3 == fields_of(records.values(), "status", "reason")
     assert records["plain"]["losses"] == pytest.approx(records["compiled"]["losses"], rel=1e-4)
     assert records["compiled"]["grad_rel_error"] == pytest.approx(0.0, abs=1e-5)
     assert (mode == "python_reducer") == (not records["compiled"]["bucket_bytes"])
@@ -260,7 +261,8 @@ def test_blocks_of_a_launch_start_with_the_same_weights_and_data(trained, first)
     later = {trained["crowded"].records[name]["losses"][0] for name in ("plain", "passthrough")}
     assert 1 == len(later)
     assert starts.isdisjoint(later)
-    assert (5, 6) == (first.records["plain"]["seed"], trained["crowded"].records["plain"]["seed"])
+    assert 5 == first.records["plain"]["seed"]
+    assert 6 == trained["crowded"].records["plain"]["seed"]
 
 
 def test_exact_configurations_learn_the_same(first):
@@ -288,9 +290,7 @@ def test_buckets_match_the_rule_of_ddp(first):
         record = first.records[name]
         predicted = case_bucket_bytes(CASES[name], facts)
         assert (
-            list(predicted)
-            == record["bucket_bytes"]
-            == [bucket["size_bytes"] for bucket in record["buckets"]]
+            list(predicted) == record["bucket_bytes"] == fields_of(record["buckets"], "size_bytes")
         )
         assert 6 == sum(bucket["parameters"] for bucket in record["buckets"])
     assert 2 == len(first.records["none"]["buckets"])
@@ -336,7 +336,9 @@ def test_without_ddp_nothing_is_sent(first):
         "grad_rel_error",
     )
     assert [None] * len(nothing) == [record[name] for name in nothing]
-    assert ([], [], []) == (record["losses"], record["buckets"], record["bucket_bytes"])
+    assert [] == record["losses"]
+    assert [] == record["buckets"]
+    assert [] == record["bucket_bytes"]
 
 
 def test_a_metric_is_taken_along_the_way(first):
@@ -372,7 +374,8 @@ def test_every_block_is_begun_and_every_step_counted(trained, first):
     """
     assert first.finished
     assert sorted([0, 0, *range(len(CASES))]) == sorted(first.begun)
-    assert (0, 0) == (first.begun[0], first.begun[-1])
+    assert 0 == first.begun[0]
+    assert 0 == first.begun[-1]
     two = trained["crowded"]
     assert sorted([0, 1, 2] * 2) == sorted(two.begun)
     assert [STEPS - EARLY_STEPS] * 2 == two.records["plain"]["block_lengths"]
@@ -408,10 +411,8 @@ def test_divided_blocks_are_one_training(trained, first):
             assert (timed, 3 * STEPS, STEPS) == tuple(
                 record[field] for field in ("block_lengths", "total_steps", "block_steps")
             )
-            assert (whole["ranks_agree"], None) == (
-                record["ranks_agree"],
-                record["peak_memory_bytes"],
-            )
+            assert whole["ranks_agree"] == record["ranks_agree"]
+            assert record["peak_memory_bytes"] is None
     assert divided.records["topk:0.1"]["sent_bytes"] == pytest.approx(
         first.records["topk:0.1"]["sent_bytes"], rel=0.1
     )
@@ -421,7 +422,9 @@ def test_one_step_is_enough(trained):
     """Time a single step before DDP has its final buckets, and count no bytes."""
     for name in ("plain", *HOOKS):
         record = trained["one_step"].records[name]
-        assert ("ok", 0, 1) == (record["status"], record["discarded"], record["block_steps"])
+        assert "ok" == record["status"]
+        assert 0 == record["discarded"]
+        assert 1 == record["block_steps"]
         assert record["sent_bytes"] is None
         whole = trained["first"].records[name]
         assert record["expected_bytes"] in {whole["expected_bytes"], None}
@@ -442,7 +445,7 @@ def test_steps_fill_the_time_of_a_block(trained):
     """
     shuffled = trained["shuffled"]
     assert "plain" != TWO_BLOCKS[shuffled.begun[0]]
-    (steps,) = {record["block_steps"] for record in shuffled.records.values()}
+    (steps,) = set(fields_of(shuffled.records.values(), "block_steps"))
     assert steps >= EARLY_STEPS + 3
     for record in shuffled.records.values():
         assert all(steps >= length + EARLY_STEPS for length in record["block_lengths"])
@@ -476,7 +479,8 @@ def test_nothing_waits_for_a_gpu_inside_a_step(on_stand_in):
 def test_steps_in_which_ddp_waits_for_a_gpu_are_not_timed(trained, name):
     """Exclude steps in which DDP itself waits for the GPU."""
     record = trained["settling"].records[name]
-    assert (SETTLING, 2 * SETTLING) == (record["discarded"], record["block_steps"])
+    assert SETTLING == record["discarded"]
+    assert 2 * SETTLING == record["block_steps"]
     assert {SETTLING} == set(record["block_lengths"])
     assert record["buckets"]
 
@@ -487,7 +491,8 @@ def test_a_gpu_trains_as_a_host(first, on_stand_in, name):
     memory and all times, and no bytes.
     """
     host, device = first.records[name], on_stand_in.records[name]
-    assert ("ok", host["ranks_agree"]) == (device["status"], device["ranks_agree"])
+    assert "ok" == device["status"]
+    assert host["ranks_agree"] == device["ranks_agree"]
     assert host["losses"] == pytest.approx(device["losses"], rel=1e-6)
     assert host["metrics"] == [
         [step, pytest.approx(value, rel=1e-6)] for step, value in device["metrics"]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from fields import fields_of
 
 torch = pytest.importorskip("torch")
 
@@ -184,7 +185,9 @@ def test_every_tensor_of_a_batch_is_copied():
     assert [Pair, dict, Sample, type(None), float] == [type(part) for part in moved]
     assert torch.equal(ones, moved[0].inputs)
     assert "x" == moved[0].labels[1]
-    assert (3, "name", 1.5) == (moved[1]["b"][1], moved[2].name, moved[4])
+    assert 3 == moved[1]["b"][1]
+    assert "name" == moved[2].name
+    assert 1.5 == moved[4]
     assert ones is batch[2].inputs
 
 
@@ -234,9 +237,7 @@ def test_workloads_are_tried_out_on_a_gpu(name):
     facts = inspect_workload(load_workload(name, seed=0, rank=0, world_size=1), device)
     assert device.copied >= 2
     host_facts = inspect_workload(load_workload(name, seed=0, rank=0, world_size=1))
-    assert [parameter.name for parameter in host_facts.parameters] == [
-        parameter.name for parameter in facts.parameters
-    ]
+    assert fields_of(host_facts.parameters, "name") == fields_of(facts.parameters, "name")
     assert host_facts.ready_order == facts.ready_order
 
 

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+from fields import fields_of
 from launching import succeeded
 
 from commbench.ddp.plan.workload import Workload, WorkloadFacts, check_all_used
@@ -40,16 +41,21 @@ def test_facts_of_a_small_model():
     fields.
     """
     facts = inspect_workload(workload(metric="accuracy", target=0.9, steps=7))
-    assert [("0.weight", 32), ("0.bias", 8), ("1.weight", 8), ("1.bias", 8), ("3.weight", 16)] == [
-        (parameter.name, parameter.numel) for parameter in facts.parameters
-    ]
-    assert {(4, "float32")} == {
-        (parameter.itemsize, parameter.dtype) for parameter in facts.parameters
-    }
+    assert [
+        ("0.weight", 32),
+        ("0.bias", 8),
+        ("1.weight", 8),
+        ("1.bias", 8),
+        ("3.weight", 16),
+    ] == fields_of(facts.parameters, "name", "numel")
+    assert {(4, "float32")} == set(fields_of(facts.parameters, "itemsize", "dtype"))
     assert 4 == facts.ready_order[0]
     assert set(range(5)) == set(facts.ready_order)
     assert 2 * 8 * 4 + 8 == facts.buffer_bytes
-    assert (6, "accuracy", 0.9, 7) == (facts.batch_size, facts.metric, facts.target, facts.steps)
+    assert 6 == facts.batch_size
+    assert "accuracy" == facts.metric
+    assert 0.9 == facts.target
+    assert 7 == facts.steps
 
 
 def test_dtypes_and_frozen_parameters():
@@ -57,10 +63,10 @@ def test_dtypes_and_frozen_parameters():
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2, dtype=torch.float64))
     model[0].bias.requires_grad_(False)  # noqa: FBT003 - torch's own signature
     facts = inspect_workload(workload(model, lambda m, x: m[1](m[0](x).double()).mean()))
-    assert [("0.weight", 4), ("1.weight", 8), ("1.bias", 8)] == [
-        (p.name, p.itemsize) for p in facts.parameters
-    ]
-    assert ["float32", "float64", "float64"] == [p.dtype for p in facts.parameters]
+    assert [("0.weight", 4), ("1.weight", 8), ("1.bias", 8)] == fields_of(
+        facts.parameters, "name", "itemsize"
+    )
+    assert ["float32", "float64", "float64"] == fields_of(facts.parameters, "dtype")
 
 
 def test_model_and_random_numbers_are_left_as_they_were():
@@ -225,10 +231,8 @@ def test_command_prints_facts_and_nothing_else(tmp_path):
     command = (sys.executable, "-m", "commbench.ddp.inspect", arguments)
     (line,) = succeeded(*command).splitlines()
     facts = WorkloadFacts.from_json(json.loads(line)["ok"])
-    assert (["weight", "bias"], 4) == (
-        [parameter.name for parameter in facts.parameters],
-        facts.batch_size,
-    )
+    assert ["weight", "bias"] == fields_of(facts.parameters, "name")
+    assert 4 == facts.batch_size
 
 
 @pytest.mark.parametrize("spec", ["nonsense", ""])
@@ -258,10 +262,10 @@ def test_workload_needs_no_torch():
     assert 0 == subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
 
 
-def test_an_error_on_a_gpu_names_the_device(monkeypatch, tmp_path, capsys):
+def test_an_error_on_a_gpu_names_the_device(stub, tmp_path, capsys):
     """Suggest CPUs if a workload fails on a GPU, but not on CPUs."""
-    monkeypatch.setattr("commbench.ddp.inspect.gpus_to_train_on", lambda: ["one"])
-    monkeypatch.setattr("commbench.ddp.inspect.Gpu", lambda _: StandIn())
+    stub("commbench.ddp.inspect.gpus_to_train_on", ["one"])
+    stub("commbench.ddp.inspect.Gpu", StandIn())
     own = tmp_path / "own.py"
     own.write_text(
         "import torch\nfrom commbench.ddp.plan.workload import Workload\ndef fail(model, batch):\n "

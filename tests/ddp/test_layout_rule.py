@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from effort import cases, repetitions
+from fields import fields_of
 from gloo_ranks import found_by, run_gloo_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -169,8 +170,8 @@ def test_default_is_not_25():
 def stand_ins(caps: Sequence[str], sizes_mb: Sequence[float]) -> list[str]:
     """Return the bucket size that is measured in place of each."""
     groups = group_by_layout([case(cap=cap) for cap in caps], make_facts(sizes_mb))
-    assert list(caps) == [each.bucket_cap_mb for each in groups]
-    return [each.bucket_cap_mb for each in groups.values()]
+    assert list(caps) == fields_of(groups, "bucket_cap_mb")
+    return fields_of(groups.values(), "bucket_cap_mb")
 
 
 def test_same_buckets_are_measured_once():

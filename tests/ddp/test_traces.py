@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fields import fields_of
 
 from commbench.ddp.traces import SHIPPED, Trace, TracedParameter, load_trace
 from commbench.errors import InputError
@@ -143,7 +144,7 @@ def test_shipped_trace_is_sound(name):
     shipped = load_trace(name)
     assert name == shipped.name
     assert {"how", "cpu", "threads", "torch", "batch"} <= shipped.recorded.keys()
-    ready = [parameter.ready_ms for parameter in shipped.parameters]
+    ready = fields_of(shipped.parameters, "ready_ms")
     assert min(ready) < 0.3 * shipped.backward_ms
     assert max(ready) > 0.9 * shipped.backward_ms
     assert 0 < shipped.forward_ms < shipped.backward_ms
@@ -302,7 +303,7 @@ def test_trace_workload_is_inspected_like_a_model(tmp_path):
     workload = load_workload(spec, seed=0, rank=0, world_size=1, batch_size=2)
     facts = inspect_workload(workload)
     assert made.ready_order == facts.ready_order
-    sizes = [[parameter.numel for parameter in each.parameters] for each in (made, facts)]
+    sizes = [fields_of(each.parameters, "numel") for each in (made, facts)]
     assert sizes[0] == sizes[1]
     assert (2, None, "") == (facts.batch_size, facts.steps, facts.metric)
     with pytest.raises(InputError, match="recorded with 2"):

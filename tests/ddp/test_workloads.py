@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 from threads import run_threads
 
 from commbench.errors import InputError
@@ -21,7 +22,6 @@ from commbench.ddp.workloads import WORKLOADS, language, load_workload
 from commbench.ddp.workloads.sampling import sharded
 from commbench.ddp.workloads.vision import load_digits
 
-ROOT = Path(__file__).parents[2]
 SIZES = {
     "digits": 76_786,
     "gpt": 5_790_720,
@@ -135,7 +135,8 @@ def test_digits_data_is_whole():
     """Ship 1797 images with values from 0 to 1 and 170 to 190 of each digit."""
     images, labels = load_digits()
     assert (1797, 1, 8, 8) == tuple(images.shape)
-    assert (0.0, 1.0) == (float(images.min()), float(images.max()))
+    assert 0.0 == float(images.min())
+    assert 1.0 == float(images.max())
     counts = torch.bincount(labels).tolist()
     assert 10 == len(counts)
     assert all(170 <= count <= 190 for count in counts)
@@ -232,7 +233,8 @@ from commbench.ddp.plan.workload import Workload
 def workload(**given):
     model = torch.nn.Linear(1, 1)
     batches = [sorted(given.items())]
-    return Workload(model=model, loss=print, batches=batches, batch_size=given["batch_size"], steps=9)
+    size = given["batch_size"]
+    return Workload(model=model, loss=print, batches=batches, batch_size=size, steps=9)
 """
     workload = load(own(tmp_path, code), seed=3, rank=1, world_size=4, batch_size=7)
     assert (7, 9) == (workload.batch_size, workload.steps)

@@ -6,12 +6,14 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import make_case, make_grouped, make_record, summarise_run
 from faking import FakeCommunicator, fake_case
+from fields import fields_of
 from measuring import measure
 from simulated_nvml import SimulatedNvml
 from threads import run_threads
@@ -124,7 +126,8 @@ def test_a_kind_is_counted_wholly_or_not(root, monkeypatch, machine):
         with_nvml(monkeypatch, energy_mJ={gpu: [1] for gpu in GPUS}, lost=GPUS[:1])
     kind, reason = MISSING[machine]
     meter = EnergyMeter.find()
-    assert ([], reason) == (meter.kinds, meter.missing[kind])
+    assert [] == meter.kinds
+    assert reason == meter.missing[kind]
     assert ("gpu" in meter.missing) == (kind == "gpu")
 
 
@@ -133,7 +136,8 @@ def test_gpus_are_counted_without_processors(monkeypatch):
     """Add the millijoules of all GPUs."""
     with_nvml(monkeypatch, energy_mJ={GPUS[0]: [1_000, 1_000, 3_500], GPUS[1]: [500, 500, 600]})
     meter = EnergyMeter.find()
-    assert (["gpu"], ["cpu"]) == (meter.kinds, list(meter.missing))
+    assert ["gpu"] == meter.kinds
+    assert ["cpu"] == list(meter.missing)
     assert pytest.approx(2.5 + 0.1) == meter.joules_since(meter.read())
 
 
@@ -159,13 +163,13 @@ def test_a_counter_that_stops_answering_makes_the_energy_unknown(root, monkeypat
 
 def meter_of(*kinds: Kind, missing: dict[Kind, str] | None = None) -> EnergyMeter:
     """Return a meter whose counters add one joule per reading."""
-    return EnergyMeter({kind: Counter(kind, steadily()) for kind in kinds}, kinds, missing or {})
+    counters = {kind: Counter(kind, partial(next, itertools.count(0.0))) for kind in kinds}
+    return EnergyMeter(counters, kinds, missing or {})
 
 
-def steadily() -> Callable[[], float]:
-    """Return a counter of whole joules."""
-    joules = itertools.count()
-    return lambda: float(next(joules))
+def of_readings(*joules: float | None) -> EnergyMeter:
+    """Return the meter of one counter with these readings."""
+    return EnergyMeter({"one": Counter("cpu", partial(next, iter(joules)))}, ("cpu",))
 
 
 def on_machines(monkeypatch: pytest.MonkeyPatch, *meters: EnergyMeter) -> list[EnergyMeter]:
@@ -176,16 +180,16 @@ def on_machines(monkeypatch: pytest.MonkeyPatch, *meters: EnergyMeter) -> list[E
     )
 
 
-def test_one_rank_of_a_machine_reads(monkeypatch):
+def test_one_rank_of_a_machine_reads(monkeypatch, stub):
     """Read on the lowest rank of a machine, also of one that tells no boot id; all ranks know what
     is counted.
     """
-    monkeypatch.setattr("commbench.system.clock.boot_id", lambda: None)
+    stub("commbench.system.clock.boot_id", None)
     monkeypatch.setattr("commbench.system.clock.os.getpid", threading.get_ident)
-    meters = run_threads(3, lambda control: own_meter(control, lambda: meter_of("cpu")))
+    meters = run_threads(3, own_meter, partial(meter_of, "cpu"))
     assert [["cpu"], [], []] == [list(meter.counters) for meter in meters]
     assert [["cpu"]] * 3 == [list(meter.kinds) for meter in meters]
-    nothing = run_threads(3, lambda control: own_meter(control, EnergyMeter))
+    nothing = run_threads(3, own_meter, EnergyMeter)
     assert [[]] * 3 == [list(meter.kinds) for meter in nothing]
 
 
@@ -237,7 +241,7 @@ def measured(
 @pytest.mark.parametrize(("kinds", "energy_of"), [(("cpu",), "cpu"), (("cpu", "gpu"), "cpu+gpu")])
 def test_an_operation_has_its_share(monkeypatch, kinds, energy_of):
     """Divide the joules between two readings by the number of operations, and name the counters."""
-    record = measured(monkeypatch, lambda: meter_of(*kinds), least_s=0.0)
+    record = measured(monkeypatch, partial(meter_of, *kinds), least_s=0.0)
     operations = (len(record.times_us) + record.late_discarded) * record.batch
     assert record.energy_J == pytest.approx(len(kinds) / operations)
     assert energy_of == record.energy_of
@@ -246,11 +250,11 @@ def test_an_operation_has_its_share(monkeypatch, kinds, energy_of):
 @pytest.mark.parametrize(
     ("find", "least_s"),
     [
-        (lambda: meter_of("cpu"), 1e9),  # over too soon
+        (partial(meter_of, "cpu"), 1e9),  # over too soon
         (EnergyMeter, 0.0),
-        (lambda: meter_of("gpu"), 0.0),
-        (lambda: of_readings(0.0, 0.0), 0.0),  # a counter that never moves
-        (lambda: of_readings(1.0, None), 0.0),  # one that stops
+        (partial(meter_of, "gpu"), 0.0),
+        (partial(of_readings, 0.0, 0.0), 0.0),  # a counter that never moves
+        (partial(of_readings, 1.0, None), 0.0),  # one that stops
     ],
 )
 def test_a_case_may_lack_its_energy_alone(monkeypatch, find, least_s):
@@ -258,12 +262,6 @@ def test_a_case_may_lack_its_energy_alone(monkeypatch, find, least_s):
     record = measured(monkeypatch, find, least_s=least_s)
     assert ("ok", None, "") == (record.status, record.energy_J, record.energy_of)
     assert len(record.times_us)
-
-
-def of_readings(*joules: float | None) -> EnergyMeter:
-    """Return the meter of one counter with these readings."""
-    readings = iter(joules)
-    return EnergyMeter({"one": Counter("cpu", lambda: next(readings))}, ("cpu",))
 
 
 @pytest.mark.parametrize(("energy_s", "least_s"), [(0.5, 0.0), (0.5, 1.0)])
@@ -278,7 +276,8 @@ def test_a_case_can_go_on_for_its_energy(monkeypatch, energy_s, least_s):
         sampler.session.progress.counters += 100
 
     monkeypatch.setattr(Sampler, "repeat_for", go_on)
-    record = measured(monkeypatch, lambda: meter_of("cpu"), least_s=least_s, energy_s=energy_s)
+    find = partial(meter_of, "cpu")
+    record = measured(monkeypatch, find, least_s=least_s, energy_s=energy_s)
     assert [("none", max(energy_s, least_s))] * 2 == asked
     assert (0.01 if least_s == 0 else None) == record.energy_J
 
@@ -302,7 +301,7 @@ def test_launches_that_count_different_things_have_no_energy_together():
         make_record(make_case(), launch=launch, energy_J=1.0, energy_of=energy_of)
         for launch, energy_of in enumerate(("gpu", "gpu", ""))
     ]
-    assert [None] == [row.energy_J for row in summarise_run(records, {})]
+    assert [None] == fields_of(summarise_run(records, {}), "energy_J")
     trained = make_training_launches(
         [20.0, 20.0], make_training_case(), energy_J=8.0, energy_of="cpu"
     )
@@ -315,4 +314,4 @@ def test_groups_that_run_together_have_no_energy_of_their_own():
     """Record no energy for concurrent groups."""
     records = make_grouped(make_case(pattern="split:2"), {"0-1": [1.0], "2-3": [1.0]})
     records = [dataclasses.replace(record, energy_J=1.0, energy_of="cpu") for record in records]
-    assert {None} == {row.energy_J for row in summarise_run(records, {})}
+    assert {None} == set(fields_of(summarise_run(records, {}), "energy_J"))

@@ -2,6 +2,7 @@
 
 import pytest
 from builders import make_record
+from fields import fields_of
 
 from commbench.engine.flags import FLAGS, has_flag, join_flags, raised_flags, split_flags
 from commbench.engine.records import Record
@@ -10,7 +11,7 @@ from commbench.errors import InputError
 
 def test_each_flag_has_its_own_mark():
     """Give no two flags the same mark."""
-    assert len({flag.mark for flag in FLAGS.values()}) == len(FLAGS)
+    assert len(set(fields_of(FLAGS.values(), "mark"))) == len(FLAGS)
     assert all(len(flag.mark) == 1 for flag in FLAGS.values())
 
 
@@ -20,7 +21,7 @@ def test_cell_has_each_flag_once_in_order():
     """
     cell = join_flags(["late", "ci_wide", "same_layout", "traffic", "late"])
     assert "ci_wide;late;traffic;same_layout" == cell
-    assert cell.split(";") == [flag.name for flag in split_flags(cell)]
+    assert cell.split(";") == fields_of(split_flags(cell), "name")
     assert ("", []) == (join_flags([]), split_flags(""))
     assert has_flag(cell, "late")
     assert not has_flag("bimodal_launches", "bimodal")

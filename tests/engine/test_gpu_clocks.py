@@ -53,7 +53,8 @@ def test_clocks_have_a_range_over_the_gpus_that_nvml_knows(monkeypatch):
     a GPU unknown to it.
     """
     first = between(monkeypatch, clocks_MHz=[345, 1980])
-    assert (345, 1980) == (first and first.sm_low_MHz, first and first.sm_high_MHz)
+    assert 345 == (first and first.sm_low_MHz)
+    assert 1980 == (first and first.sm_high_MHz)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert GpuClocks(GPU).read() is None
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(["0000:01:00.0"]))

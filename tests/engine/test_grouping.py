@@ -9,6 +9,7 @@ import pytest
 from builders import STEADY, make_case, make_grouped, make_info, make_record, summarise_run
 from effort import repetitions, slack
 from faking import EXACT, FakeRun, Script, fake_case
+from fields import fields_of
 from training_builders import run_of
 
 from commbench.analysis.comparison import compare
@@ -31,15 +32,15 @@ def test_each_group_has_its_own_times():
     """Include a slow rank's time in its own group and in the case, but in no other group."""
     (record,) = FakeRun(script=SLOW, ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
     assert ("ok", "0-3", 4) == (record.status, record.group, record.group_size)
-    assert [("0-1", 2, 1024), ("2-3", 2, 1024)] == [
-        (g.group, g.group_size, g.message_bytes) for g in record.groups
-    ]
+    assert [("0-1", 2, 1024), ("2-3", 2, 1024)] == fields_of(
+        record.groups, "group", "group_size", "message_bytes"
+    )
     assert [TRUE_US, 1.5 * TRUE_US] == pytest.approx(
         [median(g.times_us) for g in record.groups], abs=1e-3
     )
     assert 1.5 * TRUE_US == pytest.approx(median(record.times_us), abs=1e-3)
     assert [len(record.times_us), 0] == list(record.groups[1].rank_slowest)
-    assert [0, 0] == [g.wrong for g in record.groups]
+    assert [0, 0] == fields_of(record.groups, "wrong")
 
 
 def test_ranks_in_no_group_only_keep_step():
@@ -47,13 +48,13 @@ def test_ranks_in_no_group_only_keep_step():
     (record,) = FakeRun(ranks=3, hosts="ABB").launch([fake_case(pattern="node")])
     assert ("1-2", 2, 1) == (record.group, record.group_size, record.batch)
     assert TRUE_US == pytest.approx(median(record.times_us), abs=1e-3)
-    assert ["1-2"] == [g.group for g in record.groups]
+    assert ["1-2"] == fields_of(record.groups, "group")
 
 
 def test_pairs_are_the_ends_of_each_group():
     """Run ping-pong between the first and the last rank of every group."""
     (record,) = FakeRun(ranks=6, hosts="AAABBB").launch([fake_case("latency", pattern="node")])
-    assert [("0,2", 2), ("3,5", 2)] == [(g.group, g.group_size) for g in record.groups]
+    assert [("0,2", 2), ("3,5", 2)] == fields_of(record.groups, "group", "group_size")
     assert [2, 2] == [len(g.rank_median_us) for g in record.groups]
 
 
@@ -85,10 +86,8 @@ def test_wrong_data_is_named_by_group():
         record.reason,
     )
     rows = rows_of([record])
-    assert [("0-1", "wrong", 0), ("2-3", "wrong", 5)] == [
-        (row.group, row.status, row.wrong) for row in rows
-    ]
-    assert {None} == {row.busbw_GBps for row in rows}
+    assert [("0-1", "wrong", 0), ("2-3", "wrong", 5)] == fields_of(rows, "group", "status", "wrong")
+    assert {None} == set(fields_of(rows, "busbw_GBps"))
 
 
 # --------------------------------------------------------------------------------------- summarised
@@ -99,9 +98,9 @@ def test_a_row_is_one_group():
     case = make_case("all_gather", pattern="node", in_place=False)
     groups = {"0-1": [10.0] * 6, "2-5": [20.0] * 6}
     small, large = rows_of(make_grouped(case, groups), environment={"emulated": {"rate": "1gbit"}})
-    assert [("0-1", 2, 1024), ("2-5", 4, 1024)] == [
-        (row.group, row.group_size, row.message_bytes) for row in (small, large)
-    ]
+    assert [("0-1", 2, 1024), ("2-5", 4, 1024)] == fields_of(
+        (small, large), "group", "group_size", "message_bytes"
+    )
     assert 1024 / 10.0 / 1e3 * 0.5 == pytest.approx(small.busbw_GBps)
     assert 1024 / 20.0 / 1e3 * 0.75 == pytest.approx(large.busbw_GBps)
     assert (512, 256) == (small.osu_bytes, large.osu_bytes)
@@ -146,8 +145,8 @@ def test_a_launch_that_failed_counts_for_every_group():
     case = make_case(pattern="node")
     failed = make_record(case, launch=6, status="hung", reason="rank 1 stopped.", group="")
     rows = rows_of([*make_grouped(case, {"0-1": STEADY, "2-3": STEADY}), failed])
-    assert [("0-1", "hung"), ("2-3", "hung")] == [(row.group, row.status) for row in rows]
-    assert [("", "hung")] == [(row.group, row.status) for row in rows_of([failed])]
+    assert [("0-1", "hung"), ("2-3", "hung")] == fields_of(rows, "group", "status")
+    assert [("", "hung")] == fields_of(rows_of([failed]), "group", "status")
 
 
 # ----------------------------------------------------------------------------------------- compared
@@ -164,14 +163,14 @@ def test_groups_are_compared_each():
     table = compare(
         make_run({"0-1": STEADY, "2-3": STEADY}), make_run({"0-1": STEADY, "2-3": slower})
     )
-    assert [("0-1", "same"), ("2-3", "slower")] == [
-        (c.group, c.comparison.verdict) for c in table.cases
-    ]
+    assert [("0-1", "same"), ("2-3", "slower")] == fields_of(
+        table.cases, "group", "comparison.verdict"
+    )
 
 
 def test_a_case_that_failed_stands_for_its_groups():
     """List every group as broken if the other run could not measure the case."""
     failed = run_of([make_record(make_case(pattern="node"), status="failed", group="")])
     table = compare(make_run({"0-1": STEADY, "2-3": STEADY}), failed)
-    assert [("0-1", True), ("2-3", True)] == [(b.group, b.is_regression) for b in table.broken]
+    assert [("0-1", True), ("2-3", True)] == fields_of(table.broken, "group", "is_regression")
     assert ((), ()) == (table.only_in_a, table.only_in_b)

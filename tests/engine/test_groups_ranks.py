@@ -1,9 +1,11 @@
 """Tests of concurrent groups on real ranks: formed, verified and timed separately."""
 
 import importlib.util
-from statistics import median
+import itertools
 
+import numpy as np
 import pytest
+from fields import fields_of
 
 from commbench.collectives.cases import Case
 
@@ -34,17 +36,10 @@ GROUPS = {
     },
 }
 #: Each backend and each placement by default; all combinations in the slow tests.
+DEFAULT = (BACKENDS[0], "even"), (BACKENDS[-1], "uneven")
 RUNS = [
-    pytest.param(
-        (backend, placement),
-        id=f"{backend}-{placement}",
-        marks=[] if is_default else pytest.mark.slow,
-    )
-    for backend in BACKENDS
-    for placement, is_default in {
-        "even": backend == "mpi",
-        "uneven": backend == BACKENDS[-1],
-    }.items()
+    pytest.param(run, id="-".join(run), marks=[] if run in DEFAULT else pytest.mark.slow)
+    for run in itertools.product(BACKENDS, GROUPS)
 ]
 
 
@@ -65,14 +60,10 @@ def refusal(case: Case) -> str:
 def test_every_operation_is_right_in_every_group(verified):
     """Find no wrong element in any operation and pattern, in the timed loop and in plain calls."""
     entries = verified["cases"]
-    assert [] == [
-        entry["case"]
-        for entry in entries
-        if entry.get("refused", "") != refusal(Case(**entry["case"]))
-    ]
-    assert [] == [
-        entry["case"] for entry in entries if entry.get("clean", 0) or entry.get("native", 0)
-    ]
+    for entry in entries:
+        assert entry.get("refused", "") == refusal(Case(**entry["case"])), entry["case"]
+        assert not entry.get("clean"), entry["case"]
+        assert not entry.get("native"), entry["case"]
     made = {}
     for entry in entries:
         if "groups" in entry:
@@ -87,7 +78,7 @@ def test_wrong_results_are_found_in_their_group(verified):
     """
     checks = [entry["corrupted"] for entry in verified["cases"] if "corrupted" in entry]
     assert len(checks) > 80
-    assert [check["expected"] for check in checks] == [check["found"] for check in checks]
+    assert fields_of(checks, "expected") == fields_of(checks, "found")
 
     assert [] == [e["case"] for e in verified["cases"] if "idle" in e and 0 in e["idle"]]
 
@@ -107,12 +98,10 @@ def test_records_hold_every_group_and_all_together(verified):
         assert "ok" == record["status"], record["reason"]
         assert len(GROUPS[verified["placement"]][pattern].split()) == len(groups)
         assert {len(record["times_us"])} == {len(group["times_us"]) for group in groups}
-        slowest = [
-            max(times) for times in zip(*(group["times_us"] for group in groups), strict=True)
-        ]
-        assert all(whole >= part for whole, part in zip(record["times_us"], slowest, strict=True))
-        assert 0 < median(slowest)
-        assert [0] * len(groups) == [group["wrong"] for group in groups]
+        slowest = np.max(fields_of(groups, "times_us"), axis=0)
+        assert (np.array(record["times_us"]) >= slowest).all()
+        assert 0 < np.median(slowest)
+        assert [0] * len(groups) == fields_of(groups, "wrong")
         assert all(group["transport"] for group in groups), (record["case"]["operation"], pattern)
         if record["case"]["operation"] == "iall_gather":
             overlaps.append(record["overlap"])
@@ -127,8 +116,7 @@ def test_sizes_are_rounded_for_each_group(verified):
         for record in verified["records"]
         for group in record["groups"]
     }
-    assert {4096} == {
-        size for (name, ranks), size in sizes.items() if name == "iall_gather" and ranks == 2
-    }
+    assert 4096 == sizes["iall_gather", 2]
     if verified["placement"] == "uneven":
-        assert (4104, 4096) == (sizes["iall_gather", 3], sizes["all_reduce", 3])
+        assert 4104 == sizes["iall_gather", 3]
+        assert 4096 == sizes["all_reduce", 3]

@@ -4,6 +4,7 @@ from statistics import median
 
 import pytest
 from builders import read_info, read_rows
+from fields import fields_of
 from launching import succeeded
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("mark", "mpirun")]
@@ -51,5 +52,5 @@ def test_groups_across_hosts_are_as_slow_as_the_link(shaped, backend):
     transports = {row["pattern"]: row["transport"] for row in rows}
     assert TRANSPORTS[backend] == (transports["node"], transports["cross"])
     info = read_info(shaped)
-    assert ["host0", "host0", "host1", "host1"] == [rank["host"] for rank in info["ranks"]]
+    assert ["host0", "host0", "host1", "host1"] == fields_of(info["ranks"], "host")
     assert {"hosts": 2, "rate": "200mbit"} == info["environment"]["emulated"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from builders import summarise_run
 from faking import EXACT, FakeRun, Script, fake_case, make_late
+from fields import fields_of
 from hypothesis import given
 from hypothesis import strategies as st
 from matrices import pairs_of
@@ -56,15 +57,13 @@ def test_every_ordered_pair_is_measured(operation, ranks):
     """Report all ordered pairs with their repetitions; the record's times are theirs."""
     record = matrix(operation, ranks=ranks)
     expected = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
-    assert expected == [(pair.source, pair.target) for pair in pairs_of(record)]
-    assert [pair.time_us for pair in pairs_of(record)] == list(record.times_us)
+    assert expected == fields_of(pairs_of(record), "source", "target")
+    assert fields_of(pairs_of(record), "time_us") == list(record.times_us)
     assert all(FEWEST <= pair.repetitions <= MOST and pair.wrong == 0 for pair in pairs_of(record))
-    assert ("ok", f"0-{ranks - 1}", ranks, 0) == (
-        record.status,
-        record.group,
-        record.group_size,
-        record.wrong,
-    )
+    assert "ok" == record.status
+    assert f"0-{ranks - 1}" == record.group
+    assert ranks == record.group_size
+    assert 0 == record.wrong
 
 
 def test_pairs_with_a_slow_rank_are_slow():
@@ -79,7 +78,9 @@ def test_pairs_with_a_slow_rank_are_slow():
 def test_wrong_data_is_counted_by_pair():
     """Count wrong elements at the receiver; the record names the pairs and has no times."""
     record = matrix(ranks=4, script=replace(EXACT, wrong=lambda rank: 7 * (rank == 2)))
-    assert ("wrong", 21, ()) == (record.status, record.wrong, tuple(record.times_us))
+    assert "wrong" == record.status
+    assert 21 == record.wrong
+    assert () == tuple(record.times_us)
     assert {(0, 2): 7, (1, 2): 7, (3, 2): 7} == {
         (p.source, p.target): p.wrong for p in pairs_of(record) if p.wrong
     }
@@ -91,7 +92,8 @@ def test_launches_are_alike_and_take_turns_otherwise():
     first, second = FakeRun(ranks=6, slice_s=0.05).launches(
         [fake_case("latency", 8, pattern="matrix")], 2
     )
-    assert (first.warmups, first.batch) == (second.warmups, second.batch)
+    assert first.warmups == second.warmups
+    assert first.batch == second.batch
     assert len(first.pairs) == len(second.pairs) == 30
 
 
@@ -169,7 +171,9 @@ def test_a_corrupted_pair_is_found(matrices):
     for backend in BACKENDS:
         for operation in OPERATIONS:
             record = matrices[backend, f"{operation} distorted"]
-            assert ("wrong", 2000, ()) == (record.status, record.wrong, tuple(record.times_us))
+            assert "wrong" == record.status
+            assert 2000 == record.wrong
+            assert () == tuple(record.times_us)
             assert [(2, 1, 2000)] == [
                 (p.source, p.target, p.wrong) for p in pairs_of(record) if p.wrong
             ]

@@ -27,14 +27,22 @@ from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS
 
 ENDLESS_S = 60.0
 
+#: A value, or a function of the rank and the number of the repetition that returns one.
+Script = float | Callable[[int, int], float]
+
+
+def value_of(script: Script, rank: int, number: int) -> float:
+    """Return the value for a repetition of a rank."""
+    return script(rank, number) if callable(script) else script
+
 
 @dataclass
 class ScriptedTimer:
-    """A timed loop whose n-th operation takes ``time_ns`` on rank ``rank``."""
+    """A timed loop whose operations take ``time_ns``."""
 
     control: ThreadControl
-    time_ns: Callable[[int], float]
-    late: Callable[[int], bool] = lambda _: False
+    time_ns: Script
+    late: Script = False
     apart_ns: int = 10**9
     """From one start to the next."""
     cost_ns: float = 0.0
@@ -60,35 +68,37 @@ class ScriptedTimer:
         which = range(self._done, self._done + repetitions)
         self._done += repetitions
         start = np.arange(repetitions, dtype=np.int64) * self.apart_ns
-        lasting = np.array([round(batch * self.time_ns(i)) for i in which], dtype=np.int64)
-        late = np.array([self.late(i) for i in which], dtype=np.bool_)
-        return Repetitions(start_ns=start, end_ns=start + lasting, late=late)
+        rank = self.control.rank
+        lasting = [round(batch * value_of(self.time_ns, rank, number)) for number in which]
+        late = [value_of(self.late, rank, number) for number in which]
+        return Repetitions(
+            start_ns=start,
+            end_ns=start + np.array(lasting, dtype=np.int64),
+            late=np.array(late, dtype=np.bool_),
+        )
 
 
 def sample(
-    time_ns: Callable[[int, int], float],
+    time_ns: Script,
     *,
     ranks: int = 1,
     fixed: FixedSettings | None = None,
-    late: Callable[[int, int], bool] = lambda _r, _i: False,
+    late: Script = False,
     apart_ns: int = 10**9,
     cost_ns: float = 0.0,
     longest_s: float = math.inf,
     slice_s: float = ENDLESS_S,
     visits: int = 1,
 ) -> tuple[FixedSettings, Samples, list[list[tuple[int, int]]], int]:
-    """Sample ``time_ns(rank, n)``.
-
-    Return the settings, rank 0's samples, all ranks' chunks and the last slack.
-    """
+    """Return the settings, rank 0's samples, all ranks' chunks and the last slack."""
 
     def work(
         control: ThreadControl,
     ) -> tuple[FixedSettings, Samples | None, list[tuple[int, int]], int]:
         timer = ScriptedTimer(
             control,
-            time_ns=lambda i: time_ns(control.rank, i),
-            late=lambda i: late(control.rank, i),
+            time_ns=time_ns,
+            late=late,
             apart_ns=apart_ns,
             cost_ns=cost_ns,
         )
@@ -108,18 +118,22 @@ def sample(
 
 def test_all_ranks_do_the_same():
     """Request the same chunks on every rank although their times differ."""
-    _, samples, chunks, _ = sample(
-        lambda rank, i: 10_000 * (rank + 1) + 3000 * (i * (rank + 2) % 7), ranks=3
-    )
+
+    def time_ns(rank: int, number: int) -> int:
+        return 10_000 * (rank + 1) + 3000 * (number * (rank + 2) % 7)
+
+    _, samples, chunks, _ = sample(time_ns, ranks=3)
     assert chunks[0] == chunks[1] == chunks[2]
     assert samples.valid >= 30
 
 
 def test_steady_times_need_two_windows_and_one_visit_fills_its_time():
     """Discard the first, the guess and two windows, then repeat until time or the maximum."""
-    settled, samples, _, _ = sample(lambda _r, _i: 10_000)
-    assert (1 + 3 + 40, 1, MOST_REPETITIONS) == (settled.warmups, settled.batch, samples.valid)
-    _, samples, _, _ = sample(lambda _r, _i: 10_000, slice_s=0.0)
+    settled, samples, _, _ = sample(10_000)
+    assert 1 + 3 + 40 == settled.warmups
+    assert 1 == settled.batch
+    assert MOST_REPETITIONS == samples.valid
+    _, samples, _, _ = sample(10_000, slice_s=0.0)
     assert FEWEST_OF_INTERVAL == samples.valid
 
 
@@ -133,7 +147,13 @@ def test_a_slow_beginning_is_discarded(decay):
 
 def test_warm_up_ends_where_times_never_settle():
     """Stop warming up at the maximum."""
-    settled, *_ = sample(lambda _r, i: 10_000 * 1.05**i if i < 400 else 10_000)
+
+    def time_ns(_rank: int, number: int) -> float:
+        if number >= 400:
+            return 10_000
+        return 10_000 * 1.05**number
+
+    settled, *_ = sample(time_ns)
     assert WARMUP_CAP <= settled.warmups <= WARMUP_CAP + 41
 
 
@@ -144,9 +164,7 @@ def test_the_first_visits_of_a_long_operation_have_few_repetitions(operation_s, 
     """Repeat in a visit of the first launch as often as its share of the time slice allows, within
     bounds.
     """
-    settled, samples, *_ = sample(
-        lambda _r, _i: 1e9 * operation_s, slice_s=0.2 * FEWEST_VISITS, visits=4
-    )
+    settled, samples, *_ = sample(1e9 * operation_s, slice_s=0.2 * FEWEST_VISITS, visits=4)
     assert (FEWEST_VISITS, repetitions) == (settled.visits, samples.valid)
 
 
@@ -165,14 +183,14 @@ def test_what_is_frozen_is_obeyed():
 )
 def test_a_batch_lasts_twenty_readings(time_ns, batch):
     """Batch by the least power of two that lasts 20 readings of 50 ns, up to the limit."""
-    settled, *_ = sample(lambda _r, _i: time_ns, cost_ns=50.0)
+    settled, *_ = sample(time_ns, cost_ns=50.0)
     assert batch == settled.batch
 
 
 def test_repetitions_within_a_moment_are_not_enough():
     """Continue until the repetitions of a visit span 2 ms."""
     _, samples, *_ = sample(
-        lambda _r, _i: 10_000,
+        10_000,
         apart_ns=100_000,
         fixed=FixedSettings(warmups=1, batch=1, visits=4),
         visits=4,
@@ -196,7 +214,7 @@ def test_slack_widens_where_too_many_are_late(share, widened):
 
 def test_endless_lateness_ends():
     """Stop after four times the minimum repetitions without a valid one once time is up."""
-    _, samples, *_ = sample(lambda _r, _i: 10_000, late=lambda _r, _i: True, slice_s=0.0)
+    _, samples, *_ = sample(10_000, late=True, slice_s=0.0)
     assert (0, 24) == (samples.valid, samples.late)
 
 
@@ -204,7 +222,7 @@ def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank():
     """Continue by rank 0's clock, in chunks that fit the loop."""
 
     def work(control: ThreadControl) -> tuple[float, list[tuple[int, int]]]:
-        timer = ScriptedTimer(control, time_ns=lambda _: 1.0)
+        timer = ScriptedTimer(control, time_ns=1.0)
         sampler = Sampler(session=make_session(control), timer=timer, calls=[], batch=4)
         begun = time.perf_counter()
         sampler.repeat_for(0.1)
@@ -223,9 +241,11 @@ def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank():
 def test_a_long_operation_is_measured_in_one_brief_visit(operation_s, warmups, repetitions):
     """Make the repetitions that fit into the time left for the case, at least one."""
     settled, samples, chunks, slack_ns = sample(
-        lambda _r, _i: 1e9 * operation_s, ranks=2, slice_s=0.2, longest_s=3.0, visits=24
+        1e9 * operation_s, ranks=2, slice_s=0.2, longest_s=3.0, visits=24
     )
-    assert (1, True, repetitions) == (settled.visits, settled.is_brief, samples.valid)
+    assert 1 == settled.visits
+    assert settled.is_brief is True
+    assert repetitions == samples.valid
     assert [warmups, repetitions] == [settled.warmups, settled.repetitions]
     assert warmups + repetitions == sum(count for count, _ in chunks[0])
     assert 0.05e9 * operation_s == pytest.approx(slack_ns)
@@ -235,6 +255,8 @@ def test_later_launches_are_as_brief():
     """Repeat as often as the first launch, and no more for late starts."""
     fixed = FixedSettings(warmups=1, batch=1, visits=1, repetitions=2, is_brief=True)
     _, samples, chunks, _ = sample(
-        lambda _r, _i: 2e9, late=lambda _r, i: i == 1, fixed=fixed, slice_s=0.0, longest_s=3.0
+        2e9, late=lambda _r, i: i == 1, fixed=fixed, slice_s=0.0, longest_s=3.0
     )
-    assert (1, 1, 3) == (samples.valid, samples.late, sum(count for count, _ in chunks[0]))
+    assert 1 == samples.valid
+    assert 1 == samples.late
+    assert 3 == sum(count for count, _ in chunks[0])

@@ -60,7 +60,9 @@ def test_memory_is_bounded_and_the_median_exact():
     assert {MOST_RECORDED} == {
         len(summary[name]) for name in ("times_us", "rank_mean_us", "skew_us")
     }
-    assert (20 * CHUNK, 0, 10.0) == (point.repetitions, point.late, point.median_us)
+    assert 20 * CHUNK == point.repetitions
+    assert 0 == point.late
+    assert 10.0 == point.median_us
     assert MOST_INTERRUPTIONS == len(point.longest)
 
 
@@ -121,7 +123,8 @@ def test_a_soak_fills_its_time_with_visits():
         Record.from_json(json.loads(json.dumps(first.to_json()))).points
     )
     _, later = soak.launches([fake_case()], 2)
-    assert (4, first.warmups) == (len(later.points), later.warmups)
+    assert 4 == len(later.points)
+    assert first.warmups == later.warmups
 
 
 def test_stalls_are_taken_once_and_bounded():
@@ -133,9 +136,9 @@ def test_stalls_are_taken_once_and_bounded():
     assert [] == progress.take_stalls()
 
 
-def test_stalls_of_all_ranks_are_of_a_point(monkeypatch):
+def test_stalls_of_all_ranks_are_of_a_point(stub):
     """Keep the stalls that each rank has noted during a visit."""
-    monkeypatch.setattr(Progress, "take_stalls", lambda _: [(7.0, 1.0)])
+    stub("commbench.engine.timing.loops.Progress.take_stalls", [(7.0, 1.0)])
     (record,) = FakeSoak(slice_s=0.02).launch([fake_case()])
     for point in record.points:
         assert [(0, 7.0, 1.0), (1, 7.0, 1.0)] == [

@@ -9,7 +9,8 @@ import signal
 import socket
 import sys
 
-DIRECTORY = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - without pathlib this starts faster
+# Without pathlib this starts faster.
+DIRECTORY = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 

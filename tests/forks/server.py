@@ -93,7 +93,8 @@ class Program:
             sys.path[0] = ""
             sys.argv = ["-c", *self.arguments[2:]]
             sys.modules["__main__"] = ModuleType("__main__")
-            exec(self.arguments[1], vars(sys.modules["__main__"]))  # noqa: S102 - as the interpreter does
+            names = vars(sys.modules["__main__"])
+            exec(self.arguments[1], names)  # noqa: S102 - as the interpreter does
         else:
             sys.path[0] = str(Path(self.arguments[0]).parent)
             sys.argv = self.arguments
@@ -219,7 +220,9 @@ class Server:
             os.dup2(descriptor, number)
             os.close(descriptor)
         sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        sys.stderr = open(  # noqa: SIM115
+            2, "w", buffering=1, errors="backslashreplace", closefd=False
+        )
         sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
 
     def _pass_signals(self, client: socket.socket) -> None:

@@ -254,7 +254,9 @@ def test_the_thread_lets_the_process_end(job, status):
         print("flushed")
     """
     ended = finished(sys.executable, "-c", program)
-    assert (status, "flushed\n", "") == (ended.returncode, ended.stdout, ended.stderr)
+    assert status == ended.returncode
+    assert "flushed\n" == ended.stdout
+    assert "" == ended.stderr
 
 
 # Predicted bytes

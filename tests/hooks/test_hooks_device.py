@@ -8,24 +8,23 @@ from types import SimpleNamespace
 
 import cuda_on_host
 import pytest
+from cuda_on_host import needs_compiler
 from training_builders import make_training_case
 
 torch = pytest.importorskip("torch")
 
 from commbench.ddp import session
 from commbench.errors import InputError
-from commbench.hooks import PowerSGD, chunks, compilers, quantisers, selectors
+from commbench.hooks import PowerSGD, chunks, quantisers, selectors
 from commbench.hooks.feedback import is_finite, poison, put
-
-needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
 
 
 @pytest.mark.parametrize("device", ["host", "device"])
 @pytest.mark.parametrize("holds", [False, True])
-def test_writing_under_a_truth_value(monkeypatch, device, holds):
+def test_writing_under_a_truth_value(stub, device, holds):
     """Write or keep a value by a condition on the device, in any data type."""
     if device == "device":
-        monkeypatch.setattr("commbench.hooks.feedback.on_host", lambda _: False)
+        stub("commbench.hooks.feedback.on_host", value=False)
     flag = torch.tensor(holds)
     into, half, poisoned = torch.ones(3), torch.ones(3, dtype=torch.float16), torch.ones(3)
     put(into, torch.full((3,), 2.0), where=flag)
@@ -67,9 +66,9 @@ HOST = torch.device("cpu")
 
 
 @pytest.fixture
-def cuda(monkeypatch):
+def cuda(monkeypatch, stub):
     """Return kernels compiled for the host, and their record of launches."""
-    monkeypatch.setattr(compilers, "find_compiler", lambda _: "cupy")
+    stub("commbench.hooks.compilers.find_compiler", "cupy")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with cuda_on_host.installed() as launches:
         yield launches
@@ -112,6 +111,7 @@ def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch, lacks, quoted):
 )
 def test_only_what_is_used_is_compiled(
     monkeypatch,
+    stub,
     hooks,
     compiled,
     selection,
@@ -124,7 +124,7 @@ def test_only_what_is_used_is_compiled(
         monkeypatch.setattr(
             module, "prepare", lambda *on, module=module: begun.append((module, *on))
         )
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    stub("importlib.util.find_spec", None)
     cases = [make_training_case(hook, backend="nccl") for hook in hooks]
     gpu = SimpleNamespace(torch_device=torch.device("cuda", 1))
     session.compile_hooks(cases, gpu.torch_device)

@@ -4,12 +4,12 @@ errors; and on the path of devices, where no hook may read a tensor on the host.
 
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import cuda_on_host
 import pytest
 from effort import cases
+from fields import fields_of
 from gloo_ranks import OF_MEMORIES, RANKS, found_by, rank_environment, run_gloo_ranks
 
 pytest.importorskip("torch")
@@ -37,8 +37,6 @@ MEMORIES = cases(
 STEPS, ALL_MEMORIES = cases(["train:10"], ["train:20"])[-1], ":".join(MEMORIES)
 #: What works on elements on the path of devices: torch, or kernels compiled for the host.
 KINDS = cases(["torch"], ["cuda"] if cuda_on_host.find_compiler() else [])
-
-Start = Callable[..., list[tuple[int, str, str]]]
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +313,8 @@ def test_processes_end_by_themselves(tmp_path, hook):
     finally:
         for process in processes:
             process.kill()
-    assert ([b"", b""], [0, 0]) == (outputs, [process.returncode for process in processes])
+    assert [b"", b""] == outputs
+    assert [0, 0] == fields_of(processes, "returncode")
 
 
 @pytest.mark.parametrize("hook", [pytest.param("topk", marks=pytest.mark.slow), "powersgd"])

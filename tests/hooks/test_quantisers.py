@@ -11,10 +11,9 @@ import cuda_on_host
 import numpy as np
 import pytest
 from effort import repetitions
-from gradients import DISTRIBUTIONS, ELEMENTS, make
+from gradients import DISTRIBUTIONS, draw_small, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from margins import check_margins, guarded
 
 torch = pytest.importorskip("torch")
@@ -140,7 +139,8 @@ def test_shards_hold_every_element_once(elements, shards, block):
     layout = QuantisedLayout.of(elements, shards=shards, block=block)
     spans = [range(elements)[layout.span(shard)] for shard in range(shards)]
     assert list(range(elements)) == [element for span in spans for element in span]
-    assert (0, 0) == (layout.shard % 4, layout.row_bytes % 4)
+    assert 0 == layout.shard % 4
+    assert 0 == layout.row_bytes % 4
     assert layout.blocks * layout.block >= layout.shard > (layout.blocks - 1) * layout.block
     assert layout.row_bytes == layout.shard + 4 * math.ceil(layout.shard / block)
 
@@ -157,8 +157,7 @@ def test_all_send_the_same(number, name):
 def test_any_small_array(data):
     """Send the same for a few elements of any size, also where shards lie beyond the bucket."""
     n, ranks, block = (data.draw(st.integers(1, most)) for most in (40, 5, 45))
-    gradient = data.draw(arrays(np.float32, n, elements=ELEMENTS))
-    residual = data.draw(st.none() | arrays(np.float32, n, elements=ELEMENTS))
+    gradient, residual = draw_small(data, n)
     check_alike(gradient, residual, block=block, ranks=ranks)
 
 

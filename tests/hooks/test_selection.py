@@ -10,11 +10,11 @@ from typing import Any
 import cuda_on_host
 import numpy as np
 import pytest
+from cuda_on_host import needs_compiler
 from effort import repetitions
-from gradients import DISTRIBUTIONS, ELEMENTS, Floats, N, make
+from gradients import DISTRIBUTIONS, Floats, N, draw_small, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from margins import check_margins, guarded
 from numpy.typing import NDArray
 
@@ -35,7 +35,6 @@ from commbench.hooks.selectors import (
 HOST = torch.device("cpu")
 DENSITIES = (0.001, 0.01, 0.03, 0.3, 1.0)
 VALUE_TYPES = ("float32", "float16")
-needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -151,8 +150,7 @@ def test_any_small_array(data):
     """Send the largest and lose nothing, for a few elements of any size."""
     n = data.draw(st.integers(1, 40))
     k, step = data.draw(st.integers(1, n)), data.draw(st.integers(0, 2**40))
-    gradient = data.draw(arrays(np.float32, n, elements=ELEMENTS))
-    residual = data.draw(st.none() | arrays(np.float32, n, elements=ELEMENTS))
+    gradient, residual = draw_small(data, n)
     check(gradient, residual, k, data.draw(st.sampled_from(VALUE_TYPES)), step=step)
 
 

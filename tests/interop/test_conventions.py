@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from builders import read_records
+from fields import fields_of
 from launching import succeeded
 
 from commbench.collectives.cases import all_cases
@@ -43,10 +44,11 @@ def test_tools_repeat_as_their_sources_say(line):
 def test_nccl_tests_measures_out_of_place_and_in_place():
     """Time float32 operations back to back over NCCL."""
     cases = all_cases(CONVENTIONS["nccl-tests"].suite({}, 2).sweeps, 2)
-    assert {(False, "pipelined", "nccl", "float32"), (True, "pipelined", "nccl", "float32")} == {
-        (case.in_place, case.mode, case.backend, case.dtype) for case in cases
-    }
-    assert (8, 128 * 2**20) == (cases[0].message_bytes, cases[-1].message_bytes)
+    assert {(False, "pipelined", "nccl", "float32"), (True, "pipelined", "nccl", "float32")} == set(
+        fields_of(cases, "in_place", "mode", "backend", "dtype")
+    )
+    assert 8 == cases[0].message_bytes
+    assert 128 * 2**20 == cases[-1].message_bytes
 
 
 @pytest.mark.parametrize(

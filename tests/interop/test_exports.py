@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fields import fields_of
 from kept import load_kept
+from places import RESULTS
 
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import COLUMNS, columns_of
 from commbench.interop.exports import EXPORTS
 from commbench.interop.exports.parquet import tables_of, write_parquet
 
-RESULTS = Path(__file__).parents[2] / "results"
 BENCH = RESULTS / "bench_xeon2core_20261125"
 MATRIX = RESULTS / "matrix_slow_host_xeon2core_20261125"
 TRAINED = RESULTS / "train_hooks_1gbit_xeon2core_20261125"
@@ -73,10 +74,8 @@ def test_tables_have_the_columns_of_the_csv_files():
     """Give each table the columns of its CSV file, with types."""
     tables = tables_of(load_kept(BENCH.name))
     assert ["collectives", "ddp", "buckets", "repetitions", "steps"] == list(tables)
-    assert (COLUMNS, columns_of(TrainingRow)) == (
-        tuple(tables["collectives"]),
-        tuple(tables["ddp"]),
-    )
+    assert COLUMNS == tuple(tables["collectives"])
+    assert columns_of(TrainingRow) == tuple(tables["ddp"])
     types = {str(dtype) for table in tables.values() for dtype in table.dtypes}
     assert {"string", "Int64", "Float64", "boolean"} == types
 
@@ -103,7 +102,7 @@ def test_parquet_reads_back(path, tmp_path):
     folder = write_parquet(run)
     assert tmp_path / "parquet" == folder
     tables = tables_of(run)
-    assert {f"{name}.parquet" for name in tables} == {each.name for each in folder.iterdir()}
+    assert {f"{name}.parquet" for name in tables} == set(fields_of(folder.iterdir(), "name"))
     for name, table in tables.items():
         read = parquet.read_table(folder / f"{name}.parquet")
         values = table.astype(object).where(table.notna(), None)

@@ -4,12 +4,13 @@ files.
 
 import contextlib
 import re
-from pathlib import Path
 
 import pytest
 from builders import make_info, make_launches, summarise_run
+from fields import fields_of
 from hypothesis import given
 from hypothesis import strategies as st
+from places import HERE
 
 from commbench.engine.records import Row
 from commbench.errors import InputError
@@ -17,7 +18,8 @@ from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, im
 from commbench.report.text_formats import render
 from commbench.results.tables import csv_text
 
-DATA = Path(__file__).parents[1] / "data" / "imports"
+DATA = HERE / "data" / "imports"
+FILES = sorted(fields_of(DATA.iterdir(), "name"))
 #: Files that do not state their operation, all_reduce.
 UNNAMED = ("nccl_tests_old.txt", "nccl_tests_wrong.txt")
 ALL_REDUCE, JSON, IMB, OLD = (
@@ -71,7 +73,7 @@ RANKS = {"param_old.txt": 8, "omb_py.txt": 4, "osu_allgather_full.txt": 4, "osu_
 RANKS |= {"osu_non_blocking.txt": 4, "osu_validated.txt": 4}
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in DATA.iterdir()))
+@pytest.mark.parametrize("name", FILES)
 def test_rows_have_all_that_the_output_states(name):
     """Read sizes, times, checks, ranks, libraries and conditions of each kept output."""
     heading, *lines = (DATA.parent / "imported.csv").read_text().splitlines()
@@ -145,7 +147,7 @@ def test_processes_that_each_ran_alone_are_no_launches():
     for each in (twice, alone + other):
         with pytest.raises(InputError, match="alone"):
             load_text(each)
-    assert {1} == {record.group_size for record in load_text(alone).records}
+    assert {1} == set(fields_of(load_text(alone).records, "group_size"))
 
 
 def test_nccl_tests_state_how_they_waited():
@@ -229,7 +231,7 @@ OSU_TYPES = """
 def test_osu_of_several_types():
     """Give each type (-T) its own rows, not launches of another."""
     records = load_text(OSU_TYPES.format(device=""), ranks=4).records
-    assert {0} == {record.launch for record in records}
+    assert {0} == set(fields_of(records, "launch"))
     times = {(r.case.dtype, r.case.message_bytes): r.times_us[0] for r in records}
     expected = {("int32", 4): 1.5, ("int32", 8): 1.6, ("float32", 4): 2.5, ("float32", 8): 2.6}
     assert expected == times
@@ -303,7 +305,7 @@ def test_imb_states_its_types(is_stated, dtypes):
     text = "\n".join(line for line in lines if is_stated or "MPI_Datatype" not in line)
     records = load_text(text, dtype="float64").records
     chosen = [r for r in records if r.case.operation in {"all_reduce", "all_gather"}]
-    assert dtypes == {record.case.dtype for record in chosen}
+    assert dtypes == set(fields_of(chosen, "case.dtype"))
 
 
 def test_param():
@@ -367,7 +369,7 @@ def times_of(name: str, data: bytes) -> set[tuple[str, int, float]]:
     return {(r.case.operation, r.case.message_bytes, r.times_us[0]) for r in records}
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in DATA.iterdir()))
+@pytest.mark.parametrize("name", FILES)
 def test_every_cut_is_read_or_refused(name):
     """Return only figures of the whole file wherever it is truncated."""
     data = (DATA / name).read_bytes()
@@ -377,7 +379,7 @@ def test_every_cut_is_read_or_refused(name):
             assert times_of(name, data[:end]) <= whole
 
 
-@given(data=st.data(), name=st.sampled_from(sorted(path.name for path in DATA.iterdir())))
+@given(data=st.data(), name=st.sampled_from(FILES))
 def test_edited_files_are_read_or_refused(data, name):
     """Return records or one sentence for a file edited at random."""
     text = (DATA / name).read_text()
@@ -456,7 +458,7 @@ def test_a_command_says_the_operation_of_old_outputs():
     """Tell the tables below two commands apart, and refuse one of another kind of operation."""
     moved = OLD.replace("sum", "   ")
     both = f"$ all_reduce_perf -b 1M\n{OLD}$ mpirun ./all_gather_perf -g 2\n{moved}"
-    operations = [record.case.operation for record in load_text(both).records]
+    operations = fields_of(load_text(both).records, "case.operation")
     assert 4 * ["all_reduce"] + 4 * ["all_gather"] == operations
     named = load_text(OLD + moved, operation="all_reduce")
     assert 4 == len(named.records)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from fields import fields_of
 from launching import finished
+from places import ROOT
 
 from commbench.interop.exports.measures import MEASURES
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "monitoring"
 DASHBOARD = json.loads((FOLDER / "grafana.json").read_text())
 ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text())
@@ -63,7 +64,7 @@ def test_legends_and_summaries_name_labels_that_the_metrics_have():
     """Use only placeholders of existing labels."""
     shown = [(rule["expr"], rule["annotations"]["summary"]) for rule in rules()]
     for panel in DASHBOARD["panels"]:
-        shown += [(each["expr"], each["legendFormat"]) for each in panel.get("targets", ())]
+        shown += fields_of(panel.get("targets", ()), "expr", "legendFormat")
     for query, text in shown:
         assert set(re.findall(r"\{\{ ?(?:\$labels\.)?(\w+) ?\}\}", text)) <= labels_of(query), query
 
@@ -85,7 +86,7 @@ def test_an_installed_commbench_has_them():
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
     (pattern,) = settings["options.data_files"]["share/commbench/benchmarks/monitoring"].split(",")
-    assert {"alerts.yml", "grafana.json"} == {file.name for file in ROOT.glob(pattern.strip())}
+    assert {"alerts.yml", "grafana.json"} == set(fields_of(ROOT.glob(pattern.strip()), "name"))
 
 
 # -------------------------------------------------------------------------------------- by promtool
@@ -127,7 +128,7 @@ def test_alerts_fire_when_they_should(promtool, tmp_path):
     soak's events.
     """
     text = (ROOT / "tests" / "data" / "alerts_test.yml").read_text()
-    assert {rule["alert"] for rule in rules()} == set(re.findall(r"alertname: (\w+)", text))
+    assert set(fields_of(rules(), "alert")) == set(re.findall(r"alertname: (\w+)", text))
     bare = [{**rule, "annotations": {}} for rule in rules()]
     write_yaml(tmp_path / "alerts.yml", {"groups": [{"name": "bare", "rules": bare}]})
     (tmp_path / "test.yml").write_text(text)

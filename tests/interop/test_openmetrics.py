@@ -3,13 +3,13 @@
 import shutil
 import stat
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from builders import STEADY, make_case, make_launches, make_record
 from kept import load_kept
 from launching import finished
 from pages import make_run
+from places import RESULTS
 from training_builders import make_training_case, make_training_launches
 
 from commbench.analysis.expectations import Outcome, judge, parse_expectation
@@ -17,7 +17,6 @@ from commbench.analysis.stragglers import straggler_findings
 from commbench.interop.exports.measures import MEASURES, Sample, samples_of
 from commbench.interop.exports.openmetrics import render_openmetrics, write_openmetrics
 
-RESULTS = Path(__file__).parents[2] / "results"
 #: Kept runs that have something of every kind of metric.
 SOAK = "soak_200mbit_xeon2core_20261125"
 KEPT = (

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from builders import STEADY, make_case, make_launches, make_record
+from fields import fields_of
 from pages import make_run
 from training_builders import make_training_case, make_training_launches, make_training_record
 
@@ -106,7 +107,7 @@ def test_tensorboard_reads_curves_and_hyperparameters(tmp_path):
         content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
         chosen = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
         settings = {name: value.string_value for name, value in chosen.items()}
-        assert settings in [trial.settings for trial in trials_of(run)]
+        assert settings in fields_of(trials_of(run), "settings")
     assert curves_of(run) == found
 
 
@@ -154,15 +155,13 @@ def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow, store):
     number = client.get_experiment_by_name("commbench").experiment_id
     logged = client.search_runs([number], max_results=100)
     (parent,) = [each for each in logged if "mlflow.parentRunId" not in each.data.tags]
-    assert ("mine", "commbench run") == (
-        parent.info.run_name,
-        parent.data.tags["commbench.command"],
-    )
+    assert "mine" == parent.info.run_name
+    assert "commbench run" == parent.data.tags["commbench.command"]
     children = {each.info.run_name: each for each in logged if each is not parent}
     found = {}
     for name, child in children.items():
         assert parent.info.run_id == child.data.tags["mlflow.parentRunId"]
-        assert child.data.params in [trial.settings for trial in trials_of(run)]
+        assert child.data.params in fields_of(trials_of(run), "settings")
         metrics = found.setdefault(name, {})
         for metric in child.data.metrics:
             history = client.get_metric_history(child.info.run_id, metric)

@@ -16,7 +16,7 @@ from commbench.launch.clues import (
     worst,
 )
 from commbench.launch.events import MAIN, RankError, Stack
-from commbench.launch.messages import find_remedy, find_warning
+from commbench.launch.launcher_output import find_remedy, find_warning
 
 OPENMPI_EXIT = """
 prterun detected that one or more processes exited with non-zero status,
@@ -94,7 +94,9 @@ def error(rank: int, text: str) -> RankError:
 def test_the_launcher_names_the_rank(stderr, host, code, number):
     """Find the rank and its end in messages of real launchers."""
     clue = clue_of(stderr, processes={1: ("n1", 4146)})
-    assert (1, host, code) == (clue.rank, clue.host, clue.code)
+    assert 1 == clue.rank
+    assert host == clue.host
+    assert code == clue.code
     assert number in clue.numbers.values()
     assert str(clue.reason).endswith(f" {clue.state}")
 
@@ -241,7 +243,8 @@ def test_a_silent_host_comes_before_partners_that_raise():
     for text, errors in ((OPENMPI_EXIT, [VICTIM]), (OPENMPI_LOST, [])):
         assert SILENT == worst([SILENT, *exit_clues(text.splitlines(), errors, 1)])
     assert 1 == worst([SILENT, *exit_clues([], [error(1, "ValueError: boom")], 1)]).rank
-    assert ("host2", "daemon_lost") == (clue_of(OPENMPI_LOST).host, clue_of(OPENMPI_LOST).code)
+    assert "host2" == clue_of(OPENMPI_LOST).host
+    assert "daemon_lost" == clue_of(OPENMPI_LOST).code
     assert "has not been heard of for 7 s" == SILENT.state
 
 
@@ -422,7 +425,9 @@ def test_without_a_failed_rank_every_rank_is_among_the_others():
     evidence.add(stack(0, LOOP))
     unclear = Clue(kind="unclear", code="no_rank_stands_out")
     failed = evidence.failed_rank(unclear, None, PROCESSES, [])
-    assert (None, None, "") == (failed["rank"], failed["pid"], failed["case"])
+    assert failed["rank"] is None
+    assert failed["pid"] is None
+    assert "" == failed["case"]
     assert [0] == failed["others"][0]["ranks"]
     evidence.forget_stacks()
     assert [] == evidence.lines()

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from builders import read_info
 from conducting import ALL, CASES, EVERYTHING, measured, run
+from fields import fields_of
 from launching import Recorder, ScriptLauncher, make_request, mpirun
 
 from commbench.errors import InputError, LaunchError
@@ -31,7 +32,7 @@ def test_a_run_measures_every_case_in_every_launch(tmp_path, script):
     code, info, display = run(tmp_path, script)
     assert (0, "complete") == (code, info["status"])
     assert EVERYTHING == sorted(measured(tmp_path))
-    assert ["ok", "ok"] == [launch["status"] for launch in info["launches"]]
+    assert ["ok", "ok"] == fields_of(info["launches"], "status")
     assert [(done, 8) for done in range(8)] == display.progress
     names = ("world_size", "nodes", "ranks_per_node", "relative_half_width", "tick_us")
     assert [2, 1, 2, 0.5, 0.01] == [info[name] for name in names]
@@ -116,14 +117,14 @@ def test_another_number_of_ranks_is_refused(tmp_path):
     assert [] == measured(tmp_path)
 
 
-def test_a_launcher_that_stays_without_ranks_says_why(tmp_path, monkeypatch):
+def test_a_launcher_that_stays_without_ranks_says_why(tmp_path, monkeypatch, stub):
     """Read the launcher's message about a rank if all ranks are silent and it does not end; the
     kernel tells whether it has killed one.
     """
     monkeypatch.setattr("commbench.launch.watchdog.SILENCE_S", 0.2)
     monkeypatch.setattr("commbench.launch.supervisor.STACKS_S", 0.1)
-    monkeypatch.setattr("commbench.launch.supervisor.memory_kills", lambda: 0)
-    monkeypatch.setattr("commbench.launch.clues.memory_kills", lambda: 1)
+    stub("commbench.launch.supervisor.memory_kills", 0)
+    stub("commbench.launch.clues.memory_kills", 1)
     ended = "rank : 0 (local_rank: 0) exitcode : -9 (pid: 7)"
     says = f"print('{ended}', file=sys.stderr, flush=True)\n"
     request = make_request(CASES, case_timeout_s=0.5)
@@ -141,7 +142,9 @@ def test_a_launcher_that_cannot_start_is_partial(tmp_path, monkeypatch):
     launcher = ScriptLauncher(ALL)
     monkeypatch.setattr(launcher, "command", lambda *_, **__: ["/gone"])
     code, info, _ = run(tmp_path, launcher)
-    assert (3, "partial", True) == (code, info["status"], "/gone" in info["reason"])
+    assert 3 == code
+    assert "partial" == info["status"]
+    assert "/gone" in info["reason"]
     assert 0 == run(tmp_path, ALL)[0]
     assert EVERYTHING == sorted(measured(tmp_path))
 
@@ -186,14 +189,14 @@ def test_a_launch_that_ends_in_later_visits(tmp_path, end, code, failed):
     """Keep finished visits; fail the case of a crash within a visit, and measure it on resume."""
     request = make_request(CASES, launches=1)
     ended, info, display = run(tmp_path, VISITED + end, request)
-    assert (code, failed) == (
-        ended,
-        [status for _, _, status in measured(tmp_path)].count("failed"),
-    )
+    assert code == ended
+    assert failed == [status for _, _, status in measured(tmp_path)].count("failed")
     assert ("partial" if code else "complete") == info["status"]
     assert ("exit" in end) == bool(display.warnings)
     ended, info, display = run(tmp_path, ALL, request)
-    assert (0, "complete", failed) == (ended, info["status"], len(display.records))
+    assert 0 == ended
+    assert "complete" == info["status"]
+    assert failed == len(display.records)
 
 
 def test_what_ranks_refuse_is_bad_input(tmp_path):
@@ -241,14 +244,18 @@ def test_the_selection_in_use_is_recorded_and_a_slow_one_reported(tmp_path, sele
     """Record the selection of hooks, and report once if it is not the compiled one."""
     script = ALL.replace("session()", f"session(selection='{selection}')")
     code, info, display = run(tmp_path, script, make_request(CASES, launches=2))
-    assert (0, selection, warnings) == (code, info["fast_selection"], len(display.warnings))
+    assert 0 == code
+    assert selection == info["fast_selection"]
+    assert warnings == len(display.warnings)
 
 
 def test_a_time_limit_that_leaves_launches_out_cuts_the_run(tmp_path):
     """Exit with 0 and status cut if each case has a launch; resume measures the rest."""
     slow = ALL.replace("session()", "session(); time.sleep(2)")
     code, info, display = run(tmp_path, slow, make_request(CASES, time_limit_s=5))
-    assert (0, "cut", 4) == (code, info["status"], len(measured(tmp_path)))
+    assert 0 == code
+    assert "cut" == info["status"]
+    assert 4 == len(measured(tmp_path))
     assert "after 1 of 2 launches" in info["reason"]
     assert 1 == len(display.warnings)
     code, info, _ = run(tmp_path, ALL)
@@ -259,8 +266,6 @@ def test_a_time_limit_that_leaves_launches_out_cuts_the_run(tmp_path):
 def test_a_start_that_outlasts_the_time_limit_is_ended(tmp_path):
     """End ranks that have not come together at the time limit, and the run with 3."""
     code, info, _ = run(tmp_path, "time.sleep(60)", make_request(CASES, time_limit_s=0.5))
-    assert (3, "partial", ["cut"]) == (
-        code,
-        info["status"],
-        [e["status"] for e in info["launches"]],
-    )
+    assert 3 == code
+    assert "partial" == info["status"]
+    assert ["cut"] == fields_of(info["launches"], "status")

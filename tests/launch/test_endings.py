@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 
 import pytest
 from builders import read_info, read_records
-from launching import RANKS, find_marked, finished, marked_environment, mpirun, wait_until
+from fields import fields_of
+from launching import (
+    RANKS,
+    assert_code,
+    find_marked,
+    finished,
+    marked_environment,
+    mpirun,
+    wait_until,
+)
 
 from commbench.results import load_run
 
@@ -57,7 +66,7 @@ def state(path: Path) -> tuple[str, list[str], int]:
     """Return the status of a run, of its launches, and the number of measured cases."""
     info = read_info(path)
     measured = [record for record in load_run(path).records if record.status == "ok"]
-    launches = [entry["status"] for entry in info.get("launches", [])]
+    launches = fields_of(info.get("launches", []), "status")
     return info["status"], launches, len(measured)
 
 
@@ -66,7 +75,9 @@ def assert_resumes(starter: str, path: Path) -> None:
     with (path / "samples.jsonl").open("a") as samples:
         samples.write('{"case": {"backend": "mp')
     assert 0 == measure(starter, path).returncode
-    assert ("complete", "ok", 4) == (state(path)[0], state(path)[1][-1], state(path)[2])
+    assert "complete" == state(path)[0]
+    assert "ok" == state(path)[1][-1]
+    assert 4 == state(path)[2]
 
 
 @pytest.mark.parametrize("starter", SLOWLY)
@@ -74,14 +85,15 @@ def test_stages_follow_each_other(tmp_path, starter):
     """Make a launch of each stage, the second based on the first, and state the conditions."""
     path = tmp_path / "run"
     done = measure(starter, path, more="more")
-    assert 0 == done.returncode, done.stderr
+    assert_code(done, 0)
     assert ("complete", ["ok", "ok"], 6) == state(path)
     info = read_info(path)
     names = {"conductor": "mpirun", "mpirun": "openmpi", "torchrun": "torchrun"}
-    assert (2, names[starter]) == (info["world_size"], info["launcher"])
-    assert [0, 1] == [rank["rank"] for rank in info["ranks"]]
+    assert 2 == info["world_size"]
+    assert names[starter] == info["launcher"]
+    assert [0, 1] == fields_of(info["ranks"], "rank")
     assert 7 == len((path / "collectives.csv").read_text().splitlines())
-    assert ["first", "second"] == [entry["stage"] for entry in info["launches"]]
+    assert ["first", "second"] == fields_of(info["launches"], "stage")
     assert all(0 < entry["startup_s"] <= entry["seconds"] for entry in info["launches"])
     if starter != "torchrun":
         assert "Open MPI" in info["environment"]["mpi_library"]
@@ -153,7 +165,8 @@ def assert_diagnosed(harm: Harm, entry: dict[str, Any], stderr: str) -> None:
     that it ends in time.
     """
     failed_rank = entry["failed_rank"]
-    assert (harm.rank, HOST) == (failed_rank["rank"], failed_rank["host"])
+    assert harm.rank == failed_rank["rank"]
+    assert HOST == failed_rank["host"]
     assert failed_rank["state"].startswith(harm.state)
     assert failed_rank["pid"] > 0
     assert harm.has_stack == any(frame.startswith("harmful.py:") for frame in failed_rank["stack"])
@@ -209,7 +222,8 @@ def test_a_rank_0_that_is_killed_leaves_a_partial_run(tmp_path, starter):
     path = tmp_path / "run"
     harm = HARMS["killed"]._replace(rank=0).run()
     assert 0 != measure(starter, path, harm=harm).returncode
-    assert ("partial", 2) == (read_info(path)["status"], len(load_run(path).records))
+    assert "partial" == read_info(path)["status"]
+    assert 2 == len(load_run(path).records)
     assert "has begun and not ended" in read_info(path)["reason"]
     assert_resumes(starter, path)
 
@@ -261,7 +275,7 @@ def test_results_may_be_written_slowly(tmp_path):
         "ledger.write_tables = late"
     )
     done = measure("mpirun", tmp_path / "run", harm=harm)
-    assert 0 == done.returncode, done.stderr
+    assert_code(done, 0)
     assert ("complete", ["ok"], 4) == state(tmp_path / "run")
 
 

@@ -1,16 +1,17 @@
 """Tests of launches under several environments, with simulated ranks and with MPI."""
 
 import sys
-from pathlib import Path
 
 import pytest
 from conducting import run
+from fields import fields_of
 from launching import ScriptLauncher, make_request, succeeded
+from places import ROOT
 
 from commbench.collectives.cases import Sweep
 from commbench.results import load_run
 
-SECOND_LINK = Path(__file__).parents[2] / "benchmarks" / "launch" / "second_link.sh"
+SECOND_LINK = ROOT / "benchmarks" / "launch" / "second_link.sh"
 ENVS = ("A=1", "A=1 (again)", "A=2", "A=default")
 CASES = Sweep(backends=["mpi"], sizes=[8, 1024], env=["A=1,2,default"]).cases(2)
 #: Ranks that state the variable that they were given.
@@ -18,10 +19,13 @@ PLAYED = """
 from commbench.system.env import variables_of
 from commbench.results.info import VariableValues
 host = {"hostname": "n0", "cpu_model": "abacus", "timer_tick_s": 1e-8}
+variables = {}
+for name, value in variables_of(plan.env).items():
+    variables[name] = VariableValues(ranks=[value], nccl=[])
 writer.on(SessionStarted(facts={"environment": {"hosts": [host], "versions": {}, "variables": {}},
     "ranks": [{"rank": r, "host": "n0", "pid": 1, "cpus": [r]} for r in (0, 1)],
     "libraries": {}, "mpi_init_s": 0.1, "shared_clock": True, "oversubscribed": False},
-    variables={n: VariableValues(ranks=[value], nccl=[]) for n, value in variables_of(plan.env).items()}))
+    variables=variables))
 for i in range(len(plan.cases)):
     measured(i, group="0-1", group_size=2, wrong=0)
 end()
@@ -40,7 +44,7 @@ def test_a_start_of_ranks_has_one_environment_in_shuffled_order(tmp_path):
     rounds = [tuple(launcher.envs[start : start + 4]) for start in (0, 4, 8)]
     assert [sorted(ENVS)] * 3 == [sorted(order) for order in rounds]
     assert len(set(rounds)) > 1
-    assert launcher.envs == [launch["env"] for launch in info["launches"]]
+    assert launcher.envs == fields_of(info["launches"], "env")
     values = {launch["env"]: launch["variables"]["A"]["ranks"] for launch in info["launches"]}
     assert {"A=1": ["1"], "A=1 (again)": ["1"], "A=2": ["2"], "A=default": [None]} == values
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from faking import FakeCommunicator
+from fields import fields_of
 from threads import ThreadControl, run_threads
 
-from commbench.backends.nccl_library import LOG
 from commbench.engine.control import gather_everywhere
 from commbench.errors import InputError
 from commbench.launch.facts import (
@@ -64,10 +64,10 @@ def test_a_session_states_hosts_once_and_every_rank():
     assert 1 == len(session["environment"]["hosts"])
     assert len(os.sched_getaffinity(0)) == session["environment"]["hosts"][0]["cpus_allowed"]
     ranks = session["environment"]["hosts"][0]["topology"]["ranks"]
-    assert [0, 1] == [rank["rank"] for rank in ranks]
+    assert [0, 1] == fields_of(ranks, "rank")
     assert ranks[0]["numa_nodes"] == ranks[1]["numa_nodes"]
     assert {"NCCL_X": "1"} == session["environment"]["variables"]
-    assert [0, 1] == [rank["rank"] for rank in session["ranks"]]
+    assert [0, 1] == fields_of(session["ranks"], "rank")
     assert {"gloo": "commbench fake"} == session["libraries"]
     assert (True, None) == (session["shared_clock"], session["mpi_init_s"])
 
@@ -130,14 +130,16 @@ def test_training_minds_all_but_how_mpi_is_set(name, *, minds):
         refuse_other_conditions(same, header, trains=True)
 
 
-def test_a_session_has_the_values_of_varied_variables(monkeypatch):
+def test_a_session_has_the_values_of_varied_variables(monkeypatch, stub):
     """Gather the value of each rank and what its NCCL read.
 
     Leave varied variables out of the conditions.
     """
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.delenv("NCCL_PROTO", raising=False)
-    monkeypatch.setattr(LOG, "settings", lambda: {"NCCL_ALGO": "ring", "NCCL_NET": "Socket"})
+    stub(
+        "commbench.backends.nccl_library.LOG.settings", {"NCCL_ALGO": "ring", "NCCL_NET": "Socket"}
+    )
 
     session = told(2, "nccl", {}, ["NCCL_ALGO", "NCCL_PROTO"])
     assert {

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from builders import read_info
-from launching import NO_OFI, finished
+from launching import NO_OFI, assert_code, finished
+from places import ROOT
 
-ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "benchmarks" / "launch"
 #: What `run` is to measure: as little as there is.
 LITTLE = ("--collective", "all_reduce", "--sizes", "8", "--sync", "dissemination")
@@ -59,9 +59,11 @@ def test_a_pbs_job_measures_on_the_hosts_of_its_node_file(tmp_path):
     pbs = {"PBS_NODEFILE": str(nodes), "PBS_O_WORKDIR": str(tmp_path), "PBS_JOBID": "17.server"}
     words = " ".join(("run", *LITTLE, "--backend mpi --launches 1 --bind-to none --oversubscribe"))
     done = run_script("pbs.sh", cwd=Path("/"), ARGS=words, **pbs)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    assert_code(done, 0)
     info = read_info(tmp_path / "results" / "pbs-17")
-    assert ("complete", 2, 1) == (info["status"], info["world_size"], info["nodes"])
+    assert "complete" == info["status"]
+    assert 2 == info["world_size"]
+    assert 1 == info["nodes"]
 
 
 def test_a_script_without_its_environment_says_so(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fields import fields_of
 from labs import (
     FLOWS,
     LAB,
@@ -59,7 +60,7 @@ def name():
 
 def is_up(name: str) -> bool:
     """Return whether there is a lab of a name."""
-    return name in {each.name for each in find_all()}
+    return name in set(fields_of(find_all(), "name"))
 
 
 def on(name: str, *words: str, host: str = "host0") -> list[str]:
@@ -90,7 +91,8 @@ def test_hosts_share_files_but_no_memory(name, mark, tmp_path):
     """Isolate /dev/shm and /etc/hosts of each host from the others and the machine."""
     memory = f"/dev/shm/{mark}"  # noqa: S108 - what the test is about
     before = Path("/etc/hosts").read_text()
-    line = f"touch {memory} {tmp_path}/file; {ON} host1 'ls {memory} {tmp_path}'; ip route; ls {memory}; rm {memory}"
+    there = f"{ON} host1 'ls {memory} {tmp_path}'"
+    line = f"touch {memory} {tmp_path}/file; {there}; ip route; ls {memory}; rm {memory}"
     output = lab(*on(name, "sh", "-c", line)).split()
     assert "file" in output
     assert ["10.99.0.0/16", memory] == [*output[-10:-8:2], output[-1]]
@@ -286,7 +288,9 @@ def test_all_labs_that_stay_are_taken_down_at_once():
     """Take all persistent labs down in one call, in a separate process namespace."""
     me = f"{sys.executable} {' '.join(LAB)}"
     line = f"""
-        {me} status && {me} up --rate none > /dev/null && {me} up --rate none --name other > /dev/null || exit
+        {me} status || exit
+        {me} up --rate none > /dev/null || exit
+        {me} up --rate none --name other > /dev/null || exit
         {me} exec -- sleep 987 & {me} run --rate none --name mine -- sh -c 'sleep 987' &
         until {me} status --name mine | grep -q 'sleep 987'; do sleep 0.1; done 2> /dev/null
         {me} down --all && {me} status | cut -c-22 | head -1; {me} down mine; {me} status; wait

@@ -1,11 +1,11 @@
 """Tests of the plan of an emulated cluster, and of the requirements on the machine."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
+from fields import fields_of
 
 from commbench.errors import InputError
 from commbench.launch.lab import run_in_lab
@@ -32,7 +32,7 @@ def test_rates_are_bits_per_second(text, expected):
 def test_hosts_are_spread_evenly_over_racks():
     """Put neighbours into one rack; by default an uplink has the rate of a host."""
     plan = LabPlan.parse(5, "1gbit", racks=2)
-    assert [0, 0, 0, 1, 1] == [host.rack for host in plan.hosts]
+    assert [0, 0, 0, 1, 1] == fields_of(plan.hosts, "rack")
     assert 10**9 == plan.uplink_bps
     assert 2 * 10**8 == LabPlan.parse(5, "1gbit", racks=2, uplink="200mbit").uplink_bps
     commands = switch_commands(plan, {host.name: 1 for host in plan.hosts})
@@ -55,9 +55,9 @@ def test_conditions_state_what_differs():
 
 
 @pytest.mark.parametrize("missing", ["root", "ip", "tc", "unshare"])
-def test_a_machine_that_lacks_something_is_refused(monkeypatch, missing):
+def test_a_machine_that_lacks_something_is_refused(monkeypatch, stub, missing):
     """Name what a machine lacks for a lab."""
-    monkeypatch.setattr(os, "geteuid", lambda: 1000 if missing == "root" else 0)
+    stub("os.geteuid", 1000 if missing == "root" else 0)
     monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else f"/bin/{name}")
     with pytest.raises(InputError, match=missing):
         run_in_lab(LabPlan.parse(2, "1gbit"), ["true"])

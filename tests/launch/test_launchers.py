@@ -1,7 +1,6 @@
 """Tests of the launchers: their commands, the choice among them, and their slots."""
 
 import importlib.util
-import os
 import shutil
 import socket
 import subprocess
@@ -43,11 +42,11 @@ EVERY = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch, tmp_path):
+def machine(monkeypatch, stub, tmp_path):
     """Simulate a host of two cores with two threads each and two NUMA nodes, and a hostfile."""
-    monkeypatch.setattr(hosts, "local_cpus", lambda: 4)
-    monkeypatch.setattr(hosts, "local_cores", lambda: 2)
-    monkeypatch.setattr("commbench.launch.launchers.base.numa_folders", lambda: [Path()] * 2)
+    stub("commbench.launch.launchers.hosts.local_cpus", 4)
+    stub("commbench.launch.launchers.hosts.local_cores", 2)
+    stub("commbench.launch.launchers.base.numa_folders", [Path()] * 2)
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
     monkeypatch.chdir(tmp_path)
 
@@ -95,11 +94,11 @@ def test_mpirun_commands(ranks, options, words, absent):
         (2, {"environ": {"SLURM_JOB_ID": "1"}}, "-n 2", "^ofi"),
     ],
 )
-def test_ranks_that_train_may_use_several_cores(monkeypatch, ranks, options, words, absent):
+def test_ranks_that_train_may_use_several_cores(stub, ranks, options, words, absent):
     """Bind training ranks to a NUMA node at most, and search no fabric on one host."""
     launcher = MpirunLauncher(**{"environ": {}, **options})
     check(launcher, ranks, words, absent, training=True)
-    monkeypatch.setattr("commbench.launch.launchers.base.numa_folders", lambda: [Path()])
+    stub("commbench.launch.launchers.base.numa_folders", [Path()])
     check(launcher, ranks, "--bind-to none", "numa", training=True)
 
 
@@ -159,7 +158,9 @@ def test_torchrun_commands():
     launcher = TorchrunLauncher(**options, environ=JOB)
     words = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts=0"
     check(launcher, 2, words, "mpi4py")
-    assert (2, 2, True) == (launcher.slots(), launcher.limit(), launcher.is_local)
+    assert 2 == launcher.slots()
+    assert 2 == launcher.limit()
+    assert launcher.is_local is True
     with pytest.raises(InputError, match="-n 2"):
         check_slots(3, launcher)
     with pytest.raises(InputError):
@@ -203,9 +204,9 @@ def test_an_interface_must_be_there():
 
 
 @pytest.mark.parametrize(("user", "allowed"), [(0, 2), (1000, 0)])
-def test_root_is_allowed_twice(monkeypatch, user, allowed):
+def test_root_is_allowed_twice(stub, user, allowed):
     """Set both of Open MPI's permissions for root, and only for root."""
-    monkeypatch.setattr(os, "geteuid", lambda: user)
+    stub("os.geteuid", user)
     names = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
     assert allowed == len(names & MpirunLauncher(environ={}).environment().keys())
 
@@ -353,10 +354,8 @@ def test_mpi_is_chosen_where_there_is_one(
             choose(**options)
     else:
         launcher = choose(**options)
-        assert (expected, mpirun == "intel") == (
-            launcher.name,
-            getattr(launcher, "is_intel", False),
-        )
+        assert expected == launcher.name
+        assert (mpirun == "intel") == getattr(launcher, "is_intel", False)
 
 
 def test_hostfiles_of_the_environment(monkeypatch):
@@ -393,7 +392,7 @@ def test_hostfiles_of_the_environment(monkeypatch):
     ],
 )
 def test_how_srun_speaks_to_mpi(
-    monkeypatch,
+    stub,
     extra,
     environ,
     site,
@@ -401,7 +400,7 @@ def test_how_srun_speaks_to_mpi(
 ):
     """Choose srun's MPI plugin by request, job variable and site default, in this order."""
     output = f"Mail = x\nMpiDefault              = {site}\n" if site else ""
-    monkeypatch.setattr(slurm, "output_of", lambda _: output)
+    stub("commbench.launch.launchers.slurm.output_of", output)
     assert expected == slurm.mpi_type(extra, environ)
 
 
@@ -410,9 +409,9 @@ def test_how_srun_speaks_to_mpi(
     [("MCA plm: slurm (MCA v2.1.0)\n MCA plm: ssh", {}), ("MCA plm: ssh", {"n0": 2, "n1": 2})],
     ids=["knows Slurm", "knows ssh only"],
 )
-def test_an_open_mpi_without_slurm_gets_the_nodes(monkeypatch, output, expected):
+def test_an_open_mpi_without_slurm_gets_the_nodes(stub, output, expected):
     """Pass the job's nodes to an mpirun that was built without Slurm."""
-    monkeypatch.setattr(slurm, "output_of", lambda _: output)
+    stub("commbench.launch.launchers.slurm.output_of", output)
     assert [expected, {}, {}] == [
         slurm.nodes_to_name("/x/mpirun", environ) for environ in (JOB, ONE_NODE, {})
     ]

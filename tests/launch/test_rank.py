@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from faking import FakeCommunicator
+from fields import fields_of
 from launching import finished, has_ended, succeeded, wait_until
 from threads import ThreadControl, run_threads
 
@@ -99,10 +100,10 @@ def test_a_rank_reports_everything_in_order():
     assert CasesEnded(is_complete=True) == launched.events[-1]
     begun = [event.index for event in launched.events if isinstance(event, CaseStarted)]
     assert 2 * [*range(len(CASES))] == begun
-    records = [event.record for event in launched.finished]
-    assert 2 * CASES == [record.case for record in records]
-    assert {(3, "ok")} == {(record.launch, record.status) for record in records}
-    assert [len(CASES) - 1] * 2 == [rank.case for rank in launched.ranks]
+    records = fields_of(launched.finished, "record")
+    assert 2 * CASES == fields_of(records, "case")
+    assert {(3, "ok")} == set(fields_of(records, "launch", "status"))
+    assert [len(CASES) - 1] * 2 == fields_of(launched.ranks, "case")
     assert str(CASES[-1]) == launched.ranks[1].progress.case
     assert ["gloo", "gloo"] == launched.opened
 
@@ -110,11 +111,11 @@ def test_a_rank_reports_everything_in_order():
 def test_a_rank_visits_each_case_several_times():
     """Visit the cases in order, then in shuffled rounds, and report each numbered visit."""
     finished = Launched(replace(PLAN, budget=BUDGETS["quick"])).finished
-    assert CASES == [event.record.case for event in finished[: len(CASES)]]
+    assert CASES == fields_of(finished[: len(CASES)], "record.case")
     for case in CASES:
         visits = [event for event in finished if event.record.case == case]
         assert len(visits) > 1
-        assert [*range(1, len(visits) + 1)] == [event.record.visit for event in visits]
+        assert [*range(1, len(visits) + 1)] == fields_of(visits, "record.visit")
         assert 1 == pytest.approx(sum(event.share for event in visits))
 
 
@@ -122,14 +123,14 @@ def test_no_case_begins_after_the_deadline_or_the_last_that_is_wanted():
     """Stop on all ranks before a case that would exceed the deadline, or after the current one."""
     late = Launched(replace(PLAN, deadline_s=0.0))
     assert [SessionStarted, CasesEnded] == late.kinds
-    assert [-1, -1] == [rank.case for rank in late.ranks]
+    assert [-1, -1] == fields_of(late.ranks, "case")
     left_off = Launched(PLAN, most_events=2)
     assert [SessionStarted, CaseStarted, CaseFinished, CasesEnded] == left_off.kinds
     assert [CasesEnded(is_complete=False)] * 2 == [late.events[-1], left_off.events[-1]]
 
 
 @pytest.mark.parametrize("deadline_s", [math.inf, 0.0])
-def test_training_on_gpus_states_its_library(monkeypatch, deadline_s):
+def test_training_on_gpus_states_its_library(monkeypatch, stub, deadline_s):
     """Open Gloo for control but no cupy NCCL, report torch's NCCL, and obey the deadline."""
     device = types.SimpleNamespace(
         backend="nccl", ranks_per_gpu=2, library=lambda: "torch NCCL 2.28.9", close=lambda: None
@@ -139,8 +140,8 @@ def test_training_on_gpus_states_its_library(monkeypatch, deadline_s):
         return types.SimpleNamespace(train=lambda: not is_out_of_time())
 
     monkeypatch.setattr("commbench.ddp.session.TrainingLaunch", launch)
-    monkeypatch.setattr("commbench.ddp.session.fast_selection", lambda *_: "cupy")
-    monkeypatch.setattr("commbench.ddp.devices.open_device", lambda *_: device)
+    stub("commbench.ddp.session.fast_selection", "cupy")
+    stub("commbench.ddp.devices.open_device", device)
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="nccl")
     terms = Terms(seed=7, block_s=0.1, steps=5)
     launched = Launched(replace(PLAN, trainings=[case], training=terms, deadline_s=deadline_s))
@@ -284,7 +285,7 @@ def test_a_rank_reports_its_stacks_on_sigusr1():
     body += "threading.Thread(target=other.wait, name='flow', daemon=True).start()\n"
     body += "os.kill(os.getpid(), signal.SIGUSR1); time.sleep(1)"
     code, stacks, _ = listen(body)
-    assert (0, [3, 3]) == (code, [stack.rank for stack in stacks])
+    assert (0, [3, 3]) == (code, fields_of(stacks, "rank"))
     frames = {stack.thread: stack.stack for stack in stacks}
     assert {"flow", MAIN} == frames.keys()
     assert frames[MAIN][0].endswith(" in work")
@@ -297,7 +298,8 @@ def test_a_terminated_rank_reports_its_stack():
     body = "import threading\nos.kill(os.getpid(), signal.SIGTERM); threading.Lock().acquire(); "
     body += "lock = threading.Lock(); lock.acquire(); lock.acquire()"
     code, stacks, _ = listen(body)
-    assert (-signal.SIGTERM, [MAIN]) == (code, [stack.thread for stack in stacks])
+    assert -signal.SIGTERM == code
+    assert [MAIN] == fields_of(stacks, "thread")
 
 
 @pytest.mark.programs
@@ -383,12 +385,12 @@ def test_a_longer_limit_arms_the_net_again(monkeypatch):
     assert 198.0 == armed[1] - armed[0]
 
 
-def test_a_process_that_did_not_run_notes_its_stall(monkeypatch):
+def test_a_process_that_did_not_run_notes_its_stall(stub):
     """Note a heartbeat that is much too late, unless the process used its CPU meanwhile."""
     heart = Heart(0)
     progress = heart.progress
-    monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    monkeypatch.setattr("time.process_time", lambda: 7.0)
+    stub("time.monotonic", 100.0)
+    stub("time.process_time", 7.0)
     heart._note_stall(99.4, 7.0)
     assert [] == progress.take_stalls()
     heart._note_stall(90.0, 1.0)  # e.g. a compiler that holds the interpreter's lock

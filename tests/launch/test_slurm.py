@@ -14,7 +14,9 @@ from typing import Any
 import psutil
 import pytest
 from builders import read_info, read_launches, read_records, read_rows
-from launching import NO_OFI, assert_same_form, succeeded, wait_until
+from fields import fields_of
+from launching import NO_OFI, assert_code, assert_same_form, succeeded, wait_until
+from places import ROOT
 from slurm import Cluster, private_slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.usefixtures("forks")]
@@ -22,7 +24,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.usefixtures("forks
 pytest.importorskip("mpi4py")
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "benchmarks" / "launch" / "slurm.sbatch")
 #: Both nodes are this machine: bound, their ranks would share a core.
 RUN = "run --collective all_reduce --sync dissemination --bind-to none"
@@ -43,7 +44,7 @@ def cluster():
 def nothing_left(cluster):
     """Fail if a test leaves a step or a task of its jobs."""
     yield
-    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+    check_no_tasks(cluster)
 
 
 def commbench(words: str) -> str:
@@ -57,7 +58,7 @@ def submit(cluster: Cluster, out: Path, words: str, **variables: str) -> str:
     own = {**NO_OFI, "VENV": venv, "OUT": str(out), "PYTHONPATH": str(ROOT), **variables}
     options = ("--parsable", f"--output={out.with_suffix('.log')}", SCRIPT)
     done = cluster.run("sbatch", *options, *words.split(), env=cluster.environment(**own))
-    assert 0 == done.returncode, done.stderr
+    assert_code(done, 0)
     return done.stdout.strip()
 
 
@@ -72,7 +73,7 @@ def run_task(cluster: Cluster, line: str, *words: str, code: int = 0, **variable
     """Run a Slurm command with commbench in it; return its output."""
     own = {**NO_OFI, "PYTHONPATH": str(ROOT), **variables}
     done = cluster.run(*line.split(), *words, env=cluster.environment(**own))
-    assert code == done.returncode, done.stdout + done.stderr
+    assert_code(done, code)
     return done.stdout + done.stderr
 
 
@@ -91,7 +92,7 @@ def test_a_batch_job_writes_the_files_of_a_local_run(cluster, tmp_path):
     local = commbench(f"{words} -n 2 --out {here}").split()
     succeeded(*local, env={**os.environ, **NO_OFI})
     assert ["complete", "mpirun", 2, 2] == facts(there, "status launcher nodes world_size")
-    assert ["n0", "n1"] == [rank["host"] for rank in facts(there, "ranks")[0]]
+    assert ["n0", "n1"] == fields_of(facts(there, "ranks")[0], "host")
     assert_same_form(here, there)
 
 
@@ -116,7 +117,7 @@ def test_a_conductor_can_start_its_ranks_by_srun(cluster, tmp_path):
     output = run_task(cluster, f"salloc -N2 -n4 {commbench(f'{RUN} {options}')}")
     assert "Left out: Backend mpi needs ranks that MPI sees" in output
     assert ["complete", "srun", 2, 2] == facts(out, "status launcher nodes world_size")
-    assert [("gloo", "ok")] == [(row["backend"], row["status"]) for row in read_rows(out)]
+    assert [("gloo", "ok")] == fields_of(read_rows(out), "backend", "status")
 
 
 def find_rank(cluster: Cluster, rank: str) -> psutil.Process | None:
@@ -140,6 +141,18 @@ def measured(out: Path) -> int:
     return len(samples.read_text().splitlines()) if samples.exists() else 0
 
 
+def submit_measuring(cluster: Cluster, out: Path, words: str) -> str:
+    """Submit a job; return its number when it has measured something."""
+    job = submit(cluster, out, words)
+    assert wait_until(lambda: measured(out) > 2, 60), finish(cluster, job, out)
+    return job
+
+
+def check_no_tasks(cluster: Cluster) -> None:
+    """Wait for the end of all steps and tasks."""
+    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+
+
 def check_resumed(cluster: Cluster, out: Path, words: str) -> None:
     """Submit the job again and check that every case was measured once per launch."""
     code, output = finish(cluster, submit(cluster, out, words), out)
@@ -159,8 +172,7 @@ def test_a_killed_rank_is_named_and_the_job_resumes(cluster, tmp_path, backend, 
     """Name the killed rank, exit with 3, leave no process, and resume."""
     out = tmp_path / "run"
     words = f"{SWEEP} --backend {backend} --launcher {launcher} --fail-fast"
-    job = submit(cluster, out, words)
-    assert wait_until(lambda: measured(out) > 2, 60), finish(cluster, job, out)
+    job = submit_measuring(cluster, out, words)
     victim = find_rank(cluster, "1")
     victim.send_signal(signal.SIGKILL)
     code, output = finish(cluster, job, out)
@@ -168,7 +180,7 @@ def test_a_killed_rank_is_named_and_the_job_resumes(cluster, tmp_path, backend, 
     assert (3, "partial") == (code, status), output
     # mpirun may hear first of rank 0 that has lost its partner, and then names no signal.
     assert re.search("^rank 1 on host n1 (was killed by signal 9|has died)", reason), output
-    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+    check_no_tasks(cluster)
     check_resumed(cluster, out, words)
 
 
@@ -182,14 +194,13 @@ def test_a_job_that_is_ended_is_kept_and_resumes(cluster, tmp_path, how, code):
     """Keep the measurements of a cancelled job, and resume."""
     out = tmp_path / "run"
     words = f"{SWEEP} --backend mpi"
-    job = submit(cluster, out, words)
-    assert wait_until(lambda: measured(out) > 2, 60), finish(cluster, job, out)
+    job = submit_measuring(cluster, out, words)
     cluster.run("scancel", *how, job)
     ended, output = finish(cluster, job, out)
     assert code in {None, ended}, output
     status, reason = facts(out, "status reason")
     assert ("interrupted", True) == (status, "SIGTERM" in reason), output
-    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+    check_no_tasks(cluster)
     check_resumed(cluster, out, words)
 
 
@@ -200,7 +211,8 @@ def test_the_script_can_do_without_a_conductor(cluster, tmp_path):
     job = submit(cluster, out, f"{DIRECT} --sizes 8", DIRECT="1")
     code, output = finish(cluster, job, out)
     assert 0 == code, output
-    assert ([*range(6)], "ok") == (read_launches(out), read_rows(out)[0]["status"])
+    assert [*range(6)] == read_launches(out)
+    assert "ok" == read_rows(out)[0]["status"]
 
 
 @pytest.mark.parametrize("export", ["--export=NONE", "--export=HOME,PATH", "--export=ALL"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from builders import read_rows
 from conducting import CASES, run
+from fields import fields_of
 from launching import make_request, marked_environment
 
 from commbench.launch import schedule
@@ -47,8 +48,8 @@ def test_a_soak_goes_on_until_its_time_is_up(tmp_path):
     code, info, display = run(tmp_path, ONE_FAILS, request)
     assert (3, "complete") == (code, info["status"])
     launches = info["launches"]
-    assert [*range(len(launches))] == [entry["launch"] for entry in launches]
-    statuses = [entry["status"] for entry in launches]
+    assert [*range(len(launches))] == fields_of(launches, "launch")
+    statuses = fields_of(launches, "status")
     assert ["ok", "failed", "ok"] == statuses[:3]
     assert "boom" in launches[1]["reason"]
     (warning,) = [text for text in display.warnings if "goes on" in text]
@@ -60,5 +61,5 @@ def test_a_soak_goes_on_until_its_time_is_up(tmp_path):
     (event,) = lines["events.csv"][1:]
     assert ",failed,rank," in event
     assert 3 == len(lines["drift.csv"])
-    assert ["ok", "ok"] == [row["status"] for row in read_rows(tmp_path)]
+    assert ["ok", "ok"] == fields_of(read_rows(tmp_path), "status")
     assert {"ok"} == {json.loads(line)["status"] for line in lines["samples.jsonl"]}

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import finished, mpirun
+from launching import assert_code, finished, mpirun
 
 import commbench
 from commbench.launch.facts import Software, describe_differences
@@ -91,7 +91,7 @@ def test_other_software_is_refused_before_anything_is_written(tmp_path, python, 
         command = [sys.executable, str(conductor), *options, *ranks]
     environment = {**os.environ, **mpirun().environment(), "PYTHONPATH": str(ROOT)}
     done = finished(*command, env=environment)
-    assert 2 == done.returncode, done.stderr
+    assert_code(done, 2)
     assert 1 == done.stderr.count("commbench: Hosts run different software")
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("  commbench ")]
     assert {commbench.__version__, "0.0.1"} <= set(line.split())

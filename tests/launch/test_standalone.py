@@ -4,11 +4,13 @@ import dataclasses
 import itertools
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 from builders import read_info
 from faking import open_fake
+from fields import fields_of
 from launching import Recorder, make_request
 from threads import ThreadControl, run_threads
 
@@ -24,16 +26,16 @@ from commbench.results.record_types import AnyRecord
 
 
 @pytest.fixture(autouse=True)
-def no_signals(monkeypatch):
+def no_signals(monkeypatch, stub):
     """Keep the test process's signal handlers, and open a backend with scripted times."""
-    monkeypatch.setattr("commbench.launch.rank.SignalFeed", lambda _: None)
+    stub("commbench.launch.rank.SignalFeed", None)
     monkeypatch.setattr("commbench.launch.rank.open_backend", open_fake)
 
 
 def state(path: Path) -> tuple[str, list[tuple[int, str]], int]:
     """Return status, launches with how they ended, and the number of measured cases."""
     info = read_info(path)
-    ends = [(entry["launch"], entry["status"]) for entry in info["launches"]]
+    ends = fields_of(info["launches"], "launch", "status")
     measured = [record for record in load_run(path).records if record.status == "ok"]
     return info["status"], ends, len(measured)
 
@@ -51,11 +53,12 @@ class Invocation:
     def __init__(self, path: Path, stages: Sequence[Stage], seed: int = 1) -> None:
         self.finished = []
         self.display = Recorder()
+        open_run = partial(self.open, path, seed)
         identities = [
             Identity(role="rank", rank=rank, world_size=2, launcher="openmpi") for rank in range(2)
         ]
         self.ranks = [
-            OwnRank(stages, identity, lambda: self.open(path, seed), self.display, self.finish)
+            OwnRank(stages, identity, open_run, self.display, self.finish)
             for identity in identities
         ]
 
@@ -74,7 +77,7 @@ class Invocation:
         rank.control = control
         rank.work()
 
-    def run(self, at_case: Callable[[int], None] = lambda _: None) -> int:
+    def run(self, at_case: Callable[[int], object] = int) -> int:
         """Measure, calling ``at_case`` when rank 0 begins a case; return rank 0's exit code."""
         rank_0 = self.ranks[0]
         begun = itertools.count(1)
@@ -93,6 +96,20 @@ class Invocation:
         return rank_0.code
 
 
+def first_stage(_: Sequence[AnyRecord]) -> RunRequest:
+    """Return the first request."""
+    return FIRST
+
+
+def second_stage(_: Sequence[AnyRecord]) -> RunRequest:
+    """Return the second request."""
+    return SECOND
+
+
+def no_stage(_: Sequence[AnyRecord]) -> None:
+    """Return no request."""
+
+
 def refuse(_: Sequence[AnyRecord]) -> RunRequest:
     """Refuse to go on."""
     raise InputError("Nothing to go on with.")
@@ -101,9 +118,9 @@ def refuse(_: Sequence[AnyRecord]) -> RunRequest:
 @pytest.mark.parametrize(
     ("limit_s", "second", "code", "status", "end"),
     [
-        (None, lambda _: None, 0, "complete", (0, "ok")),
+        (None, no_stage, 0, "complete", (0, "ok")),
         (None, refuse, 2, "partial", (0, "ok")),
-        (0.001, lambda _: None, 3, "partial", (0, "cut")),
+        (0.001, no_stage, 3, "partial", (0, "cut")),
     ],
     ids=["nothing to do", "refused", "time limit"],
 )
@@ -118,8 +135,11 @@ def test_a_stage_that_is_not_measured(
     end,
 ):
     """Complete a run whose stage has no request, keep what precedes a refusal, obey a limit."""
-    first = dataclasses.replace(FIRST, time_limit_s=limit_s)
-    invocation = Invocation(tmp_path / "run", [lambda _: first, second])
+
+    def first(_: Sequence[AnyRecord]) -> RunRequest:
+        return dataclasses.replace(FIRST, time_limit_s=limit_s)
+
+    invocation = Invocation(tmp_path / "run", [first, second])
     assert code == invocation.run()
     measured = 0 if limit_s else 4
     assert (status, [end], measured) == state(tmp_path / "run")
@@ -129,7 +149,7 @@ def test_a_stage_that_is_not_measured(
 
 def test_ctrl_c_in_the_last_case_begins_no_further_stage(tmp_path):
     """Finish the launch on Ctrl-C, and start no other stage."""
-    invocation = Invocation(tmp_path / "run", [lambda _: FIRST, lambda _: SECOND])
+    invocation = Invocation(tmp_path / "run", [first_stage, second_stage])
 
     def interrupt(begun: int) -> None:
         if begun == len(CASES):
@@ -145,7 +165,7 @@ def test_ctrl_c_in_the_last_case_begins_no_further_stage(tmp_path):
 
 def test_ctrl_c_waits_until_results_are_written(tmp_path, monkeypatch):
     """Write what a launch has measured on Ctrl-C, and start no other stage."""
-    invocation = Invocation(tmp_path / "run", [lambda _: FIRST, lambda _: SECOND])
+    invocation = Invocation(tmp_path / "run", [first_stage, second_stage])
     rank_0, left = invocation.ranks[0], list[int]()
 
     def write(store: Store) -> None:
@@ -162,9 +182,9 @@ def test_ctrl_c_waits_until_results_are_written(tmp_path, monkeypatch):
 
 def test_another_plan_is_refused_once(tmp_path, capsys):
     """Refuse another plan with one sentence of rank 0 and code 2, and write nothing."""
-    assert 0 == Invocation(tmp_path / "run", [lambda _: FIRST]).run()
+    assert 0 == Invocation(tmp_path / "run", [first_stage]).run()
     before = (tmp_path / "run" / "run.json").read_bytes()
-    other = Invocation(tmp_path / "run", [lambda _: FIRST], seed=2)
+    other = Invocation(tmp_path / "run", [first_stage], seed=2)
     other.store = Store.open(tmp_path / "other", {})
     assert 2 == other.run()
     assert 1 == capsys.readouterr().err.count(
@@ -176,7 +196,7 @@ def test_another_plan_is_refused_once(tmp_path, capsys):
 def test_an_error_on_rank_0_is_entered_once(tmp_path):
     """Enter how the launch ended, and the run."""
     path = tmp_path / "run"
-    invocation = Invocation(path, [lambda _: FIRST])
+    invocation = Invocation(path, [first_stage])
 
     def break_down(begun: int) -> None:
         if begun < 3:

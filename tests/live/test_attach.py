@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 from commands import RANK_PREFIXES
-from launching import finished
+from launching import assert_code, finished
+from places import ROOT
 
 from commbench.live.command import SITE
 from commbench.live.options import VARIABLE, LiveOptions, say
@@ -208,9 +209,9 @@ def test_a_real_training_that_is_not_tuned_is_untouched(tmp_path):
     """Train one rank, and both types of FSDP, unchanged, with a line per reason and no run."""
     pytest.importorskip("torch")
     options = LiveOptions(out=str(tmp_path / "out"), workload="train.py")
-    path = os.pathsep.join([str(SITE), str(Path(__file__).parents[2])])
+    path = os.pathsep.join([str(SITE), str(ROOT)])
     done = run_python(tmp_path, TRAINING, {}, PYTHONPATH=path, **{VARIABLE: options.dumps()})
-    assert 0 == done.returncode, done.stderr
+    assert_code(done, 0)
     assert ["False", f"True {3 << 20}"] == done.stdout.splitlines()
     of_ddp, _, rest = done.stderr.partition("FSDP\n")
     of_fsdp, _, others = rest.partition("again\n")
@@ -263,7 +264,8 @@ def test_a_model_for_a_cuda_graph_is_left_alone(monkeypatch, stream, maker, *, i
     monkeypatch.setattr(adopt, "cuda", cuda)
     model = SimpleNamespace(device=SimpleNamespace(type="cuda"))
     in_maker = {"__name__": maker, "why": adopt.why_untouchable, "model": model}
-    assert is_left_alone == ("CUDA graph" in eval("why(model)", in_maker))  # noqa: S307 - as a module of that name
+    why = eval("why(model)", in_maker)  # noqa: S307 - as a module of that name
+    assert is_left_alone == ("CUDA graph" in why)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,13 @@ COUNTING = (sys.executable, "-c", COUNTER)
 NOTHING = "Nothing was tuned"
 #: A command that starts another one, waits for it, and goes on waiting at a signal.
 SHELL = ("sh", "-c", 'trap : INT TERM HUP USR1 USR2; "$@"; exit $?', "sh")
-#: The type of the fixture ``started``.
-Started = Callable[..., tuple[list[str], dict[str, str]]]
 
 
 @pytest.fixture
 def options(tmp_path, monkeypatch):
     """Return options of a tuning with results below the test's directory."""
     clear_of_launchers(monkeypatch)
+    monkeypatch.setattr(os, "setpgid", lambda *_: None)  # the tests' own process stays in its group
     return LiveOptions(out=str(tmp_path / "out"), workload="train.py")
 
 
@@ -220,7 +219,8 @@ def test_a_command_may_be_longer_than_a_variable_of_the_environment(options):
     options = dataclasses.replace(options, argv=("commbench", "tune", "--", *command))
     assert 5 == attach_to(command, options)
     argv = LiveOptions.loads(options.dumps()).argv
-    assert (options.argv[:50], "...") == (argv[:50], argv[-1])
+    assert options.argv[:50] == argv[:50]
+    assert "..." == argv[-1]
 
 
 def test_output_and_input_pass_through_to_the_byte(tmp_path, options):
@@ -312,7 +312,7 @@ def test_a_host_whose_command_does_not_conclude_has_no_witness(started):
 
 
 @pytest.fixture
-def started(monkeypatch, tmp_path, options):
+def started(monkeypatch, stub, tmp_path, options):
     """Return ``started(words, version=..., **environ)``: the command and the environment that would
     start, where the program of the command prints that version.
     """
@@ -327,7 +327,7 @@ def started(monkeypatch, tmp_path, options):
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.delenv("PYTHONPATH", raising=False)
         monkeypatch.setattr(live_command, "_run", lambda *started: calls.append(started))
-        monkeypatch.setattr(live_command, "_conclude", lambda _: None)
+        stub("commbench.live.command._conclude", None)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
         attach_to(words, options)

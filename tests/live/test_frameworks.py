@@ -5,16 +5,18 @@ COMMAND``.
 import importlib.util
 import re
 import sys
-from pathlib import Path
 
 import pytest
+from fields import fields_of
+from launching import assert_code
 from live_builders import TORCHRUN, run_python
+from places import ROOT
 
 from commbench.results import load_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.timeout(300)]
 
-TRAININGS = Path(__file__).parents[2] / "benchmarks" / "trainings"
+TRAININGS = ROOT / "benchmarks" / "trainings"
 STEPS, TUNED = 160, 150
 SMALL = ("--width", "128", "--layers", "3", "--batch", "4")
 #: Each framework's package, its script, and what starts the ranks; Lightning starts its second rank
@@ -35,13 +37,13 @@ def test_an_unmodified_training_is_tuned_and_ends_alike(framework, tmp_path):
     script, start = FRAMEWORKS[framework]
     training = [*start, str(TRAININGS / script), "--steps", str(STEPS), *SMALL]
     plain = run_python(training, tmp_path)
-    assert 0 == plain.returncode, plain.stderr
+    assert_code(plain, 0)
     tune = ["-m", "commbench", "tune", "--steps", str(TUNED), "--out", "tuned", "--"]
     tuned = run_python([*tune, sys.executable, *training], tmp_path)
-    assert 0 == tuned.returncode, tuned.stderr
+    assert_code(tuned, 0)
     assert 1 == len(digests(plain.stdout) | digests(tuned.stdout))
     result = load_run(tmp_path / "tuned")
     assert framework == result.info["framework"]
-    assert len({record.case.bucket_cap_mb for record in result.training_records}) > 1
+    assert len(set(fields_of(result.training_records, "case.bucket_cap_mb"))) > 1
     assert f"{script} on 2 ranks" in tuned.stderr
     assert "commbench" not in tuned.stdout

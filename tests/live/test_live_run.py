@@ -4,14 +4,17 @@ conclusion.
 
 import dataclasses
 import multiprocessing
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from fields import fields_of
 from live_builders import (
     OWN,
     STEPS_MS,
@@ -28,6 +31,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError, LaunchError
 from commbench.live.run import LiveRun, complete
 from commbench.results import Store, load_run
+from commbench.results.files import take_lock
 from commbench.results.recommendation import Recommendation
 
 FRESH, FRESH_FIVE = (dataclasses.replace(case, phase=CONFIRM) for case in (OWN, with_cap("5")))
@@ -97,7 +101,8 @@ def whole(tmp_path_factory):
 def test_a_run_is_read_like_any_other(whole):
     """Read conditions, rows, losses and conclusion, with the script's own setting as baseline."""
     run = load_run(whole)
-    assert ("complete", "") == (run.info["status"], run.info["reason"])
+    assert "complete" == run.info["status"]
+    assert "" == run.info["reason"]
     assert {
         "live": True,
         "workload": "train.py",
@@ -109,9 +114,10 @@ def test_a_run_is_read_like_any_other(whole):
     assert "c0ffee" == run.info["git_commit"]
     first, *others = run.training_rows
     assert ("default", 1.0) == (first.bucket_cap_mb, first.speedup)
-    assert STEPS_MS.keys() - {"default"} == {row.bucket_cap_mb for row in others}
-    assert ("change", "5") == (run.recommendation.verdict, run.recommendation.best.bucket_cap_mb)
-    assert {0} == {loss.launch for loss in run.losses}
+    assert STEPS_MS.keys() - {"default"} == set(fields_of(others, "bucket_cap_mb"))
+    assert "change" == run.recommendation.verdict
+    assert "5" == run.recommendation.best.bucket_cap_mb
+    assert {0} == set(fields_of(run.losses, "launch"))
     ends = [record.block_at[-1] + record.block_steps for record in run.training_records]
     assert max(ends) - 1 == run.losses[-1].step
     for name in ("ddp.csv", "buckets.csv", "recommendation.json"):
@@ -123,13 +129,13 @@ def test_each_invocation_adds_a_launch(tmp_path):
     out = tmp_path / "mine"
     make_live_run(out, launches=3)
     run = load_run(out)
-    assert [0, 1, 2] == [entry["launch"] for entry in run.info["launches"]]
+    assert [0, 1, 2] == fields_of(run.info["launches"], "launch")
     assert 3 == run.recommendation.launches
     assert run.recommendation.blocks > 0
     assert {3} == {
         row.launches for row in run.training_rows if row.bucket_cap_mb in {"default", "5"}
     }
-    assert {0, 1, 2} == {loss.launch for loss in run.losses}
+    assert {0, 1, 2} == set(fields_of(run.losses, "launch"))
 
 
 def test_launches_that_disagree_are_undecided(tmp_path):
@@ -142,7 +148,7 @@ def test_launches_that_disagree_are_undecided(tmp_path):
             records.append(make_blocks(case, medians_ms, launch=launch))
         write(out, *records)
     info = load_run(out).info
-    assert ["decided", "undecided"] == [entry["ending"] for entry in info["launches"]]
+    assert ["decided", "undecided"] == fields_of(info["launches"], "ending")
     assert "complete" == info["status"]
 
 
@@ -165,9 +171,9 @@ def test_a_launch_that_was_killed_is_ended_by_the_next(killed, tmp_path):
     out = shutil.copytree(killed, tmp_path / "mine")
     make_live_run(out)
     run = load_run(out)
-    assert [("cut", "ended"), ("ok", "decided")] == [
-        (e["status"], e["ending"]) for e in run.info["launches"]
-    ]
+    assert [("cut", "ended"), ("ok", "decided")] == fields_of(
+        run.info["launches"], "status", "ending"
+    )
     assert "complete" == run.info["status"]
 
 
@@ -200,7 +206,8 @@ def test_a_full_disk_stops_writing_and_nothing_else(tmp_path, monkeypatch, capfd
     (line,) = capfd.readouterr().err.splitlines()
     assert f"no longer written to {out}, and the training goes on: no space is left" in line
     loaded = load_run(out)
-    assert (1, "running") == (len(loaded.training_records), loaded.info["status"])
+    assert 1 == len(loaded.training_records)
+    assert "running" == loaded.info["status"]
 
 
 def test_a_disk_that_is_still_full_does_not_hide_the_conclusion(killed, tmp_path, monkeypatch):
@@ -227,14 +234,24 @@ def test_a_script_that_ends_before_the_decision(killed, tmp_path, ending):
         assert "cut" == load_run(out).info["status"]
     lines = complete(make_options(out))
     run = load_run(out)
-    assert ("cut", "the training ended too early") == (run.info["status"], run.info["reason"])
-    assert ["ended"] == [entry["ending"] for entry in run.info["launches"]]
+    assert "cut" == run.info["status"]
+    assert "the training ended too early" == run.info["reason"]
+    assert ["ended"] == fields_of(run.info["launches"], "ending")
     assert (12, "change") == (run.recommendation.blocks, run.recommendation.verdict)
     assert (out / "ddp.csv").exists()
     assert "train.py on 2 ranks: change to 5 MiB buckets." == lines[0]
     assert lines[1].startswith("  In 12 confirmation blocks of 1 launch 5 MiB buckets ran ")
     assert "    bucket_cap_mb=5," in lines
     assert lines[-1].startswith(f"Results: {out}; ")
+
+
+def test_a_rank_that_ends_after_its_launcher_is_waited_for(killed, tmp_path):
+    """Complete a run that is in use for a moment."""
+    out = shutil.copytree(killed, tmp_path / "mine")
+    ending = threading.Timer(0.3, os.close, [take_lock(out)])
+    ending.start()
+    assert "change to 5 MiB buckets" in complete(make_options(out))[0]
+    ending.join()
 
 
 def test_a_complete_run_is_left_as_it_is(whole):
@@ -288,8 +305,10 @@ def test_ranks_that_outlive_the_command_write_their_tables(tmp_path):
 
 
 def test_every_model_has_its_conclusion(whole, tmp_path):
-    """Conclude the directories of models trained one after the other."""
+    """Conclude the directories of models trained one after the other, and no older one beside."""
     outs = [shutil.copytree(whole, tmp_path / name) for name in ("mine", "mine-2")]
+    (tmp_path / "mine-3").mkdir()
+    (tmp_path / "mine-3" / "run.json").write_text('{"schema": 2}')
     lines = complete(make_options(outs[0]))
     ends = [line for line in lines if line.startswith("Results: ")]
     for out, line in zip(outs, ends, strict=True):
@@ -336,6 +355,8 @@ def test_each_block_is_one_line(tmp_path):
     assert 5 == len((tmp_path / "mine" / "samples.jsonl").read_text().splitlines())
     loaded = load_run(tmp_path / "mine")
     own, *_, of_an_earlier_version = loaded.training_records
-    assert (9, [1, 2, 3], 2.0) == (len(own.step_ms), [*own.block_at], own.forward_ms)
+    assert 9 == len(own.step_ms)
+    assert [1, 2, 3] == [*own.block_at]
+    assert 2.0 == own.forward_ms
     assert [*whole.block_at] == [*of_an_earlier_version.block_at]
-    assert {3} == {row.blocks for row in loaded.training_rows}
+    assert {3} == set(fields_of(loaded.training_rows, "blocks"))

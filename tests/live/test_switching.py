@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+from fields import fields_of
 from training_builders import make_training_case
 
 torch = pytest.importorskip("torch")
@@ -54,13 +55,14 @@ def test_an_exchange_leaves_the_warnings_of_the_script_alone(model, switcher):
 def test_one_rank_asks_git(
     model,
     monkeypatch,
+    stub,
     rank,
     commit,
 ):
     """Start git for commbench's commit only on the rank that writes the run."""
     options = []
     monkeypatch.setattr("commbench.live.adopt.Director", lambda _, given: options.append(given))
-    monkeypatch.setattr("commbench.live.adopt.git_commit", lambda _: "c0ffee")
-    monkeypatch.setattr("torch.distributed.get_rank", lambda _: rank)
+    stub("commbench.live.adopt.git_commit", "c0ffee")
+    stub("torch.distributed.get_rank", rank)
     autotune(model)
-    assert [commit] == [each.git_commit for each in options]
+    assert [commit] == fields_of(options, "git_commit")

@@ -14,8 +14,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 #: Functions and classes that the page names, as module and name.
 HOPS = sorted(set(re.findall(r"`([a-z_.]+):([A-Za-z_.]+)`", PAGE)))

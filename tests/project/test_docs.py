@@ -18,16 +18,17 @@ import pytest
 import terminal
 from builders import read_info
 from commands import COMMANDS, parse
+from fields import fields_of
 from kept import KEPT_RUNS, sample_lines
 from launching import finished
 from matplotlib.image import imread
+from places import ROOT
 from reference import leaves
 from schemas import SCHEMAS, schema_text
 
 from commbench import errors
 from commbench.cli.examples import EXAMPLES
 
-ROOT = Path(__file__).parents[2]
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("*/README.md")),
@@ -36,8 +37,8 @@ PAGES = [
 #: Terms of our own: write confirmation launches, sample, speed, same or changed gradients, effect
 #: on accuracy, extension, reference run, your script.
 PRIVATE_TERMS = re.compile(
-    r"fresh (?:launch|block)|\bvisits? (?!N)|states? of the machine|leaves? learning|alters? learning"
-    r"|effect on learning|second look|kept run|a person\b"
+    r"fresh (?:launch|block)|\bvisits? (?!N)|states? of the machine|leaves? learning"
+    r"|alters? learning|effect on learning|second look|kept run|a person\b"
 )
 #: Every command by the words that call it: ("run",), ("lab", "run").
 LEAVES = dict(leaves(COMMANDS))
@@ -131,9 +132,9 @@ def test_every_figure_is_made_by_a_program():
     """Leave no file in docs/figures that nothing writes, and show each of them on a page."""
     made = {*generate.FIGURES, generate.LAUNCH}
     made |= {f"page-{theme}.png" for theme in pictures.THEMES}
-    casts = {cast.name for cast in generate.FOLDER.glob("*.cast")}
+    casts = set(fields_of(generate.FOLDER.glob("*.cast"), "name"))
     made |= {name.replace(".cast", ".svg") for name in casts}
-    assert made | casts == {path.name for path in generate.FOLDER.iterdir()}
+    assert made | casts == set(fields_of(generate.FOLDER.iterdir(), "name"))
     pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [] == sorted(name for name in made if f"figures/{name}" not in pages)
 
@@ -218,6 +219,9 @@ def test_make_targets_in_pages_exist():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    """Follow every relative link of a page."""
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    """Follow every relative link of a page; find the tests and benchmarks that it names."""
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
     assert [] == [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    named = re.findall(r"\b(?:tests|benchmarks)/[\w/]+\.\w+", text)
+    assert [] == [name for name in named if not (ROOT / name).exists()]

@@ -3,14 +3,10 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from kept import RESULTS
-
-LoadBenchmark = Callable[[str], ModuleType]
 
 
 @pytest.fixture

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 from builders import read_rows
+from fields import fields_of
 from launching import succeeded
+from places import ROOT
 
 from commbench.hooks.registry import make_hook
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 #: A step of a recipe: the line that says what to do with a file, and the code.
 STEP = re.compile(
@@ -39,7 +40,8 @@ started = []
 for rank in range(ranks):
     place = dict(START_RANK=rank, START_RANKS=ranks, START_LOCAL_RANK=rank, START_LOCAL_RANKS=ranks)
     place |= dict(RANK=rank, WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    started.append(subprocess.Popen(program, env=os.environ | {{name: str(value) for name, value in place.items()}}))
+    place = {{name: str(value) for name, value in place.items()}}
+    started.append(subprocess.Popen(program, env=os.environ | place))
 sys.exit(max(rank.wait() for rank in started))
 """
 
@@ -136,9 +138,9 @@ def test_an_operation_is_measured(copy, tmp_path):
     """Measure the new operation with each of its reductions, and list it."""
     pytest.importorskip("mpi4py", reason="connects the only rank")
     rows = copy.measure(tmp_path, "-c reduce_broadcast --backend mpi --redop sum,max")
-    assert {("reduce_broadcast", "sum", "ok"), ("reduce_broadcast", "max", "ok")} == {
-        (row["operation"], row["redop"], row["status"]) for row in rows
-    }
+    assert {("reduce_broadcast", "sum", "ok"), ("reduce_broadcast", "max", "ok")} == set(
+        fields_of(rows, "operation", "redop", "status")
+    )
     assert "reduce_broadcast" in copy.run("-m", "commbench", "run", "--help")
 
 
@@ -150,9 +152,9 @@ def test_a_backend_is_measured(copy, tmp_path):
     """
     pytest.importorskip("mpi4py", reason="connects the only rank")
     rows = copy.measure(tmp_path, "-c all_reduce,all_gather --backend memcpy")
-    assert [("memcpy", "memory", "ok", "0"), ("memcpy", "", "unsupported", "")] == [
-        (row["backend"], row["transport"], row["status"], row["wrong"]) for row in rows
-    ]
+    assert [("memcpy", "memory", "ok", "0"), ("memcpy", "", "unsupported", "")] == fields_of(
+        rows, "backend", "transport", "status", "wrong"
+    )
 
 
 @pytest.mark.slow
@@ -227,7 +229,9 @@ def test_a_launcher_starts_ranks(copy, tmp_path):
     program.chmod(0o755)
     options = "-c all_reduce --backend gloo -n 2 --oversubscribe --launcher start --launches 1"
     (row,) = copy.measure(tmp_path / "out", options, role="conductor", path=program.parent)
-    assert ("2", "1", "ok") == (row["world_size"], row["launches"], row["status"])
+    assert "2" == row["world_size"]
+    assert "1" == row["launches"]
+    assert "ok" == row["status"]
 
 
 @pytest.mark.programs

@@ -5,13 +5,12 @@ import functools
 import pkgutil
 import re
 import warnings
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
 torch = pytest.importorskip("torch")
 
-ROOT = Path(__file__).parents[2]
 FILES = [
     path
     for folder in ("commbench", "benchmarks", "tests")

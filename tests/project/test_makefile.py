@@ -3,12 +3,10 @@
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
-from launching import finished, succeeded
-
-ROOT = Path(__file__).parents[2]
+from launching import assert_code, finished, succeeded
+from places import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
@@ -38,7 +36,7 @@ def test_the_driver_decides_the_cuda_version(variables, extra):
     Neither without a GPU.
     """
     done = dry_run(*variables)
-    assert 0 == done.returncode, done.stderr
+    assert_code(done, 0)
     assert [f"mpi,torch{extra}"] == re.findall(r"'\.\[(.*?)\]'", done.stdout)
     assert f"touch not-there/.commbench-system-wheel{extra.replace(',', '-')}\n" in done.stdout
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from commands import parse
 from launching import has_ended, wait_until
+from places import ROOT
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "launch" / "one_gpu.sh"
 #: The stand-in for python3: finds a GPU, records its arguments; fails or hangs on request.
 PROGRAM = """#!/bin/bash

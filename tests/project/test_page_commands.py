@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from commands import parse
+from places import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *(ROOT / name / "README.md" for name in ("benchmarks", "results")),

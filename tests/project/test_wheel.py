@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import finished, succeeded
+from fields import fields_of
+from launching import assert_code, finished, succeeded
+from places import ROOT
 
-ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "benchmarks" / "launch"
 KEPT = ROOT / "results" / "bench_xeon2core_20261125"
 
@@ -37,7 +38,7 @@ def test_the_wheel_works_without_the_checkout(tmp_path):
     """
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, ROOT)
     built = done(*pip, cwd=tmp_path)
-    assert 0 == built.returncode, built.stderr
+    assert_code(built, 0)
     (wheel,) = tmp_path.glob("*.whl")
     assert 0 == done(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path).returncode
     python, commbench = tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / "commbench"
@@ -46,7 +47,7 @@ def test_the_wheel_works_without_the_checkout(tmp_path):
     )
     if installed.returncode and "No matching distribution" in installed.stderr:
         pytest.skip("needs an index of packages")
-    assert 0 == installed.returncode, installed.stderr
+    assert_code(installed, 0)
     drawn = done(commbench, "report", KEPT, "--out", tmp_path / "page", cwd=tmp_path)
     assert ("", 0) == (drawn.stderr, drawn.returncode)
     assert (tmp_path / "page" / "report.html").stat().st_size > 10_000
@@ -54,9 +55,9 @@ def test_the_wheel_works_without_the_checkout(tmp_path):
     assert 2 == refused.returncode
     assert "No launcher was found" in refused.stderr
     share = tmp_path / "env" / "share" / "commbench" / "benchmarks"
-    assert {"quick.py", "launch", "trainings", "accept_node.expect"} <= {
-        path.name for path in share.iterdir()
-    }
+    assert {"quick.py", "launch", "trainings", "accept_node.expect"} <= set(
+        fields_of(share.iterdir(), "name")
+    )
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def receive(port: int) -> None:
             received += len(stream.recv(1 << 16))
             if time.monotonic() < begin + FROM_S:
                 first = received
-        print((received - first) * 8e-6 / (UNTIL_S - FROM_S))  # noqa: T201 - the first host reads it
+        rate_Mbps = (received - first) * 8e-6 / (UNTIL_S - FROM_S)
+        print(rate_Mbps)  # noqa: T201 - the first host reads it
 
 
 def send(host: str, port: int) -> None:
@@ -76,7 +77,8 @@ def main(flows: list[str]) -> None:
             end.stdin.write(begin)
             end.stdin.flush()
     outputs = [end.communicate(timeout=WAIT_S)[0] for end in far_ends + near_ends]
-    print(json.dumps([float(text) for text in outputs[: len(flows)]]))  # noqa: T201 - the test reads it
+    rates_Mbps = [float(text) for text in outputs[: len(flows)]]
+    print(json.dumps(rates_Mbps))  # noqa: T201 - the test reads it
 
 
 if __name__ == "__main__":

@@ -113,6 +113,17 @@ def report_and_exit(results: object) -> None:
     os._exit(0)
 
 
+def each_of(check: Callable[[str], Any], *names: str) -> dict[str, Any]:
+    """Return the result of a check for each name."""
+    return {name: check(name) for name in names}
+
+
+def backward(model: DistributedDataParallel, data: torch.Tensor) -> None:
+    """Run one backward pass from gradients of zero."""
+    model.zero_grad()
+    loss_of(model, data).backward()
+
+
 def run_checks(checks: dict[str, Callable[..., Any]], names: list[str]) -> None:
     """Join, run the named checks and print their results.
 

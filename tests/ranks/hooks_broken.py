@@ -4,7 +4,6 @@ next.
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +20,35 @@ def done(value: object) -> torch.futures.Future:
     return future
 
 
-def returning(change: Callable[[torch.Tensor], object]) -> Callable[[Any, Any], Any]:
-    """Return a hook whose future holds the changed buffer."""
+def wrong_values(buffer: torch.Tensor) -> dict[str, object]:
+    """Return what a future may hold in place of an averaged buffer."""
+    return {
+        "future of none": None,
+        "short": buffer[:-1],
+        "long": torch.cat([buffer, buffer]),
+        "two-dimensional": buffer[None],
+        "half": buffer.half(),
+        "strided": torch.stack([buffer, buffer], 1)[:, 0],
+        "elsewhere": buffer.to("meta"),
+    }
+
+
+def returning(name: str) -> Callable[[Any, Any], Any]:
+    """Return a hook whose future holds a wrong value."""
 
     def own_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
-        return done(change(bucket.buffer()))
+        return done(wrong_values(bucket.buffer())[name])
 
     return own_hook
+
+
+def nothing(_: object, bucket: dist.GradBucket) -> None:
+    """Return no future."""
+
+
+def bare(_: object, bucket: dist.GradBucket) -> torch.Tensor:
+    """Return a tensor in place of a future."""
+    return bucket.buffer()
 
 
 def raising(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
@@ -46,24 +67,18 @@ def oddly_named(first: object, second: dist.GradBucket) -> torch.futures.Future:
 
 
 BROKEN = {
-    "none": lambda *_: None,
-    "not a future": lambda _, bucket: bucket.buffer(),
-    "future of none": returning(lambda _: None),
-    "short": returning(lambda buffer: buffer[:-1]),
-    "long": returning(lambda buffer: torch.cat([buffer, buffer])),
-    "two-dimensional": returning(lambda buffer: buffer[None]),
-    "half": returning(lambda buffer: buffer.half()),
-    "strided": returning(lambda buffer: torch.stack([buffer, buffer], 1)[:, 0]),
-    "elsewhere": returning(lambda buffer: buffer.to("meta")),
+    "none": nothing,
+    "not a future": bare,
+    **{name: returning(name) for name in wrong_values(torch.zeros(2))},
     "raises": raising,
     "callback raises": failing,
 }
 
 
-def refusal(action: Callable[[], object]) -> str:
+def refusal(action: Callable[..., object], *arguments: Any, **options: Any) -> str:
     """Return the error of an action, or an empty text."""
     try:
-        action()
+        action(*arguments, **options)
     except Exception as error:  # noqa: BLE001 - whatever a person would see
         return f"{type(error).__name__}: {error}"
     return ""
@@ -76,7 +91,7 @@ def step(model: torch.nn.Module, data: torch.Tensor) -> None:
 
 def sentences(model: torch.nn.Module, steps: int = 2) -> list[str]:
     """Return the error of each step, or an empty text."""
-    return [refusal(partial(step, model, batch(0, number))) for number in range(steps)]
+    return [refusal(step, model, batch(0, number)) for number in range(steps)]
 
 
 def broken() -> dict[str, list[str]]:
@@ -111,17 +126,17 @@ def registering() -> dict[str, str]:
         }
     )
     return {
-        "bare": refusal(lambda: FP16().register(make_model())),
-        "used": refusal(lambda: used.register(make_ddp())),
-        "taken": refusal(lambda: FP16().register(taken)),
-        "builtin": refusal(lambda: FP16().register(builtin)),
-        "double": refusal(lambda: PowerSGD().register(double)),
-        "double passthrough": refusal(lambda: PassThrough().register(double)),
-        "scaler": refusal(lambda: TopK(selection="exact").register(make_ddp(), scaler=1024.0)),
-        "another state": refusal(lambda: used.load_state_dict(PowerSGD().state_dict())),
-        "another model": refusal(lambda: other.register(make_ddp())),
-        "another model later": refusal(lambda: used.load_state_dict(other.state_dict())),
-        "not callable": refusal(lambda: Guard(3)),
+        "bare": refusal(FP16().register, make_model()),
+        "used": refusal(used.register, make_ddp()),
+        "taken": refusal(FP16().register, taken),
+        "builtin": refusal(FP16().register, builtin),
+        "double": refusal(PowerSGD().register, double),
+        "double passthrough": refusal(PassThrough().register, double),
+        "scaler": refusal(TopK(selection="exact").register, make_ddp(), scaler=1024.0),
+        "another state": refusal(used.load_state_dict, PowerSGD().state_dict()),
+        "another model": refusal(other.register, make_ddp()),
+        "another model later": refusal(used.load_state_dict, other.state_dict()),
+        "not callable": refusal(Guard, 3),
     }
 
 
@@ -129,7 +144,8 @@ def sparse() -> list[str]:
     """Return the errors for sparse gradients."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(10, 4, sparse=True))
     FP16().register(model)
-    return [refusal(lambda: model(torch.tensor([1, 2])).sum().backward())]
+    loss = model(torch.tensor([1, 2])).sum()
+    return [refusal(loss.backward)]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Each returns numbers or booleans that the test judges.
 """
 
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ import torch.distributed as dist
 from gloo import (
     EQUAL,
     agree,
+    backward,
     batch,
     distance,
+    each_of,
     everywhere,
     flat,
     gradients,
@@ -69,18 +72,17 @@ def close(*hooks: Hook) -> None:
         hook.close()
 
 
-def density_one(text: str) -> dict[str, Any]:
+def density_one(name: str) -> dict[str, Any]:
     """Send every element by a sparse hook.
 
     Compare with the mean and bit by bit with the sum in rank order.
     """
-    hook = make(text).register(model := make_ddp())
+    hook = make(DENSE[name]).register(model := make_ddp())
     errors, same = [], True
     for step in range(5):
         data = batch(dist.get_rank(), step)
         own = local_gradients(model, data)
-        model.zero_grad()
-        loss_of(model, data).backward()
+        backward(model, data)
         errors.append(distance(gradients(model), mean(own)))
         by_rank = [each / dist.get_world_size() for each in everywhere(own)]
         same &= torch.equal(gradients(model), sum(by_rank[1:], by_rank[0]))
@@ -95,8 +97,7 @@ def dense_start(name: str) -> list[float]:
     for step in range(4):
         data = batch(dist.get_rank(), step)
         expected = mean(local_gradients(model, data))
-        model.zero_grad()
-        loss_of(model, data).backward()
+        backward(model, data)
         errors.append(distance(gradients(model), expected))
     close(hook)
     return errors
@@ -119,13 +120,20 @@ def resume(name: str) -> dict[str, bool]:
     fresh.load_state_dict(state)
     fresh.register(again)
     for step in range(4, 8):
-        train_step(again, sgd(again), batch(rank, step))
+        take_step(again, step)
     same = torch.equal(flat(model.module.parameters()), flat(again.module.parameters()))
     close(hook, fresh)
     return {
         "parameters": all(everywhere(same)),
         "memory": all(everywhere(torch.equal(memory_of(hook), memory_of(fresh)))),
     }
+
+
+def poison_last(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the gradient, with one infinite row on the last rank."""
+    if dist.get_rank() < dist.get_world_size() - 1:
+        return gradient
+    return gradient.index_fill(0, torch.tensor([1]), torch.inf)
 
 
 def scaled(name: str) -> dict[str, Any]:
@@ -136,17 +144,17 @@ def scaled(name: str) -> dict[str, Any]:
     plain = make(COMPRESSING[name]).register(reference := make_ddp())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     hook = make(COMPRESSING[name]).register(model := make_ddp(), scaler=scaler)
-    optimizers = sgd(reference), sgd(model)
-    rank, size = dist.get_rank(), dist.get_world_size()
+    optimizer, own = sgd(reference), sgd(model)
+    rank = dist.get_rank()
 
     def step(number: int) -> None:
-        optimizers[1].zero_grad()
+        own.zero_grad()
         scaler.scale(loss_of(model, batch(rank, number))).backward()
-        scaler.step(optimizers[1])
+        scaler.step(own)
         scaler.update()
 
     for number in range(4):
-        train_step(reference, optimizers[0], batch(rank, number))
+        train_step(reference, optimizer, batch(rank, number))
         step(number)
     results = {
         "same memory": torch.equal(memory_of(plain), memory_of(hook)),
@@ -156,24 +164,17 @@ def scaled(name: str) -> dict[str, Any]:
     }
     memory, parameters = memory_of(hook), flat(model.module.parameters()).clone()
     first = next(model.module.parameters())
-    handle = first.register_hook(
-        lambda g: g.index_fill(0, torch.tensor([1]), torch.inf) if rank == size - 1 else g
-    )
+    handle = first.register_hook(poison_last)
     step(4)
     handle.remove()
-    results |= {
-        "memory kept": torch.equal(memory, memory_of(hook)),
-        "parameters kept": torch.equal(parameters, flat(model.module.parameters())),
-        "scale": scaler.get_scale(),
-    }
+    results["memory kept"] = torch.equal(memory, memory_of(hook))
+    results["parameters kept"] = torch.equal(parameters, flat(model.module.parameters()))
+    results["scale"] = scaler.get_scale()
     for number in range(5, 8):
         step(number)
-    results |= {
-        "goes on": (
-            not torch.equal(memory, memory_of(hook)) and bool(memory_of(hook).isfinite().all())
-        ),
-        "agree": agree(flat(model.module.parameters())),
-    }
+    is_finite = bool(memory_of(hook).isfinite().all())
+    results["goes on"] = is_finite and not torch.equal(memory, memory_of(hook))
+    results["agree"] = agree(flat(model.module.parameters()))
     close(plain, hook)
     return {key: _all(value) for key, value in results.items()}
 
@@ -201,8 +202,7 @@ def low_rank() -> dict[str, float]:
     values = torch.linalg.svdvals(matrix)
     results["best"] = float(values[2:].norm())
     for name in ("everything", "first", *["later"] * 25):
-        model.zero_grad()
-        loss_of(model, data).backward()
+        backward(model, data)
         results[name] = float((next(model.module.parameters()).grad - matrix).norm())
     close(full, hook)
     return results
@@ -220,11 +220,8 @@ def infinite(name: str) -> dict[str, bool]:
         loss_of(model, batch(rank, step)).backward()
     memory = hook.state_dict()["memory"]
     first = next(model.module.parameters())
-    handle = first.register_hook(
-        lambda g: g.index_fill(0, torch.tensor([1]), torch.inf) if rank == last else g
-    )
-    model.zero_grad()
-    loss_of(model, batch(rank, 3)).backward()
+    handle = first.register_hook(poison_last)
+    backward(model, batch(rank, 3))
     handle.remove()
     after = hook.state_dict()["memory"]
     together = slice(TOGETHER.get(name))
@@ -234,8 +231,7 @@ def infinite(name: str) -> dict[str, bool]:
     is_kept = [torch.equal(*pair) for pair in kept_flat]
     clean = bool(memory_of(hook).isfinite().all())
     is_infinite = not first.grad.isfinite().all()
-    model.zero_grad()
-    loss_of(model, batch(rank, 4)).backward()
+    backward(model, batch(rank, 4))
     close(hook)
     return {
         "seen by all": all(everywhere(is_infinite)),
@@ -352,18 +348,19 @@ def compression_gradients() -> dict[str, Any]:
         model(inputs).square().sum().backward()
         gradient = own.reshape(-1) * min(1.0, 1.0 / size**0.5 / float(own.norm()))
         u = 0.5 * u + gradient
-        v = (v * 2 if step == 6 else v) + u
+        if step == 6:
+            v = v * 2
+        v = v + u
         chosen = v.abs().topk(kept_elements(200, hook.current_density)).indices
         sent = torch.zeros(200).index_copy(0, chosen, v[chosen])
         u[chosen], v[chosen] = 0.0, 0.0
         errors.append(distance(parameter.grad.reshape(-1), mean(sent)))
         counts.append(len(chosen))
-        optimizer.param_groups[0]["lr"] = 0.05 if step == 5 else optimizer.param_groups[0]["lr"]
+        if step == 5:
+            optimizer.param_groups[0]["lr"] = 0.05
     memory = hook.state_dict()["memory"]
-    errors += [
-        distance(memory["residual"]["weight"].reshape(-1), v),
-        distance(memory["momentum"]["weight"].reshape(-1), u),
-    ]
+    for kind, expected in ("residual", v), ("momentum", u):
+        errors.append(distance(memory[kind]["weight"].reshape(-1), expected))
     return {"error": max(everywhere(max(errors))), "counts": counts}
 
 
@@ -395,6 +392,11 @@ def chosen_chunks() -> dict[str, Any]:
     }
 
 
+def take_step(model: DistributedDataParallel, step: int) -> None:
+    """Train one step on this rank's batch."""
+    train_step(model, sgd(model), batch(dist.get_rank(), step))
+
+
 def two_models() -> dict[str, Any]:
     """Train two models whose hooks share a thread, with other collectives pending.
 
@@ -406,7 +408,7 @@ def two_models() -> dict[str, Any]:
     for step in range(5):
         pending = [dist.all_reduce(torch.ones(EQUAL), async_op=True) for _ in range(step)]
         for model in models:
-            train_step(model, sgd(model), batch(dist.get_rank(), step))
+            take_step(model, step)
         for work in pending:
             work.wait()
     results = {"shared": hooks[0]._lane is hooks[1]._lane, "alive": []}
@@ -415,14 +417,14 @@ def two_models() -> dict[str, Any]:
             hook.close()
             hook.close()
             results["alive"].append(hook._lane._thread.is_alive())
-            train_step(model, sgd(model), batch(dist.get_rank(), 9))
+            take_step(model, 9)
     except InputError as error:
         results["refusal"] = str(error)
-    train_step(models[1], sgd(models[1]), batch(dist.get_rank(), 9))
+    take_step(models[1], 9)
     hooks[1].close()
     results["alive"].append(hooks[1]._lane._thread.is_alive())
     third = PowerSGD(start=0).register(model := make_ddp())
-    train_step(model, sgd(model), batch(dist.get_rank(), 9))
+    take_step(model, 9)
     third.close()
     return results | {
         "agree": agree(flat(models[1].module.parameters())),
@@ -431,11 +433,11 @@ def two_models() -> dict[str, Any]:
 
 
 CHECKS = {
-    "density_one": lambda: {name: density_one(text) for name, text in DENSE.items()},
-    "dense_start": lambda: {name: dense_start(name) for name in DENSE_FIRST},
-    "resume": lambda *names: {name: resume(name) for name in names},
-    "scaled": lambda *names: {name: scaled(name) for name in names},
-    "infinite": lambda *names: {name: infinite(name) for name in names},
+    "density_one": partial(each_of, density_one, *DENSE),
+    "dense_start": partial(each_of, dense_start, *DENSE_FIRST),
+    "resume": partial(each_of, resume),
+    "scaled": partial(each_of, scaled),
+    "infinite": partial(each_of, infinite),
     "low_rank": low_rank,
     "shapes_and_options": shapes_and_options,
     "feedback": feedback,

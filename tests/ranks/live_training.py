@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gloo import everywhere, join, report_and_exit
+from gloo import each_of, everywhere, run_checks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -37,10 +37,9 @@ class Net(nn.Module):
     def __init__(self, *, has_spare: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        layers = [(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()) for _ in range(5)]
-        self.body = nn.Sequential(
-            *(layer for layers_of_block in layers for layer in layers_of_block)
-        )
+        self.body = nn.Sequential()
+        for _ in range(5):
+            self.body.extend([nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()])
         self.head = nn.Linear(WIDTH, 10)
         self.spare = nn.Linear(WIDTH, 10) if has_spare else None
         self.calls = 0
@@ -49,9 +48,9 @@ class Net(nn.Module):
         """Return the logits."""
         self.calls += self.training
         hidden = self.body(data)
-        return (
-            self.spare(hidden) if self.spare is not None and self.calls % 2 else self.head(hidden)
-        )
+        if self.spare is not None and self.calls % 2:
+            return self.spare(hidden)
+        return self.head(hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +167,9 @@ def watch(name: str) -> dict[str, Any]:
         or any(hooks)
         or not {"join_hook", "_sync_buffers"}.isdisjoint(vars(model))
     )
+    is_same = all(torch.equal(*pair) for pair in zip(without, watched, strict=True))
     found = {
-        "same": all(
-            everywhere(all(torch.equal(*pair) for pair in zip(without, watched, strict=True)))
-        ),
+        "same": all(everywhere(is_same)),
         "left": any(everywhere(is_left or torch.autograd.backward.__module__ != "torch.autograd")),
         "hooks": everywhere([function.__name__ for function, _ in own_hooks(model)]),
         "messages": messages.getvalue(),
@@ -294,17 +292,15 @@ def twice() -> dict[str, Any]:
 
 def refused() -> dict[str, Any]:
     """Return the message for each training that is not tuned."""
-    makers = {
-        "subclass": lambda: type("Mine", (DistributedDataParallel,), {})(Net()),
-        "own_state": lambda: hooked(object()),
-        "compiled": lambda: torch.compile(
-            DistributedDataParallel(nn.Linear(WIDTH, 10)), backend="eager"
-        ),
-        "unwritable": lambda: make(Way()),
+    linear = DistributedDataParallel(nn.Linear(WIDTH, 10))
+    models = {
+        "subclass": type("Mine", (DistributedDataParallel,), {})(Net()),
+        "own_state": hooked(object()),
+        "compiled": torch.compile(linear, backend="eager"),
+        "unwritable": make(Way()),
     }
     results = {}
-    for name, maker in makers.items():
-        model = maker()
+    for name, model in models.items():
         out = "/proc/nowhere/run" if name == "unwritable" else directory(name)
         messages = io.StringIO()
         with contextlib.redirect_stderr(messages):
@@ -322,8 +318,8 @@ def hooked(state: object) -> DistributedDataParallel:
 
 
 CHECKS = {
-    "compare": lambda *names: {name: compare(name) for name in names},
-    "watch": lambda *names: {name: watch(name) for name in names},
+    "compare": functools.partial(each_of, compare),
+    "watch": functools.partial(each_of, watch),
     "killed": killed,
     "compressed": compressed,
     "in_turn": in_turn,
@@ -332,9 +328,4 @@ CHECKS = {
 }
 
 if __name__ == "__main__":
-    join()
-    results = {}
-    for text in sys.argv[1:]:
-        name, *arguments = text.split(":")
-        results[name] = CHECKS[name](*arguments)
-    report_and_exit(results)
+    run_checks(CHECKS, sys.argv[1:])

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, NoReturn
 
 from reporting import connect, report_and_exit
+from verifying import MOVING, REDUCING
 
 from commbench.backends import open_backend
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.datatypes import DTYPES
-from commbench.collectives.operations import OPERATIONS
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, agree_on, gather_everywhere
 from commbench.engine.setup import Prepared, prepare
@@ -23,8 +23,6 @@ from commbench.findings import UnsupportedError
 
 #: A number that no library likes; the least is tried in these types too.
 ELEMENTS_PER_RANK, OFTEN = 301, ("float32", "int8")
-REDUCING = [name for name, operation in OPERATIONS.items() if operation.reduces]
-MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data]
 
 
 def cases(backend: str, size: int) -> list[Case]:

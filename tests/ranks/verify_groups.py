@@ -10,10 +10,10 @@ from typing import Any
 from measuring import measure
 from reporting import connect, report_and_exit
 from verify_all import prepared_everywhere
+from verifying import MOVING
 
 from commbench.backends import open_backend
 from commbench.collectives.cases import Case, Sweep, all_cases
-from commbench.collectives.operations import OPERATIONS
 from commbench.engine.communicator import Communicator, HostBuffer
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.session import Session
@@ -49,8 +49,7 @@ def cases(backend: str, size: int) -> list[Case]:
         "sizes": [size * ELEMENTS * 4],
         "patterns": PATTERNS,
     }
-    moving = [name for name, operation in OPERATIONS.items() if operation.moves_data]
-    return all_cases([Sweep(operations=moving, roots=(1,), in_place="default", **common)], size)
+    return all_cases([Sweep(operations=MOVING, roots=(1,), in_place="default", **common)], size)
 
 
 def flip(buffer: HostBuffer) -> None:

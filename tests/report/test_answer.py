@@ -4,7 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fields import fields_of
 from kept import load_kept
+from places import RESULTS
 
 from commbench.cli.presentation import print_answer
 from commbench.cli.terminal import make_console
@@ -12,7 +14,6 @@ from commbench.findings import Finding
 from commbench.report.answer import answer_verdict, answer_warnings
 from commbench.results.verdict import MOST_LINES
 
-RESULTS = Path(__file__).parents[2] / "results"
 BENCH = RESULTS / "bench_xeon2core_20261125"
 
 
@@ -27,7 +28,7 @@ def test_a_bench_fits_a_screen(capsys):
     lines = printed(BENCH, capsys)
     assert len(lines) <= 45
     run = load_kept(BENCH.name)
-    sizes = {row.message_bytes for row in run.rows}
+    sizes = set(fields_of(run.rows, "message_bytes"))
     head = next(number for number, line in enumerate(lines) if "8 B" in line)
     table = lines[head : head + len(sizes) + 1]
     assert {len(sizes) + 1} == {len(table)}

@@ -54,8 +54,10 @@ def test_a_line_has_a_band():
     axes = drawn(curve(10.0, 20.0), unit="ms")
     (line,) = axes.get_lines()
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert ([1.0, 2.0], [10.0, 20.0]) == (list(line.get_xdata()), list(line.get_ydata()))
-    assert (9.0, 22.0) == (band.min(), pytest.approx(band.max()))
+    assert [1.0, 2.0] == list(line.get_xdata())
+    assert [10.0, 20.0] == list(line.get_ydata())
+    assert 9.0 == band.min()
+    assert 22.0 == pytest.approx(band.max())
     assert ("x", "y, ms") == (axes.get_xlabel(), axes.get_ylabel())
 
 
@@ -63,7 +65,9 @@ def test_sizes_are_powers_of_two():
     """Name at most six sizes on an axis in powers of two, and draw every single point."""
     axes = drawn(curve(*range(1, 99), is_joined=False), x="size")
     (line,) = axes.get_lines()
-    assert ("log", "None", None) == (axes.get_xscale(), line.get_linestyle(), line.get_markevery())
+    assert "log" == axes.get_xscale()
+    assert "None" == line.get_linestyle()
+    assert line.get_markevery() is None
     assert 6 == len(ticks_of(axes, "x"))
 
 

@@ -5,6 +5,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from fields import fields_of
 from live_builders import OWN, STEPS_MS, make_blocks, make_live_run, open_run, with_cap
 
 from commbench.ddp.plan.cases import CONFIRM
@@ -33,7 +34,7 @@ def test_spans_follow_the_blocks_of_the_last_launch(tuned):
     spans = sorted(span for row in chart.panels[0].series for span in row.spans)
     assert all(one.end <= other.begin for one, other in itertools.pairwise(spans))
     last = [record for record in tuned.training_records if record.launch == 1]
-    assert {begin for record in last for begin in record.block_at} == {span.begin for span in spans}
+    assert {begin for record in last for begin in record.block_at} == set(fields_of(spans, "begin"))
     medians = chart.panels[1].series[0].points
     assert len(chart.panels[0].series[0].spans) == len(medians)
     assert pytest.approx(STEPS_MS["default"], rel=0.1) == next(iter(medians.values())).value
@@ -54,10 +55,10 @@ def test_the_script_s_own_setting_comes_first(tuned, tmp_path):
     assert ["25 MiB buckets", "default buckets"] == chart.names
     assert not chart.moments
     rows, steps, _ = chart_of(tuned).panels
-    names = [row.name for row in rows.series]
+    names = fields_of(rows.series, "name")
     assert ["default buckets", "5 MiB buckets"] == names[:2]
     assert "100 MiB buckets" == names[-1]
-    assert names == [series.name for series in steps.series]
+    assert names == fields_of(steps.series, "name")
 
 
 def test_the_loss_is_drawn_below_if_it_was_recorded(tuned):

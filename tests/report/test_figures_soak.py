@@ -1,6 +1,7 @@
 """Tests of a soak on the page: its time line, tables and sentences."""
 
 import pytest
+from fields import fields_of
 from soaks import at_s, even, soak_info, soak_records, waiting_for
 from training_builders import run_of
 
@@ -34,10 +35,10 @@ def test_the_page_names_events_and_drift():
     run = soaked()
     page = make_page([run], all_figures([run]), beside=False)
     section = next(section for section in page.sections if section.name == "soak")
-    assert ["Events", "Drift"] == [table.title for table in section.tables]
+    assert ["Events", "Drift"] == fields_of(section.tables, "title")
     assert [2, 1] == [len(table.lines) for table in section.tables]
-    assert "system-wide" in [cell.text for cell in section.tables[0].lines[0]]
-    assert "rank 2 on host n1" in [cell.text for cell in section.tables[0].lines[1]]
+    assert "system-wide" in fields_of(section.tables[0].lines[0], "text")
+    assert "rank 2 on host n1" in fields_of(section.tables[0].lines[1], "text")
     (finding,) = [finding for finding in page.findings if finding.label == "Soak"]
     assert finding.texts[0].endswith(
         "20 launches and 240 samples: 2 spikes and 0 launches that failed or hung."

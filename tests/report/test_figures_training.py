@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from drawings import recommendation_of, values_of
+from fields import fields_of
 from training_builders import (
     launches_of,
     make_bucket,
@@ -96,8 +97,8 @@ def test_workloads_have_figures_of_their_own():
             records += launches_of(10.0, make_training_case(cap=cap, workload=workload))
     runs = [run_of(name=name, training=records) for name in ("old", "new")]
     charts = list(bucket_charts(runs))
-    assert 2 == len({chart.name for chart in charts})
-    assert [["old: none", "new: none"]] * 2 == [chart.names for chart in charts]
+    assert 2 == len(set(fields_of(charts, "name")))
+    assert [["old: none", "new: none"]] * 2 == fields_of(charts, "names")
 
 
 # ---------------------------------------------------------------------------------------- learning
@@ -123,7 +124,9 @@ def test_curves_are_the_mean_over_launches_and_bands_the_range():
 def test_many_steps_are_averaged():
     """Average many steps in windows."""
     points = windows_of([{float(step): float(step) for step in range(1, 1201)}])
-    assert (60, 20.0, 1200.0) == (len(points), min(points), max(points))
+    assert 60 == len(points)
+    assert 20.0 == min(points)
+    assert 1200.0 == max(points)
     assert 10.5 == points[20.0].value
 
 
@@ -150,7 +153,8 @@ def test_metrics_have_a_figure_with_their_target():
     records = launches_of(20.0, metrics=metrics, metric_name="accuracy", target=0.7)
     panel, _ = learned(records).panels
     assert {DEFAULT: {10.0: 0.5, 20.0: 0.75}} == values_of(panel)
-    assert ("accuracy", [0.7]) == (panel.label, [limit.value for limit in panel.limits])
+    assert "accuracy" == panel.label
+    assert [0.7] == fields_of(panel.limits, "value")
 
 
 # ------------------------------------------------------------------------------- timeline of a step
@@ -192,7 +196,7 @@ def test_the_default_stands_above_the_recommended_setting(default, verdict, titl
     """Draw the default, unless it failed, above the recommended or else the fastest setting."""
     advice = recommendation_of(BEST, verdict=verdict) if verdict else None
     chart = timeline(run_of(training=[*default, *COMPRESSED, *LOCAL], recommendation=advice))
-    assert titles == [panel.title for panel in chart.panels]
+    assert titles == fields_of(chart.panels, "title")
 
 
 def test_buckets_wait_compress_and_communicate():

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from effort import cases
-from launching import finished
+from launching import assert_code, finished
 from pages import make_hostile
+from places import RESULTS
 
 from commbench.report.page.writing import render_page, write_page
 from commbench.results import load_run
 
-RESULTS = Path(__file__).parents[2] / "results"
 RUNS = cases(
     ["bench_xeon2core_20261125"],
     ["matrix_slow_host_xeon2core_20261125", "train_resnet18_1gbit_xeon2core_20261125"],
@@ -37,14 +37,17 @@ addEventListener("load", () => {
   report("width", innerWidth);
   const figures = [...document.querySelectorAll("figure.drawing svg")];
   report("figures", figures.filter((svg) => svg.getBoundingClientRect().height > 50).length);
-  report("first-screen", Math.round(document.querySelector("header").getBoundingClientRect().bottom));
+  const header = document.querySelector("header").getBoundingClientRect();
+  report("first-screen", Math.round(header.bottom));
   const wide = [...document.querySelectorAll("main *")].filter((part) =>
     !part.closest(".scroll, svg, pre") && part.getBoundingClientRect().right > innerWidth + 1);
   report("wide", wide.map((part) => part.tagName).join(" "));
   const table = document.querySelector("table.sortable:has(tbody tr:nth-child(3))");
-  const index = [...table.tHead.rows[0].cells].findIndex((head) => head.classList.contains("number"));
-  const button = table.tHead.rows[0].cells[index].querySelector("button");
-  const column = () => [...table.tBodies[0].rows].map((row) => row.cells[index].dataset.value).join(",");
+  const heads = [...table.tHead.rows[0].cells];
+  const index = heads.findIndex((head) => head.classList.contains("number"));
+  const button = heads[index].querySelector("button");
+  const value = (row) => row.cells[index].dataset.value;
+  const column = () => [...table.tBodies[0].rows].map(value).join(",");
   report("before", column());
   button.click();
   report("up", column());
@@ -87,7 +90,7 @@ class Screen:
         command += [f"--user-data-dir={self.home / 'profile'}", "--enable-logging=stderr"]
         command += [f"--window-size={DESK},800", "--dump-dom", page.as_uri()]
         done = finished(*command)
-        assert 0 == done.returncode, done.stderr
+        assert_code(done, 0)
         return done.stdout, "\n".join(
             line for line in done.stderr.splitlines() if "CONSOLE" in line
         )
@@ -128,7 +131,9 @@ def test_page_fits_its_window(screen, html, width):
     conclusion and key conditions are on the first screen.
     """
     probed = screen.probe(html, width)
-    assert (str(width), "0", "") == (probed["width"], probed["overflow"], probed["wide"])
+    assert str(width) == probed["width"]
+    assert "0" == probed["overflow"]
+    assert "" == probed["wide"]
     assert html.count('<figure class="drawing"') == int(probed["figures"]) > 0
     up = [float(value) for value in probed["up"].split(",")]
     assert sorted(up) == up

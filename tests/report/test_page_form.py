@@ -4,6 +4,7 @@ import re
 
 import pytest
 from builders import MIB, STEADY, make_case, make_launches
+from fields import fields_of
 from kept import load_kept
 from matrices import make_hosts, make_matrix
 from pages import FORMULA, HOST, Reader, make_hostile, make_run, read, write_run
@@ -87,7 +88,7 @@ def test_each_id_and_file_is_there_once():
     runs = [make_run(make_matrix(3), path=f"results/{name}", **make_hosts(3)) for name in names]
     drawings = all_figures(runs)
     reader = Reader(render_page(runs, drawings, beside=False))
-    assert len(drawings) == len({drawing.name for drawing in drawings}) == len(runs)
+    assert len(drawings) == len(set(fields_of(drawings, "name"))) == len(runs)
     assert sorted(set(reader.ids)) == sorted(reader.ids)
 
 
@@ -117,7 +118,7 @@ def test_page_and_figures_are_written_and_old_figures_go(tmp_path):
     page = write_page([load_run(folder)], folder)
     assert folder / PAGE == page
     html = page.read_text(encoding="utf-8")
-    figures = {path.name for path in (folder / FIGURES).iterdir()}
+    figures = set(fields_of((folder / FIGURES).iterdir(), "name"))
     assert figures
     assert figures == set(re.findall(r'href="figures/([^"]+)"', html))
     assert "samples.jsonl" in Reader(html).links
@@ -125,7 +126,7 @@ def test_page_and_figures_are_written_and_old_figures_go(tmp_path):
     for name in ("old.png", "theirs.png"):
         (folder / FIGURES / name).write_bytes(b"")
     write_page([load_run(folder)], folder)
-    assert {*figures, "theirs.png"} == {path.name for path in (folder / FIGURES).iterdir()}
+    assert {*figures, "theirs.png"} == set(fields_of((folder / FIGURES).iterdir(), "name"))
 
 
 @pytest.mark.parametrize("place", ["mine", "file/page"])

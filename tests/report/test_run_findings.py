@@ -3,6 +3,7 @@
 import pytest
 from builders import STEADY, make_info, make_launches
 from drawings import recommendation_of
+from fields import fields_of
 from training_builders import run_of
 
 from commbench.engine.flags import FLAGS
@@ -26,11 +27,9 @@ def flagged(*flags: str, total: int = 4) -> list[Row]:
 def test_warnings_count_instead_of_repeating():
     """Warn once of a flag, with count and target."""
     [warning] = warnings(flagged("ci_wide", total=60))
-    assert ("flag_ci_wide", "59 of 60 rows", 0.05) == (
-        warning.code,
-        warning.subject,
-        warning.numbers["target"],
-    )
+    assert "flag_ci_wide" == warning.code
+    assert "59 of 60 rows" == warning.subject
+    assert 0.05 == warning.numbers["target"]
 
 
 @pytest.mark.parametrize(
@@ -71,9 +70,9 @@ def test_failures_come_first_with_a_reason():
         Row(status="wrong", wrong=3, flags="late"),
     ]
     wrong, hung, unsupported, late = warnings(rows)
-    assert ["rows_wrong", "rows_hung", "rows_unsupported", "flagged"] == [
-        warning.code for warning in (wrong, hung, unsupported, late)
-    ]
+    assert ["rows_wrong", "rows_hung", "rows_unsupported", "flagged"] == fields_of(
+        (wrong, hung, unsupported, late), "code"
+    )
     assert "2 of 4 rows" == hung.subject
     [why] = hung.details
     assert {"errors": ("rank 1 stopped", "rank 2 stopped")} == why.numbers
@@ -85,12 +84,10 @@ def test_failures_come_first_with_a_reason():
 def test_precision_is_the_median_half_width(times_us, within, width):
     """Count the rows within the target; a half-width of two launches may have many digits."""
     [stated] = precision(run_of(make_launches(times_us)))
-    assert ("precision", "mpi", within, 1) == (
-        stated.code,
-        stated.subject,
-        stated.numbers["within"],
-        stated.numbers["rows"],
-    )
+    assert "precision" == stated.code
+    assert "mpi" == stated.subject
+    assert within == stated.numbers["within"]
+    assert 1 == stated.numbers["rows"]
     assert f"(median {width}" in str(stated)
 
 
@@ -99,15 +96,13 @@ def test_a_recommendation_is_withheld_before_its_first_look():
     advice = recommendation_of({"bucket_cap_mb": "5"}, launches=3)
     early = run_of(training=[], recommendation=advice, status="partial", first_look=6)
     [pending] = setting(early)
-    assert ("run_undecided", 3, 6) == (
-        pending.code,
-        pending.numbers["launches"],
-        pending.numbers["planned"],
-    )
+    assert "run_undecided" == pending.code
+    assert 3 == pending.numbers["launches"]
+    assert 6 == pending.numbers["planned"]
     late = run_of(training=[], recommendation=advice, status="complete", first_look=6)
     assert "setting_change" == next(setting(late)).code
     for run, is_exported in ((early, False), (late, True)):
-        names = {each.name for each in samples_of(run)}
+        names = set(fields_of(samples_of(run), "name"))
         assert is_exported == ("commbench_recommendation_info" in names)
 
 
@@ -123,5 +118,5 @@ def test_a_recommendation_is_withheld_before_its_first_look():
 def test_an_unfinished_run_says_so(status, code):
     """Tell a run that was cut short from one that may go on; quote its path for a shell."""
     found = list(unfinished(run_of(make_launches(STEADY), "my run", status=status)))
-    assert [code] * bool(code) == [finding.code for finding in found]
+    assert [code] * bool(code) == fields_of(found, "code")
     assert all("'/runs/my run'" in str(finding) for finding in found)

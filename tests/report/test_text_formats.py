@@ -1,7 +1,5 @@
 """Tests of other tools' text formats, byte for byte."""
 
-from pathlib import Path
-
 import pytest
 from builders import (
     KIB,
@@ -14,11 +12,12 @@ from builders import (
     make_record,
     summarise_run,
 )
+from places import HERE
 
 from commbench.engine.records import Record
 from commbench.report.text_formats import render
 
-FORMATS = Path(__file__).parents[1] / "data" / "formats"
+FORMATS = HERE / "data" / "formats"
 #: Times of growing digits, by size.
 TIMES_US = {8: 1.234, KIB: 5.5, MIB: 345.678, 512 * MIB: 123456.0}
 CASES = [

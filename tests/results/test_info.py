@@ -2,6 +2,7 @@
 
 import pytest
 from builders import MIB, make_case
+from fields import fields_of
 from laws import sweep
 from matrices import make_hosts, make_matrix, touching
 from training_builders import run_of
@@ -61,7 +62,7 @@ def test_nothing_is_concluded_about_an_interconnect(backend, ranks_per_gpu, *, c
     """Keep rows and pairs, but fit no rate, curve, straggler or model."""
     run = run_on(backend, ranks_per_gpu)
     assert 1 == len(run.matrices)
-    assert {"all_reduce", "latency", "bandwidth"} == {row.operation for row in run.rows}
+    assert {"all_reduce", "latency", "bandwidth"} == set(fields_of(run.rows, "operation"))
     assert {counts} == {not flags.endswith("shared_gpu") for flags in run.pairs["flags"]}
     made = {
         "rates": [*bandwidths(run), *latencies(run)],

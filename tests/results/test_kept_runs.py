@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 from claims import read_claims
+from fields import fields_of
 from kept import KEPT, RESULTS, load_kept
+from places import ROOT
 
 from commbench.analysis.prediction.network import network_model
 from commbench.analysis.stragglers import straggler_findings
@@ -24,7 +26,6 @@ from commbench.ddp.plan.cases import SWEEP
 from commbench.results import Run, load_run
 from commbench.stats.intervals import median, median_interval
 
-ROOT = Path(__file__).parents[2]
 CLAIMS = read_claims()
 #: A page, and a text that states a number of a kept run.
 Fact = tuple[str, str]
@@ -159,7 +160,7 @@ def facts_of_the_c_loop() -> Iterator[Fact]:
     ]
     for text in said:
         yield "docs/evidence.md", text
-    ratios = [line["ratio"] for line in lines]
+    ratios = fields_of(lines, "ratio")
     yield "README.md", f"{min(ratios):.2f} to {max(ratios):.2f} times the C loop's time"
     yield "README.md", said[0]
     yield "README.md", f"reads {lines[0]['python_ratio']:.2f} times"

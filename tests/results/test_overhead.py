@@ -2,6 +2,7 @@
 
 import pytest
 from builders import make_case, make_info, make_launches, summarise_run
+from fields import fields_of
 from training_builders import run_of
 
 from commbench.engine.records import Row
@@ -45,4 +46,4 @@ def test_time_slices_are_called_so():
         records += make_launches(times, make_case(backend=backend))
     (table,) = overhead_tables([run_of(records, ranks_per_gpu=2)])
     assert [TIME_SLICES] == list(table.notes)
-    assert "4.00" in [cell.text for cell in table.lines[0]]
+    assert "4.00" in fields_of(table.lines[0], "text")

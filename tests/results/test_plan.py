@@ -96,14 +96,10 @@ def test_short_time_shortens_the_blocks_of_the_first_launch_only():
     slice_s = request.budget.slice_s
     first = plan_launch(request, [], 0, slice_s=slice_s / 4)
     later = plan_launch(request, [make_trained(TRAINED[0])], 1, slice_s=slice_s / 4)
-    assert (TERMS.block_s / 4, slice_s / 4) == (
-        first.training and first.training.block_s,
-        first.budget.slice_s,
-    )
-    assert (TERMS.block_s, slice_s) == (
-        later.training and later.training.block_s,
-        later.budget.slice_s,
-    )
+    assert TERMS.block_s / 4 == (first.training and first.training.block_s)
+    assert slice_s / 4 == first.budget.slice_s
+    assert TERMS.block_s == (later.training and later.training.block_s)
+    assert slice_s == later.budget.slice_s
 
 
 def test_blocks_that_were_made_tell_how_long_others_take():

@@ -26,7 +26,9 @@ CASES = [
 def test_a_blank_record_is_of_its_cases_kind(case):
     """Record the case, the launch and the reason; read it back by its kind, and not without."""
     record = blank_record(case, launch=3, status="hung", reason=STOPPED)
-    assert (case, 3, "hung") == (record.case, record.launch, record.status)
+    assert case == record.case
+    assert 3 == record.launch
+    assert "hung" == record.status
     assert ("rank 1 is stopped", "rank_stopped") == (record.reason, record.reason_code)
     assert isinstance(record, TrainingRecord) == isinstance(case, TrainingCase)
     data = json.loads(json.dumps(record.to_json()))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import read_info, read_launches, read_rows
+from fields import fields_of
 from launching import finished, succeeded
 
 from commbench.engine.records import COLUMNS
@@ -74,7 +75,9 @@ def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path, fol
     for row in rows:
         if row["operation"] in unsupported:
             continue
-        assert ("ok", "0", str(ranks)) == (row["status"], row["wrong"], row["world_size"])
+        assert "ok" == row["status"]
+        assert "0" == row["wrong"]
+        assert str(ranks) == row["world_size"]
         low, time, high = (float(row[f"time_us{end}"]) for end in ("_ci_low", "", "_ci_high"))
         assert 0 < low <= time <= high
         assert float(row["harness_us"]) > 0
@@ -83,9 +86,9 @@ def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path, fol
         assert ("oversubscribed" in row["flags"]) == is_busy
     with (folder / "overlap.csv").open(encoding="utf-8") as file:
         overlaps = list(csv.DictReader(file))
-    assert {("mpi", "iall_reduce"), ("gloo", "iall_gather")} < {
-        (line["backend"], line["operation"]) for line in overlaps
-    }
+    assert {("mpi", "iall_reduce"), ("gloo", "iall_gather")} < set(
+        fields_of(overlaps, "backend", "operation")
+    )
     for line in overlaps:
         assert 0 <= float(line["overlap_percent"]) <= 100
         assert float(line["pure_us"]) > 0
@@ -113,6 +116,4 @@ def test_ranks_that_a_person_starts_do_the_same(tmp_path, folder, mpirun):
     (row,) = rows_of(folder)
     assert ([0, 1], "ok") == (read_launches(folder), row["status"])
     launches = read_info(folder)["launches"]
-    assert [("collectives", 0), ("collectives", 1)] == [
-        (entry["stage"], entry["launch"]) for entry in launches
-    ]
+    assert [("collectives", 0), ("collectives", 1)] == fields_of(launches, "stage", "launch")

@@ -4,6 +4,7 @@ import io
 
 import pytest
 from builders import make_case, make_launches, make_record
+from fields import fields_of
 from rich.table import Table
 from rich.text import Text
 from training_builders import run_of
@@ -51,7 +52,7 @@ def test_rows_with_hostile_texts_are_shown_as_they_are():
         reason="\x1b]0;title\x07 [b]no[/b]",
     )
     run = run_of([*make_launches([10.0] * 6, case), failed])
-    warnings = [each.in_full for each in row_warnings(kinds_of(run), run.info)]
+    warnings = fields_of(row_warnings(kinds_of(run), run.info), "in_full")
     text = shown(*collective_tables([run]), *warnings)
     assert "[red]x[/red]" in text
     assert "[b]no[/b]" in text

@@ -76,9 +76,12 @@ GOOD = {
 def test_good_values_are_taken_over():
     """Convert lists to tuples and objects to dataclasses; ignore unknown fields."""
     checked = read_as(Outer, GOOD)
-    assert ((1.0, 2.0), (1, 2)) == (checked.ends, checked.sizes)
-    assert ((Inner(size=1),), Inner(size=2)) == (checked.parts, checked.inner)
-    assert ([1, 2.5], {"text": "t", "later": [1]}) == (checked.times, checked.note)
+    assert (1.0, 2.0) == checked.ends
+    assert (1, 2) == checked.sizes
+    assert (Inner(size=1),) == checked.parts
+    assert Inner(size=2) == checked.inner
+    assert [1, 2.5] == checked.times
+    assert {"text": "t", "later": [1]} == checked.note
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from builders import make_case, make_record
 from effort import repetitions, slack
+from fields import fields_of
+from numpy.typing import NDArray
 
 from commbench import compare
 from commbench.engine.records import Record
@@ -18,6 +20,7 @@ from commbench.results.states import divide, find_states
 LAUNCHES, VISITS, REPETITIONS = 6, 8, 10
 #: Visits of a run.
 ALL_VISITS = 2 * LAUNCHES * VISITS
+ALTERNATING = [True, False] * (ALL_VISITS // 2)
 #: Times of the probe, and of the cases, in us.
 PROBE_US, TIMES_US = 0.3, {8: 0.3, 65536: 20.0}
 
@@ -83,7 +86,7 @@ def test_two_states_are_found_and_both_are_reported(ratio, share):
         of_size = table[table["message_bytes"] == size]
         assert pytest.approx([time_us, ratio * time_us], rel=0.02) == of_size["time_us"].tolist()
         assert 1 == pytest.approx(of_size["state_share"].sum())
-    assert ["fast", "fast"] == [row.state for row in run.rows]
+    assert ["fast", "fast"] == fields_of(run.rows, "state")
 
 
 def test_one_state_changes_nothing():
@@ -95,24 +98,28 @@ def test_one_state_changes_nothing():
     assert table["state_share"].isna().all()
 
 
+def draw(noise: str, random: np.random.Generator) -> NDArray[np.float64]:
+    """Return the logarithms of the factors of all visits."""
+    normal = random.standard_normal(ALL_VISITS)
+    if noise == "normal":
+        return 0.2 * normal
+    if noise == "skewed":
+        return 0.1 * np.exp(0.8 * normal)
+    if noise == "exponential":
+        return random.exponential(0.3, ALL_VISITS)
+    is_outlier = random.random(ALL_VISITS) < 0.1
+    return 0.05 * normal + is_outlier * random.random(ALL_VISITS)
+
+
 @pytest.mark.parametrize("noise", ["normal", "skewed", "exponential", "outliers"])
 def test_noise_of_one_state_is_seldom_divided(noise):
     """Find two states in at most 2 % of runs of a machine with one."""
     random = np.random.default_rng(3)
-    runs, visits = 200, ALL_VISITS
-    draw = {
-        "normal": lambda: 0.2 * random.standard_normal(visits),
-        "skewed": lambda: 0.1 * np.exp(0.8 * random.standard_normal(visits)),
-        "exponential": lambda: random.exponential(0.3, visits),
-        "outliers": lambda: (
-            0.05 * random.standard_normal(visits)
-            + (random.random(visits) < 0.1) * random.random(visits)
-        ),
-    }[noise]
-    plain = make_records([False] * visits, noise=0.0)
+    runs = 200
+    plain = make_records([False] * ALL_VISITS, noise=0.0)
     found = 0
     for _ in range(repetitions(runs)):
-        probes_us = (PROBE_US * np.exp(draw())).reshape(len(plain), VISITS)
+        probes_us = (PROBE_US * np.exp(draw(noise, random))).reshape(len(plain), VISITS)
         drawn = [
             dataclasses.replace(record, probes_us=np.repeat(line, 2).tolist())
             for record, line in zip(plain, probes_us, strict=True)
@@ -123,25 +130,22 @@ def test_noise_of_one_state_is_seldom_divided(noise):
 
 def test_a_case_that_met_the_slow_state_alone_has_its_times():
     """Keep a case that never met the fast state, and say so."""
-    of_launch = [True] * VISITS + [
-        False
-    ] * VISITS  # the first size is slow in every launch, the second never
+    # the first size is slow in every launch, the second never
+    of_launch = [True] * VISITS + [False] * VISITS
     run = run_of(make_records(of_launch * LAUNCHES))
-    assert [("slow", 1.0), ("fast", 1.0)] == [(row.state, row.state_share) for row in run.rows]
+    assert [("slow", 1.0), ("fast", 1.0)] == fields_of(run.rows, "state", "state_share")
     assert not run.slow_rows
 
 
 def test_records_without_a_probe_are_left_alone():
     """Divide neither records of older runs nor those of another backend."""
-    records = make_records([number % 2 == 0 for number in range(ALL_VISITS)])
+    records = make_records(ALTERNATING)
     older = [dataclasses.replace(record, probes_us=()) for record in records]
     assert divide(older).records is older
-    gloo = [
-        dataclasses.replace(
-            record, case=dataclasses.replace(record.case, backend="gloo"), probes_us=()
-        )
-        for record in records
-    ]
+    gloo = []
+    for record in older:
+        case = dataclasses.replace(record.case, backend="gloo")
+        gloo.append(dataclasses.replace(record, case=case))
     divided = divide([*records, *gloo])
     assert [record for record in divided.records if record.case.backend == "gloo"] == gloo
 
@@ -150,27 +154,21 @@ def test_like_states_are_compared():
     """Compare a run that met the slow state alone with the slow state of the other, not with its
     fast one.
     """
-    both = run_of(
-        make_records([number % 2 == 0 for number in range(ALL_VISITS)]),
-        "both",
-    )
+    both = run_of(make_records(ALTERNATING), "both")
     slow = run_of(make_records([True] * ALL_VISITS, seed=1), "slow")
     for a, b in ((both, slow), (slow, both)):
         table = compare(a, b)
-        assert pytest.approx([1.0, 1.0], abs=0.03) == [
-            case.comparison.ratio for case in table.cases
-        ]
+        assert pytest.approx([1.0, 1.0], abs=0.03) == fields_of(table.cases, "comparison.ratio")
         assert not [difference for difference in table.differences if "state" in difference.name]
 
 
 def test_states_without_a_match_are_named():
     """Compare the better states and say so if the probe shows no state that both runs met."""
-    half = [number % 2 == 0 for number in range(ALL_VISITS)]
     other = [
         dataclasses.replace(record, probes_us=[4 * probe_us for probe_us in record.probes_us])
-        for record in make_records(half, seed=1)
+        for record in make_records(ALTERNATING, seed=1)
     ]
-    table = compare(run_of(make_records(half), "a"), run_of(other, "b"))
+    table = compare(run_of(make_records(ALTERNATING), "a"), run_of(other, "b"))
     (difference,) = [difference for difference in table.differences if "state" in difference.name]
     assert "0.3 us vs 1.2 us" == difference.text
     assert not difference.is_unsound

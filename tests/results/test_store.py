@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from builders import KIB, make_info, make_launches, make_record, read_info
+from fields import fields_of
 from training_builders import make_bucket
 
 from commbench.ddp.plan.cases import TrainingCase
@@ -99,20 +100,25 @@ def test_visits_of_a_launch_become_one_record(mine):
     path = make_run(mine, visits)
     assert 6 == len((path / "samples.jsonl").read_text().splitlines())
     records = load_run(path).records
-    assert [0, 1] == [record.launch for record in records]
-    assert [[1.0, 2.0, 3.0]] * 2 == [record.times_us for record in records]
-    assert [3] == [row.visits for row in load_run(path).rows]
+    assert [0, 1] == fields_of(records, "launch")
+    assert [[1.0, 2.0, 3.0]] * 2 == fields_of(records, "times_us")
+    assert [3] == fields_of(load_run(path).rows, "visits")
     with opened(path) as store:
         assert list(records) == store.records
         store.append(make_record(launch=1, visit=1, times_us=[7.0], visit_lengths=[1]))
     assert [7.0] == load_run(path).records[-1].times_us
 
 
-def test_a_further_visit_states_only_what_differs(mine):
-    """Write a visit whole again after a resume; refuse one whose whole line is missing."""
-    visits = [
+def two_visits() -> list[Record]:
+    """Return two visits of one repetition each."""
+    return [
         make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)
     ]
+
+
+def test_a_further_visit_states_only_what_differs(mine):
+    """Write a visit whole again after a resume; refuse one whose whole line is missing."""
+    visits = two_visits()
     path = make_run(mine, visits)
     with opened(path) as store:
         store.append(dataclasses.replace(visits[1], visit=3))
@@ -129,18 +135,16 @@ def test_a_further_visit_states_only_what_differs(mine):
 
 def test_a_case_that_fails_after_some_visits_is_measured_again(mine):
     """Replace a launch's visits by a later failure, so that the case is repeated."""
-    visits = [
-        make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)
-    ]
+    visits = two_visits()
     failure = make_record(status="failed", reason="A rank died.")
     path = make_run(mine, [*visits, failure])
     request = RunRequest(cases=[failure.case], ranks=2, seed=1, budget=BUDGETS["quick"])
     with opened(path) as store:
-        assert ["failed"] == [record.status for record in store.records]
+        assert ["failed"] == fields_of(store.records, "status")
         assert [failure.case] == missing_cases(request, store.records, 0)
         store.append(visits[0])
         assert not missing_cases(request, store.records, 0)
-    assert ["ok"] == [row.status for row in load_run(path).rows]
+    assert ["ok"] == fields_of(load_run(path).rows, "status")
 
 
 def test_fields_of_a_later_version_are_ignored():
@@ -191,8 +195,8 @@ def test_full_disk_leaves_no_half_line(mine, monkeypatch):
             store.append(make_record(launch=1))
         monkeypatch.undo()
         store.append(make_record(launch=2))
-        assert [0, 2] == [record.launch for record in store.records]
-    assert [0, 2] == [record.launch for record in load_run(mine).records]
+        assert [0, 2] == fields_of(store.records, "launch")
+    assert [0, 2] == fields_of(load_run(mine).records, "launch")
 
 
 def test_failed_rewrite_keeps_the_old_file(mine, monkeypatch):
@@ -247,7 +251,9 @@ def test_both_kinds_of_records_come_back_as_they_were(mine):
     assert 4 == len((mine / "samples.jsonl").read_text().splitlines())
     assert written[::2] == [plain(record) for record in run.records]
     assert written[1::2] == [plain(record) for record in run.training_records]
-    assert (1, 2, 2) == (len(run.rows), len(run.training_rows), len(run.bucket_rows))
+    assert 1 == len(run.rows)
+    assert 2 == len(run.training_rows)
+    assert 2 == len(run.bucket_rows)
 
 
 @pytest.mark.parametrize(
@@ -310,9 +316,10 @@ def test_resume_continues_where_it_ended(mine):
     make_run(mine, make_launches([10.0, 11.0]))
     with opened(mine, argv=["other"]) as store:
         assert store.resumed
-        assert (2, ["commbench", "run"]) == (len(store.records), store.info["argv"])
+        assert 2 == len(store.records)
+        assert ["commbench", "run"] == store.info["argv"]
         store.append(make_record(launch=2))
-        assert [0, 1, 2] == [record.launch for record in load_run(mine).records]
+        assert [0, 1, 2] == fields_of(load_run(mine).records, "launch")
 
 
 def test_resume_after_a_torn_line_loses_and_duplicates_nothing(mine):
@@ -323,10 +330,10 @@ def test_resume_after_a_torn_line_loses_and_duplicates_nothing(mine):
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
     for cut in (last + 1, last + 200, len(whole) - 1):
         samples.write_bytes(whole[:cut])
-        assert [0, 1] == [record.launch for record in load_run(mine).records]
+        assert [0, 1] == fields_of(load_run(mine).records, "launch")
         assert cut == samples.stat().st_size  # reading repairs nothing
         with opened(mine) as store:
-            assert [0, 1] == [record.launch for record in store.records]
+            assert [0, 1] == fields_of(store.records, "launch")
             store.append(make_record(launch=2, time_us=12.0))
         assert whole == samples.read_bytes()
 
@@ -380,11 +387,11 @@ def test_second_opener_is_refused(mine):
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_place_that_cannot_be_written_is_refused(mine, monkeypatch, *, exists):
+def test_place_that_cannot_be_written_is_refused(mine, stub, *, exists):
     """Refuse an unwritable place before creating anything."""
     if exists:
         (mine).mkdir()
-    monkeypatch.setattr(os, "access", lambda *_: False)
+    stub("os.access", value=False)
     assert "cannot be written" in refusal(mine)
 
 
@@ -415,4 +422,4 @@ def test_tables_are_made_once(mine):
         assert store.run.rows is not rows
         store.append(make_record(launch=1))
         write_tables(store)
-        assert [2] == [row.launches for row in store.run.rows]
+        assert [2] == fields_of(store.run.rows, "launches")

@@ -30,11 +30,9 @@ def test_a_directory_that_vanishes_is_written_again(tmp_path):
             Store.open(path, make_info())
     assert len(records) == len(load_run(path).records)
     with Store.open(path, make_info()) as store:
-        assert (True, "partial", len(records)) == (
-            store.resumed,
-            store.info["status"],
-            len(store.records),
-        )
+        assert store.resumed is True
+        assert "partial" == store.info["status"]
+        assert len(records) == len(store.records)
 
 
 def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path):
@@ -49,7 +47,8 @@ def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path):
                 match="in use",
             ):
                 store.append(make_record())
-    assert (1, 8) == (len(load_run(path).records), load_run(path).info["seed"])
+    assert 1 == len(load_run(path).records)
+    assert 8 == load_run(path).info["seed"]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import io
 import pandas as pd
 import pytest
 from builders import STEADY, make_case, make_launches
+from fields import fields_of
 from kept import RESULTS
 from pages import make_run
 
@@ -71,7 +72,7 @@ def test_table_holds_what_its_rows_hold():
     """Keep numbers unrounded, and use NA for missing values."""
     run = make_run([*make_launches(STEADY), *make_launches([1 / 3] * 6, make_case("barrier"))])
     table = run.collectives
-    assert [row.time_us for row in run.rows] == table["time_us"].tolist()
+    assert fields_of(run.rows, "time_us") == table["time_us"].tolist()
     assert {"barrier": True, "all_reduce": False} == dict(
         zip(table["operation"], table["message_bytes"].isna(), strict=True)
     )

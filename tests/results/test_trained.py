@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fields import fields_of
 from training_builders import (
     EVEN,
     launches_of,
@@ -54,11 +55,9 @@ def test_speedup_uses_launches_that_have_both():
     """Ignore launches without one of the two configurations."""
     records = [*make_training_launches([20, 22]), make_training_record(FP16, launch=1, step_ms=11)]
     row = rows_of(records)["fp16 default"]
-    assert (pytest.approx(2.0), None, "inconclusive") == (
-        row.speedup,
-        row.speedup_ci_low,
-        row.verdict,
-    )
+    assert pytest.approx(2.0) == row.speedup
+    assert row.speedup_ci_low is None
+    assert "inconclusive" == row.verdict
     alone = rows_of([make_training_record(), make_training_record(FP16, launch=1)])["fp16 default"]
     assert (None, "inconclusive") == (alone.speedup, alone.verdict)
 
@@ -67,7 +66,7 @@ def test_speedup_counts_samples_not_steps():
     """Count accumulated batches of a step."""
     records = [*launches_of(20), *launches_of(40, make_training_case(accumulation=4))]
     rows = training_rows(records, make_training_info())
-    assert [1.0, pytest.approx(2.0)] == [row.speedup for row in rows]
+    assert [1.0, pytest.approx(2.0)] == fields_of(rows, "speedup")
 
 
 @pytest.mark.parametrize(
@@ -119,9 +118,9 @@ def test_losses_are_compared_after_equal_steps_and_equal_time(
         for case, length, each_ms in zip(cases, lengths, step_ms, strict=True)
     ]
     rows = rows_of(records).values()
-    assert {100.0} == {row.loss_first for row in rows}
-    assert list(at_equal_steps) == [row.loss_equal_steps for row in rows]
-    assert list(at_equal_time) == [row.loss_equal_time for row in rows]
+    assert {100.0} == set(fields_of(rows, "loss_first"))
+    assert list(at_equal_steps) == fields_of(rows, "loss_equal_steps")
+    assert list(at_equal_time) == fields_of(rows, "loss_equal_time")
 
 
 @pytest.mark.parametrize(
@@ -193,18 +192,24 @@ def paired(*records: TrainingRecord, level: float = 0.95) -> Speedup:
     return speedup
 
 
+def faster_by(factor: float) -> list[float]:
+    """Return the times of the rounds at their speedups and a common factor."""
+    pairs = zip(SLOWING_MS, SPEEDUPS, strict=True)
+    return [own_ms / factor / speedup for own_ms, speedup in pairs]
+
+
 def in_rounds(launch: int = 0, factor: float = 1.0) -> list[TrainingRecord]:
     """Return both settings in one launch."""
-    faster = [
-        own_ms / factor / speedup for own_ms, speedup in zip(SLOWING_MS, SPEEDUPS, strict=True)
-    ]
+    faster = faster_by(factor)
     return [blocks_of(OWN, SLOWING_MS, launch), blocks_of(FIVE, faster, launch)]
 
 
 def test_blocks_of_one_launch_are_paired_by_round():
     """Average the ratios of equal rounds on logarithms, with the interval of their signed ranks."""
     speedup = paired(*in_rounds())
-    assert (1.2, 1, 7) == (pytest.approx(speedup.ratio), speedup.launches, speedup.blocks)
+    assert 1.2 == pytest.approx(speedup.ratio)
+    assert 1 == speedup.launches
+    assert 7 == speedup.blocks
     ends = (math.sqrt(1.18 * 1.2), 1.21)  # the third of the means of two rounds from either end
     assert ends == (pytest.approx(speedup.interval.low), pytest.approx(speedup.interval.high))
 
@@ -230,12 +235,13 @@ def test_rows_honour_the_baseline_of_the_run():
     """Compare with the script's own setting, list it first, and flag a single launch."""
     records = [make_training_record(step_ms=30, block_at=[50]), *in_rounds()]
     first, *others = training_rows(records, make_training_info(baseline=OWN.key))
-    assert ("25", 1.0, "", 7) == (first.bucket_cap_mb, first.speedup, first.verdict, first.blocks)
+    assert "25" == first.bucket_cap_mb
+    assert 1.0 == first.speedup
+    assert "" == first.verdict
+    assert 7 == first.blocks
     five = next(row for row in others if row.bucket_cap_mb == "5")
-    assert (1.2, math.sqrt(1.18 * 1.2)) == (
-        pytest.approx(five.speedup),
-        pytest.approx(five.speedup_ci_low),
-    )
+    assert 1.2 == pytest.approx(five.speedup)
+    assert math.sqrt(1.18 * 1.2) == pytest.approx(five.speedup_ci_low)
     assert "one_launch" in five.flags.split(";")
     default = next(
         row for row in training_rows(records, make_training_info()) if row.speedup == 1.0
@@ -257,9 +263,7 @@ def test_divided_blocks_are_compared_by_round(factors, *, is_student):
     """
     records = []
     for launch, factor in enumerate(factors):
-        faster = [
-            own_ms / factor / speedup for own_ms, speedup in zip(SLOWING_MS, SPEEDUPS, strict=True)
-        ]
+        faster = faster_by(factor)
         records += [divided(OWN, SLOWING_MS, launch), divided(FIVE, faster, launch)]
     speedup = paired(*records)
     in_launches = [1.2 * factor for factor in factors]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fields import fields_of
 from training_builders import (
     launches_of,
     make_bucket,
@@ -21,6 +22,7 @@ from commbench.results.training_summary import bucket_rows
 
 FP16 = make_training_case("fp16")
 LOCAL = make_training_case("local")
+DRIFTING = {"step_ms": [20.0] * 10 + [23.0] * 10, "block_lengths": [10, 10]}
 
 
 def flags_of(records: list[TrainingRecord], **info: Any) -> set[str]:
@@ -172,14 +174,14 @@ def test_speedups_stand_against_fp16_too():
     assert pytest.approx([2.0, 2.0]) == [topk.speedup_fp16_ci_low, topk.speedup_fp16_ci_high]
     assert rows["fp16 default"].speedup_fp16_ci_low is None
     failed = make_training_record(FP16, launch=6, status="failed", reason="no memory")
-    assert {None} == {row.speedup_fp16 for row in rows_of([*records, failed]).values()}
+    assert {None} == set(fields_of(rows_of([*records, failed]).values(), "speedup_fp16"))
 
 
 def test_fp16_with_the_same_layout_stands_for_fp16_in_default_buckets():
     """Compare with the setting that was measured in place of FP16 in default buckets."""
     measured = make_training_case("fp16", "25")
     rows = rows_of([*launches_of(20), *launches_of(16, measured)], **same_layout(FP16, measured))
-    assert [0.8, 1.0, 1.0] == pytest.approx([row.speedup_fp16 for row in rows.values()])
+    assert [0.8, 1.0, 1.0] == pytest.approx(fields_of(rows.values(), "speedup_fp16"))
 
 
 # ---------------------------------------------------------------------------------- one for several
@@ -205,7 +207,8 @@ def test_same_layout_as_the_baseline_is_the_same():
     """Judge a setting with the baseline's buckets the same."""
     copy = make_training_case(cap="25")
     rows = rows_of(launches_of(20), **same_layout(copy, make_training_case()))
-    assert ("same", 1.0) == (rows["none 25"].verdict, rows["none 25"].speedup)
+    assert "same" == rows["none 25"].verdict
+    assert 1.0 == rows["none 25"].speedup
 
 
 # ----------------------------------------------------------------------------------------- warnings
@@ -218,7 +221,7 @@ def test_same_layout_as_the_baseline_is_the_same():
         ("ranks_differ", {"ranks_agree": False}),
         ("traffic", {"sent_bytes": 30_000_000.0}),
         ("layout", {"flags": ["layout"]}),
-        ("drift", {"step_ms": [20.0] * 10 + [23.0] * 10, "block_lengths": [10, 10]}),
+        ("drift", DRIFTING),
         ("unsteady", {"step_ms": list(np.linspace(20, 30, 20)), "block_lengths": [20]}),
         (
             "bimodal",
@@ -256,19 +259,12 @@ def test_headers_are_no_warning():
 
 def test_drift_is_that_of_the_baseline():
     """Flag all configurations of a group if its baseline drifted in most launches."""
-    drifting = {"step_ms": [20.0] * 10 + [23.0] * 10, "block_lengths": [10, 10]}
     base = launches_of(20)
     for drifted, expected in ((2, False), (3, True)):
-        moved = [
-            dataclasses.replace(one, **(drifting if i < drifted else {}))
-            for i, one in enumerate(base)
-        ]
-        rows = rows_of([*moved, *launches_of(15, FP16)])
-        assert (
-            expected
-            == ("drift" in rows["fp16 default"].flags)
-            == ("drift" in rows["none default"].flags)
-        )
+        moved = [dataclasses.replace(record, **DRIFTING) for record in base[:drifted]]
+        rows = rows_of([*moved, *base[drifted:], *launches_of(15, FP16)])
+        assert expected == ("drift" in rows["fp16 default"].flags)
+        assert expected == ("drift" in rows["none default"].flags)
 
 
 # ------------------------------------------------------------------------------------------ buckets
@@ -281,22 +277,22 @@ def test_buckets_are_medians_over_launches():
         buckets = [make_bucket(done_ms=done_ms), make_bucket(8_000_000, done_ms=2 * done_ms)]
         records.append(make_training_record(FP16, launch=launch, buckets=buckets))
     rows = bucket_rows(records, make_training_info())
-    assert [(0, 4_000_000, 10.0), (1, 8_000_000, 20.0)] == [
-        (row.bucket, row.size_bytes, row.done_ms) for row in rows
-    ]
-    assert ("fp16", "default", 2) == (rows[0].hook, rows[0].bucket_cap_mb, rows[0].parameters)
+    assert [(0, 4_000_000, 10.0), (1, 8_000_000, 20.0)] == fields_of(
+        rows, "bucket", "size_bytes", "done_ms"
+    )
+    assert "fp16" == rows[0].hook
+    assert "default" == rows[0].bucket_cap_mb
+    assert 2 == rows[0].parameters
 
 
 def test_other_buckets_are_left_out():
     """Use only launches with the usual buckets, of the sweep, with DDP."""
-    usual, other = (
-        [make_bucket(done_ms=8.0)],
-        [make_bucket(1, done_ms=1.0), make_bucket(done_ms=9.0)],
-    )
+    usual = [make_bucket(done_ms=8.0)]
+    other = [make_bucket(1, done_ms=1.0), make_bucket(done_ms=9.0)]
     records = [
-        make_training_record(launch=i, buckets=buckets)
-        for i, buckets in enumerate((usual, other, usual))
+        make_training_record(launch=launch, buckets=buckets)
+        for launch, buckets in enumerate((usual, other, usual))
     ]
     confirm = make_training_record(make_training_case(phase="confirm"), buckets=other)
     rows = bucket_rows([*records, confirm, make_training_record(LOCAL)], {})
-    assert [(0, 8.0)] == [(row.bucket, row.done_ms) for row in rows]
+    assert [(0, 8.0)] == fields_of(rows, "bucket", "done_ms")

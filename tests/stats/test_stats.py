@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 from effort import repetitions, slack
+from fields import fields_of
+from laws import covered
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu, wilcoxon
 
@@ -32,11 +34,6 @@ from commbench.stats.ratios import ratio_intervals
 from commbench.stats.significance import benjamini_hochberg, rank_test
 
 Floats = NDArray[np.float64]
-
-
-def covered(interval: Interval | None, truth: float) -> bool:
-    """Return whether the interval exists and contains the truth."""
-    return interval is not None and interval.low <= truth <= interval.high
 
 
 def family(samples: Floats) -> list[tuple[Floats, Floats]]:
@@ -172,15 +169,18 @@ def test_is_steady_sees_drift():
     assert sum(map(is_steady, short)) >= 95
 
 
-UNIMODAL = {
-    "normal": lambda rng, shape: rng.normal(1.0, 0.1, shape),
-    "lognormal": lambda rng, shape: rng.lognormal(0.0, 0.5, shape),
-    "heavy": lambda rng, shape: np.exp(0.1 * rng.standard_t(3, shape)),
-    "skewed": lambda rng, shape: 1.0 + rng.exponential(0.3, shape),
-    "tailed": lambda rng, shape: (
-        rng.lognormal(0.0, 0.06, shape) * np.where(rng.random(shape) < 0.02, 10.0, 1.0)
-    ),
-}
+def draw_unimodal(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    """Return samples of a distribution with one mode."""
+    if kind == "normal":
+        return rng.normal(1.0, 0.1, shape)
+    if kind == "lognormal":
+        return rng.lognormal(0.0, 0.5, shape)
+    if kind == "heavy":
+        return np.exp(0.1 * rng.standard_t(3, shape))
+    if kind == "skewed":
+        return 1.0 + rng.exponential(0.3, shape)
+    times = rng.lognormal(0.0, 0.06, shape)
+    return times * np.where(rng.random(shape) < 0.02, 10.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ UNIMODAL = {
 )
 def test_one_mode_is_not_two(shape, n):
     """Call fewer than 2 % of unimodal samples bimodal, with and without outliers."""
-    samples = UNIMODAL[shape](np.random.default_rng(n), (repetitions(1500), n))
+    samples = draw_unimodal(shape, np.random.default_rng(n), (repetitions(1500), n))
     assert np.mean([is_bimodal(sample) for sample in samples]) < 0.02 + slack(0.02, 1500)
 
 
@@ -324,7 +324,7 @@ def test_equal_runs_get_few_verdicts(launches, *, paired):
     bimodal = rng.lognormal(0.0, 0.005, shape) * np.where(rng.random(shape) < 0.4, 1.4, 1.0)
     verdicts = []
     for run in (*smooth, *bimodal):
-        verdicts += [each.verdict for each in compare_family(family(run), paired=paired)]
+        verdicts += fields_of(compare_family(family(run), paired=paired), "verdict")
     different = verdicts.count("faster") + verdicts.count("slower")
     assert different <= 0.05 * len(verdicts)
 
@@ -350,7 +350,7 @@ def test_selected_cases_get_wider_intervals():
     comparisons = compare_family(family(samples))
     levels = [comparison.interval.level for comparison in comparisons if comparison.interval]
     assert pytest.approx([1 - 0.05 * 2 / 20] * 2 + [0.95] * 18) == levels
-    assert [comparison.verdict for comparison in comparisons[:2]] == ["slower"] * 2
+    assert fields_of(comparisons[:2], "verdict") == ["slower"] * 2
 
 
 def test_the_margin_decides():
@@ -377,8 +377,10 @@ def test_cases_without_a_spread_are_inconclusive():
     )
     assert Comparison(ratio=2.5, launches_a=1, launches_b=2) == lone
     assert math.isnan(empty.ratio)
-    assert [case.verdict for case in (lone, empty, zero)] == ["inconclusive"] * 3
-    assert (None, 1.0, math.inf) == (zero.interval, zero.p_value, zero.detectable)
+    assert fields_of((lone, empty, zero), "verdict") == ["inconclusive"] * 3
+    assert zero.interval is None
+    assert 1.0 == zero.p_value
+    assert math.inf == zero.detectable
     assert compare_family([good]) == [others]
     assert others.verdict == "slower"
     assert compare_family([]) == []

@@ -9,10 +9,10 @@ from trees import plant
 from commbench.system.clock import clock_domain, timer_cost_s, timer_tick_s
 
 
-def test_clock_domain_holds_boot_and_time_namespace(root, monkeypatch):
+def test_clock_domain_holds_boot_and_time_namespace(root, stub):
     """Distinguish time namespaces of one boot, and processes that cannot read the boot id."""
     unknown = clock_domain()
-    monkeypatch.setattr("os.getpid", lambda: 0)
+    stub("os.getpid", 0)
     assert unknown != clock_domain()
     plant(root, {"proc/sys/kernel/random/boot_id": "b00t"})
     assert "b00t/none" == clock_domain()

@@ -3,6 +3,8 @@
 import sys
 from types import SimpleNamespace
 
+from simulated_nvml import SimulatedNvml
+
 from commbench.system.gpus import Nvml
 
 
@@ -20,20 +22,11 @@ def test_nothing_is_known_without_library_or_driver(monkeypatch):
 
 def test_what_it_cannot_tell_is_no_error(monkeypatch):
     """Return None for failing or missing functions, and text for bytes."""
-    library = SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 3,
-        nvmlDeviceGetHandleByIndex=lambda index: refuse() if index == 1 else f"gpu{index}",
-        nvmlDeviceGetHandleByPciBusId=lambda address: (
-            address.decode() if address == b"0000:17:00.0" else refuse()
-        ),
-        nvmlDeviceGetName=lambda handle: f"name of {handle}".encode(),
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", library)
+    gpus = ["0000:17:00.0", "0000:65:00.0", "0000:66:00.0"]
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(gpus, lost=[gpus[1]]))
     nvml = Nvml()
-    assert ["gpu0", None, "gpu2"] == nvml.devices()
-    assert ("0000:17:00.0", None) == (nvml.device("0000:17:00.0"), nvml.device("0000:18:00.0"))
-    assert ("name of gpu0", None) == (
-        nvml.ask("nvmlDeviceGetName", "gpu0"),
-        nvml.ask("nvmlDeviceGetUUID", "gpu0"),
-    )
+    assert [gpus[0], None, gpus[2]] == nvml.devices()
+    assert gpus[0] == nvml.device(gpus[0])
+    assert nvml.device("0000:18:00.0") is None
+    assert "NVIDIA H100" == nvml.ask("nvmlDeviceGetName", gpus[0])
+    assert nvml.ask("nvmlDeviceGetUUID", gpus[0]) is None

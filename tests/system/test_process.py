@@ -5,12 +5,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from commbench.system import process as traffic
 
-pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux")  # noqa: PTH112 - as the code
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux")
 
 
 @contextmanager
@@ -78,9 +79,9 @@ def test_looking_leaks_no_descriptor_and_closes_none():
         send(left, right, 10)
 
 
-def test_where_the_system_does_not_tell_there_is_no_number(monkeypatch):
+def test_where_the_system_does_not_tell_there_is_no_number(stub):
     """Return None, not zero, on an unsupported system."""
-    monkeypatch.setattr(os, "listdir", lambda _: [])
+    stub("os.listdir", [])
     assert traffic.sent_bytes() is None
     assert traffic.settled_sent_bytes() is None
 

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 
 import pytest
+from fields import fields_of
 from launching import succeeded
 from simulated_nvml import SimulatedNvml
 from terminals import printed
@@ -139,15 +140,19 @@ def test_links_through_switches_join_all_gpus(monkeypatch):
 def test_processors_memory_and_devices_are_read():
     """Read NUMA nodes, CPUs, memory and devices from their Linux files."""
     topology = collect_topology()
-    assert (2, 4, 8) == (topology["sockets"], topology["cores"], topology["threads"])
+    assert 2 == topology["sockets"]
+    assert 4 == topology["cores"]
+    assert 8 == topology["threads"]
     data, unified = (tuple(cache.values()) for cache in topology["caches"])
-    assert ((1, "data", 48 << 10, 4, 2), (3, "unified", 32 << 20)) == (data, unified[:3])
+    assert (1, "data", 48 << 10, 4, 2) == data
+    assert (3, "unified", 32 << 20) == unified[:3]
     assert 32 << 20 == last_level_cache_bytes()
     numa = topology["numa"]
     assert {"node": 1, "cpus": "4-7", "memory_bytes": 2 << 30, "distances": [21, 10]} == numa[1]
     assert [[0], [0, 1], []] == [nodes_of(cpus, numa) for cpus in ([1], [3, 4], [99])]
-    assert ([0, 1, 2, 8], []) == (cpu_list("0-2,8"), cpu_list(""))
-    found = [(gpu["name"], gpu["pci"], gpu["numa_node"]) for gpu in topology["gpus"]]
+    assert [0, 1, 2, 8] == cpu_list("0-2,8")
+    assert [] == cpu_list("")
+    found = fields_of(topology["gpus"], "name", "pci", "numa_node")
     assert [
         ("NVIDIA H100", gpu, node) for gpu, node in zip(GPUS, [0, 0, 1, 1], strict=True)
     ] == found
@@ -162,7 +167,9 @@ def test_processors_memory_and_devices_are_read():
         "pci": ETHERNET,
         "emulated": False,
     } == eth0
-    assert ("ib0", None, "ib1") == (ib0["name"], ib0["speed_Mbps"], ib1["name"])
+    assert "ib0" == ib0["name"]
+    assert ib0["speed_Mbps"] is None
+    assert "ib1" == ib1["name"]
     assert {
         "device": "mlx5_0",
         "port": "1",
@@ -194,9 +201,9 @@ def test_an_emulated_host_shows_the_rate_that_is_shaped(root, slow, expected):
     plant(root / "sys/class/net", {"eth0/speed": 10000, "eth0/operstate": "up"})
     plant(root, {"sys/class/net/lo/mtu": 1, "proc/sys/kernel/hostname": "host3"})
     topology = collect_topology({"hosts": 4, "rate": "200mbit", **slow})
-    assert [("eth0", expected, True)] == [
-        (p["name"], p["speed_Mbps"], p["emulated"]) for p in topology["network"]
-    ]
+    assert [("eth0", expected, True)] == fields_of(
+        topology["network"], "name", "speed_Mbps", "emulated"
+    )
     *_, remark = topology_remarks(topology)
     assert "eth0" == remark.subject
 
@@ -272,10 +279,8 @@ def test_gpus_come_from_nvml_if_linux_shows_none(monkeypatch):
     """Read GPUs, addresses and paths from NVML if /sys has no PCI devices."""
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, lost=GPUS[3:]))
     topology = collect_topology()
-    assert (GPUS[:3], {"NVIDIA H100"}) == (
-        [g["pci"] for g in topology["gpus"]],
-        {g["name"] for g in topology["gpus"]},
-    )
+    assert GPUS[:3] == fields_of(topology["gpus"], "pci")
+    assert {"NVIDIA H100"} == set(fields_of(topology["gpus"], "name"))
     assert [["X", "NV1", "SYS"], ["NV1", "X", "SYS"], ["SYS", "SYS", "X"]] == topology["links"][
         "matrix"
     ]

@@ -4,11 +4,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from launching import succeeded
+from places import HERE
 
 from commbench.system.software import collect_versions, git_commit
 
 
-def test_collect_versions_lists_installed_packages(monkeypatch):
+def test_collect_versions_lists_installed_packages(stub):
     """List relevant packages by normalised name, first on the path, without broken ones."""
 
     def distribution(name: str | None, version: str) -> SimpleNamespace:
@@ -24,8 +25,8 @@ def test_collect_versions_lists_installed_packages(monkeypatch):
         distribution(None, "9"),
         SimpleNamespace(metadata={}, version="9"),
     ]
-    monkeypatch.setattr("importlib.metadata.distributions", lambda: installed)
-    monkeypatch.setattr("platform.python_version", lambda: "3.11.2")
+    stub("importlib.metadata.distributions", installed)
+    stub("platform.python_version", "3.11.2")
     expected = {
         "python": "3.11.2",
         "numpy": "2.4",
@@ -61,4 +62,4 @@ def test_git_commit(tmp_path):
 def test_git_commit_without_git(tmp_path, monkeypatch):
     """Return nothing without git."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_commit(Path(__file__).parents[1]) is None
+    assert git_commit(HERE) is None

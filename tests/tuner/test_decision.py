@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from deciding import BASE, FIVE, FP16, TOPK, confirmed, decide, fresh, sweep
 from effort import repetitions, slack
+from fields import fields_of
 from training_builders import (
     launches_of,
     make_training_case,
@@ -91,9 +92,9 @@ def test_group_with_most_ranks_decides():
         for ranks in (2, 4)
         for batch in (64, 16)
     ]
-    assert {(4, 16)} == {(case.world_size, case.batch_per_rank) for case in finalists(records, {})}
+    assert {(4, 16)} == set(fields_of(finalists(records, {}), "world_size", "batch_per_rank"))
     named = finalists(records, {"batches": [64, 16]})
-    assert {(4, 64)} == {(case.world_size, case.batch_per_rank) for case in named}
+    assert {(4, 64)} == set(fields_of(named, "world_size", "batch_per_rank"))
 
 
 def test_nothing_follows_from_nothing():
@@ -141,15 +142,15 @@ def test_a_withheld_setting_does_not_decide():
     assert ("change", "none", "5") == found(recommendation)
     assert snippet_of(FIVE) == recommendation.snippet
     half, lossy = recommendation.altering
-    assert [("half precision", "not_allowed", ""), ("lossy", "not_validated", "")] == [
-        (each.effect, each.withheld, each.snippet) for each in (half, lossy)
-    ]
+    assert [("half precision", "not_allowed", ""), ("lossy", "not_validated", "")] == fields_of(
+        (half, lossy), "effect", "withheld", "snippet"
+    )
     assert (20 / 14, 2.0, 1.4) == pytest.approx((half.speedup, lossy.speedup, lossy.speedup_half))
     withheld_codes = ["withheld_half_precision_not_allowed", "withheld_lossy_not_validated"]
-    assert ["setting_change", "reason", *withheld_codes] == [
-        finding.code for finding in verdict_findings(recommendation)
-    ]
-    assert "fastest_over_half" in {f.code for f in recommendation_findings(recommendation)}
+    assert ["setting_change", "reason", *withheld_codes] == fields_of(
+        verdict_findings(recommendation), "code"
+    )
+    assert "fastest_over_half" in set(fields_of(recommendation_findings(recommendation), "code"))
 
 
 def test_each_allowed_effect_has_its_lines_to_paste():

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from effort import repetitions, slack
+from fields import fields_of
 from live_builders import make_record
 from training_builders import make_training_case
 
@@ -82,6 +83,11 @@ class Tuning(NamedTuple):
 def steps_of(blocks: Sequence[Block]) -> int:
     """Return all steps of some blocks."""
     return sum(UNTIMED + block.steps for block in blocks)
+
+
+def screened(tuning: Tuning) -> list[Block]:
+    """Return the blocks that screen the settings."""
+    return [block for block in tuning.blocks if block.phase == SWEEP]
 
 
 def make_settings(count: int, *hooked: TrainingCase) -> list[TrainingCase]:
@@ -197,8 +203,8 @@ def test_a_recommendation_agrees_with_the_experiment(max_steps, seed):
     elif {"keep"} == set(map(judge, tuning.found.values())):
         verdict = "keep"
     assert (recommendation.verdict, recommendation.level) == (verdict, tuning.level)
-    intervals = [speedup.interval for speedup in tuning.found.values()]
-    assert {choice.speedup_ci for choice in recommendation.alternatives} == {
+    intervals = fields_of(tuning.found.values(), "interval")
+    assert set(fields_of(recommendation.alternatives, "speedup_ci")) == {
         (interval.low, interval.high) for interval in intervals if interval
     }
 
@@ -236,7 +242,7 @@ def test_no_limit_of_steps_is_exceeded(max_steps):
     tuning = simulate([1.0] * 10, NOISES["all"], max_steps=max_steps)
     assert steps_of(tuning.blocks) <= max_steps
     assert tuning.ending in {"steps", "decided"}
-    screening = [block for block in tuning.blocks if block.phase == SWEEP]
+    screening = screened(tuning)
     assert steps_of(screening[2:]) <= 0.4 * max_steps
     if max_steps >= 100:
         assert steps_of(tuning.blocks) > 2 * steps_of(screening) or tuning.ending == "decided"
@@ -248,7 +254,7 @@ def test_no_limit_of_time_is_exceeded(time_limit_s):
     tuning = simulate([1.0] * 10, LOGNORMAL, time_limit_s=time_limit_s)
     assert 0.1 * steps_of(tuning.blocks[1:]) <= 1.1 * max(time_limit_s, 0)
     assert tuning.ending == "time"
-    screening = [block for block in tuning.blocks if block.phase == SWEEP]
+    screening = screened(tuning)
     assert 0.1 * steps_of(screening[2:]) <= 0.45 * max(time_limit_s, 0)
 
 

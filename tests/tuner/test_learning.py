@@ -112,11 +112,9 @@ def test_limit_turns_the_recommendation():
     assert "topk" == recommended().best.hook
     assert "topk" == recommended(max_accuracy_loss=0.03).best.hook
     recommendation = recommended(max_accuracy_loss=0.01)
-    assert ("none", "5", "change") == (
-        recommendation.best.hook,
-        recommendation.best.bucket_cap_mb,
-        recommendation.verdict,
-    )
+    assert "none" == recommendation.best.hook
+    assert "5" == recommendation.best.bucket_cap_mb
+    assert "change" == recommendation.verdict
     half, lossy = recommendation.accuracy_failed
     assert ("0.1" in half, "0.02" in lossy) == (True, True)
     assert recommendation == Recommendation.from_json(recommendation.to_json())

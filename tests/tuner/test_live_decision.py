@@ -51,12 +51,10 @@ def fresh(
 def test_verdicts_name_the_script_s_own_setting(five, verdict):
     """Keep the script's setting, whatever DDP's default is; state blocks, launch and level."""
     found = decide([fresh(OWN, 100), five])
-    assert (verdict, 1, ROUNDS, True) == (
-        found.verdict,
-        found.launches,
-        found.blocks,
-        found.live,
-    )
+    assert verdict == found.verdict
+    assert 1 == found.launches
+    assert ROUNDS == found.blocks
+    assert found.live is True
     assert ("keep the script as it is" in found.snippet) == (verdict != "change")
     assert found == Recommendation.from_json(found.to_json())
     text = paragraph(found)
@@ -88,7 +86,9 @@ def test_few_launches_are_judged_over_their_blocks(launches, blocks, level, spee
     settings = ((OWN, 100.0), (FIVE, 80.0))
     records = [fresh(case, ms + n, launch=n) for n in range(launches) for case, ms in settings]
     found = decide(records)
-    assert (launches, blocks, level) == (found.launches, found.blocks, found.level)
+    assert launches == found.launches
+    assert blocks == found.blocks
+    assert level == found.level
     assert ("change", "") == (found.verdict, found.further_launches)
     assert speedup == pytest.approx(found.speedup, abs=1e-3)
     assert 1 == len(found.warnings)
@@ -111,4 +111,5 @@ def test_alternatives_of_different_launches_are_each_compared_in_their_own():
         choice.bucket_cap_mb: pytest.approx(choice.speedup)
         for choice in recommendation.alternatives
     }
-    assert (level_of(2, 1), "5") == (recommendation.level, recommendation.best.bucket_cap_mb)
+    assert level_of(2, 1) == recommendation.level
+    assert "5" == recommendation.best.bucket_cap_mb

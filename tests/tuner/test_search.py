@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from fields import fields_of
 from step_builders import FACTORS, STEP_MS, true_ms
 from training_builders import make_training_case
 
@@ -49,11 +50,11 @@ def test_hooks_come_first_and_bucket_sizes_of_those_that_are_left_follow():
     """Compare hooks in default buckets and the step without DDP, then sizes; end with the best."""
     rounds = play(make_cases(["none", "fp16", "bf16", "topk:0.01"]))
     for members in rounds[:FIRST_ROUNDS]:
-        assert {"default"} == {case.bucket_cap_mb for case in members}
-    assert STEP_MS.keys() == {case.hook_name for case in rounds[0]}
+        assert {"default"} == set(fields_of(members, "bucket_cap_mb"))
+    assert STEP_MS.keys() == set(fields_of(rounds[0], "hook_name"))
     later = rounds[FIRST_ROUNDS]
-    assert {"none", "fp16", "topk:0.01"} == {case.hook_name for case in later}
-    last = {(case.hook_name, case.bucket_cap_mb) for case in rounds[-1]}
+    assert {"none", "fp16", "topk:0.01"} == set(fields_of(later, "hook_name"))
+    last = set(fields_of(rounds[-1], "hook_name", "bucket_cap_mb"))
     assert {("none", "default"), ("none", "5"), ("topk:0.01", "5")} <= last
 
 
@@ -86,7 +87,7 @@ def test_each_hook_has_a_bucket_size_before_one_has_two():
     cases = make_cases(["none", "fp16", "topk:0.01"])
     rounds = play(cases, room=5, withheld=["topk:0.01"])
     tried = [case for case in rounds[FIRST_ROUNDS] if case.bucket_cap_mb != "default"]
-    assert {("none", "5"), ("fp16", "5")} == {(c.hook_name, c.bucket_cap_mb) for c in tried}
+    assert {("none", "5"), ("fp16", "5")} == set(fields_of(tried, "hook_name", "bucket_cap_mb"))
 
 
 def test_memory_limits_the_cases_of_a_round():

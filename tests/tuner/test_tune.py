@@ -2,14 +2,14 @@
 input.
 """
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from builders import read_info
-from launching import HERE, finished
+from builders import read_info, read_recommendation
+from fields import fields_of
+from launching import HERE, assert_code, finished
 
 from commbench.results import load_run
 
@@ -37,17 +37,17 @@ def tune(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def stages_of(folder: Path) -> list[tuple[str, int]]:
     """Return stage and number of each launch."""
-    return [(entry["stage"], entry["launch"]) for entry in read_info(folder)["launches"]]
+    return fields_of(read_info(folder)["launches"], "stage", "launch")
 
 
 def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_path):
     """Search among the candidates, conclude with the compared settings, and resume into nothing."""
     done = tune(tmp_path)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    assert_code(done, 0)
     out = tmp_path / "r"
     assert [("search", 0), ("confirm", 0)] == stages_of(out)
-    assert {"ddp.csv", "buckets.csv"} <= {file.name for file in out.iterdir()}
-    recommended = json.loads((out / "recommendation.json").read_text())
+    assert {"ddp.csv", "buckets.csv"} <= set(fields_of(out.iterdir(), "name"))
+    recommended = read_recommendation(out)
     assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
     search = recommended["search"]
     assert search["settings"] == search["afresh"] + search["in_rounds"] + search["untried"] == 3
@@ -62,7 +62,7 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     assert all(record.ranks_agree for record in records if record.case.uses_ddp)
 
     again = tune(tmp_path)
-    assert 0 == again.returncode, again.stdout + again.stderr
+    assert_code(again, 0)
     assert "Resuming" in again.stdout
     assert 2 == len(stages_of(out))
     for words, difference in (
@@ -90,7 +90,7 @@ def test_torchrun_makes_a_launch_at_a_time(tmp_path):
     made, messages = [], []
     for _ in range(2):
         done = start(*torchrun, *FEW, cwd=tmp_path)
-        assert 0 == done.returncode, done.stdout + done.stderr
+        assert_code(done, 0)
         made.append(stages_of(tmp_path / "r"))
         messages.append(done.stderr)
     assert [("search", 0)] == made[0]

@@ -55,6 +55,11 @@ class Parts(nn.Module):
         return self.function(self, data)
 
 
+def backward(ddp: nn.Module, data: torch.Tensor) -> None:
+    """Run a forward and a backward pass of the usual loss."""
+    ddp(data).square().mean().backward()
+
+
 def batches(rank: int, steps: int = STEPS) -> Iterator[torch.Tensor]:
     """Yield the data of one rank."""
     generator = torch.Generator().manual_seed(rank)

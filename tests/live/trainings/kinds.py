@@ -18,6 +18,7 @@ from common import (
     STEPS,
     WIDTH,
     Parts,
+    backward,
     batches,
     begin,
     network,
@@ -133,7 +134,7 @@ def flat(rank: int) -> list[nn.Module]:
         parameter.grad = part.view_as(parameter)
     for x in batches(rank):
         whole.zero_()
-        ddp(x).square().mean().backward()
+        backward(ddp, x)
         with torch.no_grad():
             for parameter, part in zip(parameters, whole.split(sizes), strict=True):
                 parameter.sub_(0.05 * part.view_as(parameter))
@@ -146,7 +147,7 @@ def held(rank: int) -> list[nn.Module]:
     parameters = list(ddp.parameters())
     gradients = []
     for x in batches(rank):
-        ddp(x).square().mean().backward()
+        backward(ddp, x)
         if len(gradients) < 2 * len(parameters):  # DDP rebuilds its buckets after the first step
             gradients += [parameter.grad for parameter in parameters]
         with torch.no_grad():
@@ -216,7 +217,7 @@ def by_hand(rank: int) -> list[nn.Module]:
     """Update the parameters without an optimiser of torch."""
     ddp = DistributedDataParallel(network())
     for x in batches(rank):
-        ddp(x).square().mean().backward()
+        backward(ddp, x)
         with torch.no_grad():
             for parameter in ddp.parameters():
                 parameter.sub_(0.05 * parameter.grad)
@@ -239,14 +240,14 @@ def sharpness(rank: int) -> list[nn.Module]:
     ddp = DistributedDataParallel(network())
     optimizer = sgd(ddp)
     for x in batches(rank):
-        ddp(x).square().mean().backward()
+        backward(ddp, x)
         shifts = []
         with torch.no_grad():
             for parameter in ddp.parameters():
                 shifts.append(0.01 * parameter.grad)
                 parameter.add_(shifts[-1])
                 parameter.grad = None
-        ddp(x).square().mean().backward()
+        backward(ddp, x)
         with torch.no_grad():
             for parameter, shift in zip(ddp.parameters(), shifts, strict=True):
                 parameter.sub_(shift)
@@ -273,9 +274,9 @@ def accumulated(rank: int) -> list[nn.Module]:
     for step, x in enumerate(batches(rank, 4 * STEPS)):
         if step % 4 < 3:
             with ddp.no_sync():
-                ddp(x).square().mean().backward()
+                backward(ddp, x)
             continue
-        ddp(x).square().mean().backward()
+        backward(ddp, x)
         update(optimizer)
     return [ddp]
 
@@ -398,7 +399,7 @@ def compiled(rank: int) -> list[nn.Module]:
     optimizer = sgd(ddp)
     make_step = torch.compile(optimizer.step, backend="eager")
     for x in batches(rank):
-        ddp(x).square().mean().backward()
+        backward(ddp, x)
         make_step()
         optimizer.zero_grad()
     return [ddp]
@@ -418,7 +419,7 @@ def compiled_step(rank: int) -> list[nn.Module]:
 
     @torch.compile(backend="eager")
     def make_step(x: torch.Tensor) -> None:
-        ddp(x).square().mean().backward()
+        backward(ddp, x)
         update(optimizer)
 
     for x in batches(rank):
@@ -462,7 +463,7 @@ def workers(rank: int) -> list[nn.Module]:
     data = TensorDataset(torch.cat([*batches(rank)]))
     for _ in range(4):
         for (x,) in DataLoader(data, batch_size=32, num_workers=1, multiprocessing_context="fork"):
-            ddp(x).square().mean().backward()
+            backward(ddp, x)
             update(optimizer)
     return [ddp]
 
@@ -535,7 +536,7 @@ def by_own_exchange(rank: int) -> list[nn.Module]:
     optimizer = sgd(ddp)
     for x in batches(rank):
         with ddp.no_sync():
-            ddp(x).square().mean().backward()
+            backward(ddp, x)
         for parameter in ddp.parameters():
             dist.all_reduce(parameter.grad)
         update(optimizer)
