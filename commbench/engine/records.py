@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from commbench.collectives.cases import Case, check_case
 from commbench.collectives.composed import operation_in_pattern
@@ -29,10 +29,6 @@ SCHEMA = 3
 
 Status = Literal["ok", "unsupported", "failed", "hung", "wrong"]
 RecordT = TypeVar("RecordT", bound="DataclassInstance")
-#: What a cell of a table holds beside text; None is an empty cell.
-Number: TypeAlias = float | None
-Whole: TypeAlias = int | None
-Truth: TypeAlias = bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -444,20 +440,20 @@ class Row(TableRow):
     group: str = column(
         "ranks that took part, of a pattern that makes groups one of them, e.g. 2-3", ""
     )
-    world_size: Whole = column("ranks of the launch")
-    group_size: Whole = column("ranks that took part")
-    nodes: Whole = column("hosts of the launch")
-    ranks_per_node: Whole = column("most ranks on one host")
-    ranks_per_gpu: Whole = column("most ranks on one physical GPU")
+    world_size: int | None = column("ranks of the launch")
+    group_size: int | None = column("ranks that took part")
+    nodes: int | None = column("hosts of the launch")
+    ranks_per_node: int | None = column("most ranks on one host")
+    ranks_per_gpu: int | None = column("most ranks on one physical GPU")
     dtype: str | None = column("element type")
     redop: str | None = column("reduction")
-    root: Whole = column("root rank of a rooted operation")
-    in_place: Truth = column("send and receive share memory")
-    message_bytes: Whole = column("nccl-tests' size: the larger buffer", heading="size")
-    osu_bytes: Whole = column("the size OSU prints for the same case")
+    root: int | None = column("root rank of a rooted operation")
+    in_place: bool | None = column("send and receive share memory")
+    message_bytes: int | None = column("nccl-tests' size: the larger buffer", heading="size")
+    osu_bytes: int | None = column("the size OSU prints for the same case")
     cadence: str = column("isolated, pipelined, graph or persistent", "")
-    batch: Whole = column("operations timed together")
-    window: Whole = column("messages in flight")
+    batch: int | None = column("operations timed together")
+    window: int | None = column("messages in flight")
     buffers: str = column(
         "hot: the same each repetition; rotated: sets that exceed the cache take turns; registered,"
         " symmetric: known to NCCL",
@@ -470,53 +466,59 @@ class Row(TableRow):
         " empty without --env",
         "",
     )
-    launches: Whole = column("launches behind the row")
-    visits: Whole = column("samples of the case in a launch, spread over it; their median")
-    disturbed: Whole = column("samples repeated because a rank had no CPU, all launches together")
+    launches: int | None = column("launches behind the row")
+    visits: int | None = column("samples of the case in a launch, spread over it; their median")
+    disturbed: int | None = column(
+        "samples repeated because a rank had no CPU, all launches together"
+    )
     state: str = column(
         "speed of the machine in the samples of this row, fast or slow; empty where it had one", ""
     )
-    state_share: Number = column("share of the case's samples at that speed")
-    repetitions: Whole = column("valid repetitions, all launches together")
-    late_discarded: Whole = column(
+    state_share: float | None = column("share of the case's samples at that speed")
+    repetitions: int | None = column("valid repetitions, all launches together")
+    late_discarded: int | None = column(
         "repetitions dropped for a late start, or because a GPU waited for its host"
     )
-    time_us: Number = column(
+    time_us: float | None = column(
         "median over launches of the median over samples of the median over repetitions of the"
         " slowest rank"
     )
-    time_us_ci_low: Number = column("95 % interval of time_us over launches, low end")
-    time_us_ci_high: Number = column("and its high end")
-    time_us_min: Number = column("median over launches of the launch's minimum")
-    time_us_p25: Number = column("median over launches of the launch's first quartile")
-    time_us_p75: Number = column("median over launches of the launch's third quartile")
-    time_us_p95: Number = column("median over launches of the launch's p95", heading="p95")
-    time_us_rank_mean: Number = column("time_us with the mean over ranks, nccl-tests' default")
-    time_us_mean: Number = column(
+    time_us_ci_low: float | None = column("95 % interval of time_us over launches, low end")
+    time_us_ci_high: float | None = column("and its high end")
+    time_us_min: float | None = column("median over launches of the launch's minimum")
+    time_us_p25: float | None = column("median over launches of the launch's first quartile")
+    time_us_p75: float | None = column("median over launches of the launch's third quartile")
+    time_us_p95: float | None = column("median over launches of the launch's p95", heading="p95")
+    time_us_rank_mean: float | None = column(
+        "time_us with the mean over ranks, nccl-tests' default"
+    )
+    time_us_mean: float | None = column(
         "median over launches of the mean over repetitions and ranks, as nccl-tests, OSU and IMB"
         " (t_avg) state it"
     )
-    time_us_mean_min: Number = column(
+    time_us_mean_min: float | None = column(
         "the same of the fastest rank, IMB's t_min; empty in older runs"
     )
-    time_us_mean_max: Number = column("and of the slowest rank, IMB's t_max")
-    skew_us: Number = column("median of last minus first arrival")
-    algbw_GBps: Number = column("message_bytes over time_us, GB = 1e9 bytes")
-    busbw_GBps: Number = column("algbw times nccl-tests' factor")
-    wrong: Whole = column("wrong elements found")
-    harness_us: Number = column(
+    time_us_mean_max: float | None = column("and of the slowest rank, IMB's t_max")
+    skew_us: float | None = column("median of last minus first arrival")
+    algbw_GBps: float | None = column("message_bytes over time_us, GB = 1e9 bytes")
+    busbw_GBps: float | None = column("algbw times nccl-tests' factor")
+    wrong: int | None = column("wrong elements found")
+    harness_us: float | None = column(
         f"{OVERHEAD}, per operation; never subtracted; in older Gloo rows, without framework_us,"
         " with torch's call",
         heading="overhead",
     )
-    framework_us: Number = column(
+    framework_us: float | None = column(
         "what torch adds to a call: 8-byte all_reduce of one rank, less harness_us; empty without"
         " torch or with events",
         heading="torch's call",
     )
     algorithm_requested: str = column("algorithm asked for", "")
     algorithm: str = column("algorithm that ran", "")
-    energy_J: Number = column("energy of one operation, of what energy_of in samples.jsonl names")
+    energy_J: float | None = column(
+        "energy of one operation, of what energy_of in samples.jsonl names"
+    )
     energy_of: str = no_column()
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
@@ -538,16 +540,18 @@ class OverlapRow(TableRow):
     pattern: str = ""
     dtype: str | None = column("element type")
     redop: str | None = column("reduction")
-    in_place: Truth = column("send and receive share memory")
-    message_bytes: Whole = column("as in collectives.csv", heading="size")
-    osu_bytes: Whole = column("the size OSU prints for the same case")
+    in_place: bool | None = column("send and receive share memory")
+    message_bytes: int | None = column("as in collectives.csv", heading="size")
+    osu_bytes: int | None = column("the size OSU prints for the same case")
     env: str = ""
-    launches: Whole = column("launches behind the row")
-    overall_us: Number = column("started, computed, completed")
-    compute_us: Number = column("computing alone, as long as the communication")
-    pure_us: Number = column("started and completed at once, Python loop", heading="pure comm.")
-    overlap_percent: Number = column(
+    launches: int | None = column("launches behind the row")
+    overall_us: float | None = column("started, computed, completed")
+    compute_us: float | None = column("computing alone, as long as the communication")
+    pure_us: float | None = column(
+        "started and completed at once, Python loop", heading="pure comm."
+    )
+    overlap_percent: float | None = column(
         "max(0, 100 (1 - (overall - compute) / pure)), OSU's definition"
     )
-    overlap_percent_ci_low: Number = column("its 95 % interval, low end")
-    overlap_percent_ci_high: Number = column("and its high end")
+    overlap_percent_ci_low: float | None = column("its 95 % interval, low end")
+    overlap_percent_ci_high: float | None = column("and its high end")

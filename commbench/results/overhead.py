@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from commbench.collectives.backends import BACKENDS
-from commbench.engine.records import Number, Row, Whole, column, copied
+from commbench.engine.records import Row, column, copied
 
 #: By backend that calls a library through a framework: the backend that calls the same library
 #: directly.
@@ -39,15 +39,15 @@ class Overhead:
     backend: str = column("of the path through the framework")
     operation: str = column("what was timed")
     pattern: str = column("who talks to whom")
-    message_bytes: Whole = column("nccl-tests' size: the larger buffer", heading="size")
-    ranks_per_gpu: Whole = column("most ranks on one GPU")
+    message_bytes: int | None = column("nccl-tests' size: the larger buffer", heading="size")
+    ranks_per_gpu: int | None = column("most ranks on one GPU")
     direct_us: float = column("time by the library's own call", heading="NCCL alone")
     through_us: float = column("time through the framework", heading="through torch")
     added_us: float = column("what the framework adds")
-    added_us_ci_low: Number = column(
+    added_us_ci_low: float | None = column(
         "from the 95 % intervals of both times: where the addition is least"
     )
-    added_us_ci_high: Number = column("and where it is greatest")
+    added_us_ci_high: float | None = column("and where it is greatest")
 
 
 def overheads(rows: Iterable[Row]) -> list[Overhead]:

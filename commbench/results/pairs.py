@@ -15,7 +15,7 @@ from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
-from commbench.engine.records import Number, Record, TableRow, Whole, column, copied
+from commbench.engine.records import Record, TableRow, column, copied
 from commbench.findings import Finding
 from commbench.results.info import RunInfo, host_by_rank
 from commbench.results.summary import (
@@ -52,30 +52,30 @@ class PairRow(TableRow):
     library: str = ""
     transport: str = ""
     operation: str = ""
-    source: Whole = column("rank that sends, or sends first")
-    target: Whole = column("rank that receives")
+    source: int | None = column("rank that sends, or sends first")
+    target: int | None = column("rank that receives")
     source_host: str = column("host of the source", "", heading="host")
     target_host: str = column("host of the target", "", heading="host")
     dtype: str | None = None
-    message_bytes: Whole = None
-    window: Whole = None
+    message_bytes: int | None = None
+    window: int | None = None
     sync: str = ""
     loop: str = ""
     env: str = ""
-    launches: Whole = column("launches behind the row")
-    repetitions: Whole = column("valid repetitions, all launches together")
-    time_us: Number = column("median over launches of the launch's median")
-    time_us_ci_low: Number = column("95 % interval of time_us over launches, low end")
-    time_us_ci_high: Number = column("and its high end")
-    time_us_p95: Number = column("median over launches of the launch's p95", heading="p95")
-    algbw_GBps: Number = column(
+    launches: int | None = column("launches behind the row")
+    repetitions: int | None = column("valid repetitions, all launches together")
+    time_us: float | None = column("median over launches of the launch's median")
+    time_us_ci_low: float | None = column("95 % interval of time_us over launches, low end")
+    time_us_ci_high: float | None = column("and its high end")
+    time_us_p95: float | None = column("median over launches of the launch's p95", heading="p95")
+    algbw_GBps: float | None = column(
         "bytes of one operation over time_us, GB = 1e9 bytes", heading="bandwidth"
     )
-    ratio_to_typical: Number = column(
+    ratio_to_typical: float | None = column(
         "time_us over the median pair's: of those within hosts, or between hosts",
         heading="over the typical",
     )
-    wrong: Whole = column("wrong elements found")
+    wrong: int | None = column("wrong elements found")
     status: str = "ok"
     reason: str = column("one sentence where status is not ok", "")
     flags: str = column("warnings about the row, separated by ;", "")

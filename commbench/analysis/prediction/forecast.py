@@ -18,7 +18,6 @@ from commbench.analysis.prediction.law import (
 )
 from commbench.analysis.prediction.replay import TrainedWorkload
 from commbench.collectives.operations import OPERATIONS
-from commbench.engine.records import Number
 from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.schema import JsonObject
@@ -42,13 +41,13 @@ class CollectiveForecast:
     ranks_per_node: int = 1
     rate: str = ""
     """Of every host's link; empty: as measured."""
-    time_us: Number = None
-    time_us_low: Number = None
-    time_us_high: Number = None
-    level: Number = None
+    time_us: float | None = None
+    time_us_low: float | None = None
+    time_us_high: float | None = None
+    level: float | None = None
     """Of the interval; None: its error is of other runs."""
-    busbw_GBps: Number = None
-    held_out_error: Number = None
+    busbw_GBps: float | None = None
+    held_out_error: float | None = None
     """Median absolute relative error of such predictions."""
     held_out_over: str = ""
     status: str = "ok"
@@ -82,17 +81,17 @@ class StepForecast:
     rate: str = ""
     bucket_cap_mb: str = ""
     """The best of those trained."""
-    step_ms: Number = None
-    step_ms_low: Number = None
+    step_ms: float | None = None
+    step_ms_low: float | None = None
     """None: of one launch, as measured."""
-    step_ms_high: Number = None
-    level: Number = None
-    exposed_comm_ms: Number = None
-    local_step_ms: Number = None
+    step_ms_high: float | None = None
+    level: float | None = None
+    exposed_comm_ms: float | None = None
+    local_step_ms: float | None = None
     """The step without DDP, as measured."""
-    scaling_efficiency: Number = None
+    scaling_efficiency: float | None = None
     """``local_step_ms`` over ``step_ms``."""
-    held_out_error: Number = None
+    held_out_error: float | None = None
     held_out_over: str = ""
     status: str = "ok"
     reason: Finding | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commbench.engine.records import Number, TableRow, Whole, column
+from commbench.engine.records import TableRow, column
 from commbench.findings import Finding
 
 #: Codes of events by kind, and of drifts by verdict.
@@ -17,16 +17,18 @@ class TimelineRow(TableRow):
     """One line of ``timeline.csv``: a visit of a soak."""
 
     time: str = column("when the sample was taken, UTC", "")
-    elapsed_s: Number = column("seconds since the first sample of the soak")
-    launch: Whole = column("number of the launch, from 0")
+    elapsed_s: float | None = column("seconds since the first sample of the soak")
+    launch: int | None = column("number of the launch, from 0")
     case: str = column("what was measured", "")
-    repetitions: Whole = column("timed repetitions in the sample")
-    late: Whole = column("further repetitions that a rank started late")
-    median_us: Number = column("median time of an operation on the slowest rank")
-    longest_ms: Number = column("the longest wait for a repetition to end after the one before")
-    slowest_rank: Whole = column("the rank that was the slowest most often")
+    repetitions: int | None = column("timed repetitions in the sample")
+    late: int | None = column("further repetitions that a rank started late")
+    median_us: float | None = column("median time of an operation on the slowest rank")
+    longest_ms: float | None = column(
+        "the longest wait for a repetition to end after the one before"
+    )
+    slowest_rank: int | None = column("the rank that was the slowest most often")
     slowest_host: str = column("its host", "")
-    slowest_share: Number = column("share of the repetitions in which it was the slowest")
+    slowest_share: float | None = column("share of the repetitions in which it was the slowest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +40,13 @@ class EventRow(TableRow):
         "system: all ranks were late together; rank or host: the others waited for it", ""
     )
     time: str = column("when it began, UTC; of a failed launch its last sign of progress", "")
-    elapsed_s: Number = column("seconds since the first sample of the soak")
-    duration_s: Number = column(
+    elapsed_s: float | None = column("seconds since the first sample of the soak")
+    duration_s: float | None = column(
         "seconds until the next repetition, or until the next result after a failure"
     )
     ranks: str = column("ranks that caused it, e.g. 2 or 2-3; empty for the system", "")
     host: str = column("their host, if they are on one", "")
-    launch: Whole = column("number of the launch, from 0")
+    launch: int | None = column("number of the launch, from 0")
     case: str = column("what was measured", "")
     reason: str = column("the evidence in a sentence", "")
 
@@ -82,14 +84,14 @@ class DriftRow(TableRow):
     """One line of ``drift.csv``: the trend of a case over a soak."""
 
     case: str = column("what was measured", "")
-    launches: Whole = column("launches behind the row")
-    change_percent: Number = column(
+    launches: int | None = column("launches behind the row")
+    change_percent: float | None = column(
         "change of the time from the first launch to the last, by Theil-Sen's slope"
     )
-    change_percent_ci_low: Number = column(
+    change_percent_ci_low: float | None = column(
         "its interval by Sen's method, low end; 95 % for all cases together"
     )
-    change_percent_ci_high: Number = column("and its high end")
+    change_percent_ci_high: float | None = column("and its high end")
     verdict: str = column(
         "slower or faster: the interval lies wholly beyond 2 %; same: within; inconclusive, also"
         " below 6 launches",

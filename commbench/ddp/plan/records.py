@@ -11,16 +11,7 @@ from typing import Any, ClassVar
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.flags import check_flags
-from commbench.engine.records import (
-    Clocks,
-    Number,
-    Status,
-    TableRow,
-    Truth,
-    Whole,
-    column,
-    no_column,
-)
+from commbench.engine.records import Clocks, Status, TableRow, column, no_column
 from commbench.errors import InputError
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 
@@ -237,101 +228,105 @@ class TrainingRow(TableRow):
     like = "collectives.csv"
 
     workload: str = column("name of the workload", "")
-    parameters: Whole = column("trainable elements of the model")
+    parameters: int | None = column("trainable elements of the model")
     backend: str = ""
     device: str = column("cpu, or the GPU's name", "")
-    world_size: Whole = None
-    nodes: Whole = column("hosts of the launch")
-    ranks_per_node: Whole = column("most ranks on one host")
-    ranks_per_gpu: Whole = column("most ranks on one physical GPU")
-    threads_per_rank: Whole = column("compute threads of a rank")
-    seed: Whole = column("seed of the run; launch i trains with seed + i")
+    world_size: int | None = None
+    nodes: int | None = column("hosts of the launch")
+    ranks_per_node: int | None = column("most ranks on one host")
+    ranks_per_gpu: int | None = column("most ranks on one physical GPU")
+    threads_per_rank: int | None = column("compute threads of a rank")
+    seed: int | None = column("seed of the run; launch i trains with seed + i")
     precision: str = column("fp32, amp-bf16 or amp-fp16", "")
     hook: str = column("DDP communication hook", "")
-    density: Number = column("share of the gradient's elements that is sent")
+    density: float | None = column("share of the gradient's elements that is sent")
     hook_options: str = column("further options of the hook, key=value;...", "")
     bucket_cap_mb: str = column("default (1 MiB, then 25), MiB, or a list 1+5+25", "")
-    bucket_count: Whole = column("buckets after DDP has rebuilt them", heading="count")
+    bucket_count: int | None = column("buckets after DDP has rebuilt them", heading="count")
     bucket_mb: str = column(
         "sizes of the buckets in MB (1e6 bytes), in the order of sending, a+b+c", ""
     )
-    bucket_view: Truth = column("DDP's gradient_as_bucket_view")
-    static_graph: Truth = column("DDP's static_graph")
-    unused_parameters: Truth = column("DDP's find_unused_parameters")
-    broadcast_buffers: Truth = column(
+    bucket_view: bool | None = column("DDP's gradient_as_bucket_view")
+    static_graph: bool | None = column("DDP's static_graph")
+    unused_parameters: bool | None = column("DDP's find_unused_parameters")
+    broadcast_buffers: bool | None = column(
         "DDP's forward_sync_buffers, or broadcast_buffers before torch 2.13"
     )
-    batched_grad_copy: Truth = column("DDP's batched_grad_copy")
+    batched_grad_copy: bool | None = column("DDP's batched_grad_copy")
     compile: str = column("optimize_ddp of torch.compile; empty without torch.compile", "")
-    accumulation: Whole = column("backward passes per optimiser step")
-    batch_per_rank: Whole = column("samples per rank of one backward pass")
+    accumulation: int | None = column("backward passes per optimiser step")
+    batch_per_rank: int | None = column("samples per rank of one backward pass")
     env: str = ""
-    launches: Whole = column("launches behind the row")
-    blocks: Whole = column("blocks of consecutive steps in a launch, median over launches")
-    steps: Whole = column("timed steps, all launches together")
-    step_ms: Number = column("median over launches of the median step of the slowest rank")
-    step_ms_ci_low: Number = column("95 % interval over launches, low end")
-    step_ms_ci_high: Number = column("95 % interval over launches, high end")
-    step_ms_p95: Number = column("median over launches of the launch's p95")
-    samples_per_s: Number = column("samples of all ranks per second")
-    local_step_ms: Number = column("the step without DDP, same launches")
-    scaling_efficiency: Number = column("local_step_ms over step_ms", heading="efficiency")
-    forward_ms: Number = column("forward pass")
-    backward_ms: Number = column("backward pass, communication included")
-    optimizer_ms: Number = column("optimiser")
-    comm_ms: Number = column("time with a bucket in flight, on the rank with the shortest")
-    exposed_comm_ms: Number = column(
+    launches: int | None = column("launches behind the row")
+    blocks: int | None = column("blocks of consecutive steps in a launch, median over launches")
+    steps: int | None = column("timed steps, all launches together")
+    step_ms: float | None = column("median over launches of the median step of the slowest rank")
+    step_ms_ci_low: float | None = column("95 % interval over launches, low end")
+    step_ms_ci_high: float | None = column("95 % interval over launches, high end")
+    step_ms_p95: float | None = column("median over launches of the launch's p95")
+    samples_per_s: float | None = column("samples of all ranks per second")
+    local_step_ms: float | None = column("the step without DDP, same launches")
+    scaling_efficiency: float | None = column("local_step_ms over step_ms", heading="efficiency")
+    forward_ms: float | None = column("forward pass")
+    backward_ms: float | None = column("backward pass, communication included")
+    optimizer_ms: float | None = column("optimiser")
+    comm_ms: float | None = column("time with a bucket in flight, on the rank with the shortest")
+    exposed_comm_ms: float | None = column(
         "communication that the step waits for: backward pass beyond the backward without DDP and"
         " beyond compressing; in a watched training: from the last local gradient to the end of the"
         " backward pass",
         heading="exposed",
     )
-    skew_wait_ms: Number = column("waiting for slower ranks inside communication, mean over ranks")
-    compress_ms: Number = column("compressing and decompressing, mean over ranks")
-    sent_MB_per_step: Number = column(
+    skew_wait_ms: float | None = column(
+        "waiting for slower ranks inside communication, mean over ranks"
+    )
+    compress_ms: float | None = column("compressing and decompressing, mean over ranks")
+    sent_MB_per_step: float | None = column(
         "sent by a rank, measured, MB = 1e6 bytes; empty over NCCL, where it cannot be counted",
         heading="sent",
     )
-    dense_MB_per_step: Number = column(
+    dense_MB_per_step: float | None = column(
         "sent by a rank in a ring all-reduce in float32: 2 (p-1)/p 4n"
     )
-    speedup: Number = column("time per sample of (fp32, none, default) over the row's")
-    speedup_ci_low: Number = column("95 % interval over launches, low end")
-    speedup_ci_high: Number = column("95 % interval over launches, high end")
-    speedup_fp16: Number = column(
+    speedup: float | None = column("time per sample of (fp32, none, default) over the row's")
+    speedup_ci_low: float | None = column("95 % interval over launches, low end")
+    speedup_ci_high: float | None = column("95 % interval over launches, high end")
+    speedup_fp16: float | None = column(
         "time per sample of (fp32, fp16, default) over the row's; empty where that was not measured"
     )
-    speedup_fp16_ci_low: Number = column("95 % interval over launches, low end")
-    speedup_fp16_ci_high: Number = column("95 % interval over launches, high end")
+    speedup_fp16_ci_low: float | None = column("95 % interval over launches, low end")
+    speedup_fp16_ci_high: float | None = column("95 % interval over launches, high end")
     verdict: str = column(
         "faster, slower, same (within 2 %) or inconclusive, as compare judges", ""
     )
-    loss_first: Number = column("training loss of the first step")
-    loss_equal_steps: Number = column(
+    loss_first: float | None = column("training loss of the first step")
+    loss_equal_steps: float | None = column(
         "training loss after the same number of steps", heading="loss, equal steps"
     )
-    loss_equal_time: Number = column(
+    loss_equal_time: float | None = column(
         "training loss when the fastest configuration has finished", heading="loss, equal time"
     )
     metric_name: str = column("metric that the workload evaluates on held-out data", "")
-    metric: Number = column("metric after the last step, median over launches")
-    time_to_target_s: Number = column(
+    metric: float | None = column("metric after the last step, median over launches")
+    time_to_target_s: float | None = column(
         "steps until the metric meets the workload's target, times step_ms", heading="to target"
     )
-    grad_rel_error: Number = column(
+    grad_rel_error: float | None = column(
         "relative error of the gradient against the mean over ranks, last step; empty if no"
         " gradients are exchanged"
     )
-    ranks_agree: Truth = column(
+    ranks_agree: bool | None = column(
         "whether all ranks hold bit-identical parameters after the last exchange"
     )
-    skipped_steps: Whole = column("steps that the gradient scaler skipped, all launches")
-    peak_memory_MB: Number = column(
+    skipped_steps: int | None = column("steps that the gradient scaler skipped, all launches")
+    peak_memory_MB: float | None = column(
         "largest resident memory of a rank's process in a block; on a GPU the most that torch had"
         " allocated there",
         heading="memory",
     )
-    energy_J: Number = column("energy of one step; energy_of in samples.jsonl names the meters")
+    energy_J: float | None = column(
+        "energy of one step; energy_of in samples.jsonl names the meters"
+    )
     energy_of: str = no_column()
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
@@ -346,31 +341,33 @@ class BucketRow(TableRow):
     like = "ddp.csv"
 
     workload: str = ""
-    world_size: Whole = None
-    batch_per_rank: Whole = None
+    world_size: int | None = None
+    batch_per_rank: int | None = None
     precision: str = ""
     hook: str = ""
-    density: Number = None
+    density: float | None = None
     hook_options: str = ""
     bucket_cap_mb: str = ""
-    bucket_view: Truth = None
-    static_graph: Truth = None
-    unused_parameters: Truth = None
-    broadcast_buffers: Truth = None
-    batched_grad_copy: Truth = None
+    bucket_view: bool | None = None
+    static_graph: bool | None = None
+    unused_parameters: bool | None = None
+    broadcast_buffers: bool | None = None
+    batched_grad_copy: bool | None = None
     compile: str = ""
-    accumulation: Whole = None
+    accumulation: int | None = None
     env: str = ""
-    bucket: Whole = column("number in the order of sending")
-    size_bytes: Whole = column("bytes of its parameters")
-    parameters: Whole = column("tensors in it")
-    ready_ms: Number = column(
+    bucket: int | None = column("number in the order of sending")
+    size_bytes: int | None = column("bytes of its parameters")
+    parameters: int | None = column("tensors in it")
+    ready_ms: float | None = column(
         "all gradients ready on the slowest rank, since the backward pass began"
     )
-    start_ms: Number = column("communication begins on the slowest rank")
-    done_ms: Number = column("result ready on the slowest rank")
-    comm_ms: Number = column("start to done without decompressing, on the rank with the shortest")
-    skew_wait_ms: Number = column(
+    start_ms: float | None = column("communication begins on the slowest rank")
+    done_ms: float | None = column("result ready on the slowest rank")
+    comm_ms: float | None = column(
+        "start to done without decompressing, on the rank with the shortest"
+    )
+    skew_wait_ms: float | None = column(
         "time that a rank needs beyond comm_ms, waiting for slower ranks; mean over ranks"
     )
-    compress_ms: Number = column("compressing and decompressing, mean over ranks")
+    compress_ms: float | None = column("compressing and decompressing, mean over ranks")
