@@ -100,7 +100,7 @@ def test_persistent_requests_are_compared_with_blocking_calls(tmp_path):
             ]
             for cadence in cadences
         )
-        ratio, interval = ratio_interval(*times_us, seed=1)
+        ratio, interval = ratio_interval(*times_us)
         # beside a busy core a barrier of 0.5 us waits for a time slice of some ms; a wrong unit is
         # a factor of 1e6
         assert 1e-5 < ratio < 1e5, (

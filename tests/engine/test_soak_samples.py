@@ -122,9 +122,9 @@ def test_a_soak_fills_its_time_with_visits():
     assert list(first.points) == list(
         Record.from_json(json.loads(json.dumps(first.to_json()))).points
     )
-    _, later = soak.launches([fake_case()], 2)
+    begun, later = soak.launches([fake_case()], 2)
     assert 4 == len(later.points)
-    assert first.warmups == later.warmups
+    assert begun.warmups == later.warmups
 
 
 def test_stalls_are_taken_once_and_bounded():
