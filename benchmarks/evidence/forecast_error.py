@@ -47,16 +47,16 @@ GROWTH, GROWTH_BPS = "validation_xeon2core_20261122", 2e8
 #: Runs of collectives over other links or on other numbers of ranks.
 OTHERS = (
     "env_links_200mbit_xeon2core_20261125",
-    "links_1gbit_xeon2core_20261125",
+    "links_1gbit_xeon2core_20261128",
     "soak_200mbit_xeon2core_20261125",
 )
 #: Trainings of one workload: on two hosts, and on more over a slower link.
 TRAINED = (
     "train_hooks_1gbit_xeon2core_20261125",
-    "train_resnet18_batch1_1gbit_xeon2core_20261125",
-    "train_resnet18_int8_1gbit_xeon2core_20261125",
+    "train_resnet18_batch1_1gbit_xeon2core_20261128",
+    "train_resnet18_int8_1gbit_xeon2core_20261128",
 )
-STEPS = "train_bytes_4hosts_200mbit_xeon2core_20261125"
+STEPS = "train_bytes_4hosts_200mbit_xeon2core_20261128"
 
 
 def kept_pairs(*, with_sizes: bool = True) -> dict[str, list[HeldOut]]:

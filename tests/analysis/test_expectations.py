@@ -158,7 +158,7 @@ def test_the_worst_row_counts():
 @pytest.mark.parametrize(("link", "outcome"), [("", "met"), ("1gbit", "met"), ("4gbit", "not met")])
 def test_a_link_at_a_quarter_of_its_stated_rate_fails(link, outcome):
     """Take the rate that the run states, or that of the option."""
-    run = load_run(RESULTS / "links_1gbit_xeon2core_20261125")
+    run = load_run(RESULTS / "links_1gbit_xeon2core_20261128")
     expectation = parse_expectation("bandwidth@16M[backend=mpi]: busbw >= 0.85*link")
     [answer] = judge(run, [expectation], link)
     assert outcome == answer.outcome
@@ -166,7 +166,7 @@ def test_a_link_at_a_quarter_of_its_stated_rate_fails(link, outcome):
 
 def test_a_named_straggler_fails():
     """Find the slow host of the kept matrix."""
-    run = load_run(RESULTS / "matrix_slow_host_xeon2core_20261125")
+    run = load_run(RESULTS / "matrix_slow_host_xeon2core_20261128")
     [answer] = judge(run, [parse_expectation("stragglers = none")])
     assert "not met" == answer.outcome
     assert "host3" in str(answer.rows[0].value)
@@ -174,7 +174,7 @@ def test_a_named_straggler_fails():
 
 def test_training_is_held_against_its_rows():
     """Judge steps and speedups; the row that speedups are relative to has none of its own."""
-    run = load_run(RESULTS / "train_resnet18_batch1_1gbit_xeon2core_20261125")
+    run = load_run(RESULTS / "train_resnet18_batch1_1gbit_xeon2core_20261128")
     texts = [
         "train[hook=fp16]: speedup >= 1.3",
         "train[hook=none,bucket_cap_mb=default]: step <= 1s",

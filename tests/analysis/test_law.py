@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from networks import HOP, Hop, forecast_network, measured_run, network_info, ring_us
 
+from commbench.analysis.prediction.fits import log_half_width
 from commbench.analysis.prediction.forecast import CollectiveForecast, collective_forecast
 from commbench.analysis.prediction.law import (
     KEPT_ERROR,
     KEPT_STEP_ERROR,
     Family,
     ForecastNetwork,
+    HeldOut,
     Place,
     error_per_doubling,
     hold_out,
@@ -98,6 +100,12 @@ def test_errors_are_of_these_runs_or_of_the_kept_ones():
         assert level == row.level
         low_us, time_us, high_us = times_of(row)
         assert low_us < time_us < high_us
+
+
+def test_few_large_errors_count():
+    """Hold three forecasts of seven that are off by half in the interval of 95 %."""
+    pairs = [HeldOut(ratio=1.01, doublings=1.0)] * 4 + [HeldOut(ratio=1.5, doublings=1.0)] * 3
+    assert math.log(1.5) < log_half_width(error_per_doubling(pairs))
 
 
 def test_intervals_widen_with_the_distance():

@@ -10,7 +10,7 @@ import pytest
 from kept import RESULTS
 from launching import mpirun, succeeded
 
-LINKS = RESULTS / "links_1gbit_xeon2core_20261125"
+LINKS = RESULTS / "links_1gbit_xeon2core_20261128"
 ROOT = RESULTS.parent
 
 

@@ -27,17 +27,17 @@ RECORDED = Path(__file__).parent / "recorded"
 RECORDS = "COMMBENCH_RECORDS"
 #: A decision of each kind.
 DECIDED = (
-    "bench_xeon2core_20261125",
+    "bench_xeon2core_20261128",
     "live_trainer_300mbit_xeon2core_20261127",
-    "train_resnet18_1gbit_xeon2core_20261125",
+    "train_resnet18_1gbit_xeon2core_20261128",
     "tune_resnet18_batch1_1gbit_xeon2core_20261128",
 )
 #: Tables that are not made from samples alone.
 OTHER_TABLES = {"losses.csv", "timeline.csv", "drift.csv", "events.csv"}
 #: Written by hand: command lines of bad input, with words of the sentence.
 REFUSALS = json.loads((RECORDED / "refusals.json").read_text())
-LINKS = "repo/results/links_1gbit_xeon2core_20261125"
-MATRIX = "repo/results/matrix_slow_host_xeon2core_20261125"
+LINKS = "repo/results/links_1gbit_xeon2core_20261128"
+MATRIX = "repo/results/matrix_slow_host_xeon2core_20261128"
 PAIR = "repo/tests/data/pair"
 #: A command line of each kind of output, by the name of its record.
 PRINTED = {

@@ -17,8 +17,8 @@ from commbench.engine.records import COLUMNS, columns_of
 from commbench.interop.exports import EXPORTS
 from commbench.interop.exports.parquet import tables_of, write_parquet
 
-BENCH = RESULTS / "bench_xeon2core_20261125"
-MATRIX = RESULTS / "matrix_slow_host_xeon2core_20261125"
+BENCH = RESULTS / "bench_xeon2core_20261128"
+MATRIX = RESULTS / "matrix_slow_host_xeon2core_20261128"
 TRAINED = RESULTS / "train_hooks_1gbit_xeon2core_20261125"
 
 

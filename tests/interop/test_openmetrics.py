@@ -20,9 +20,9 @@ from commbench.interop.exports.openmetrics import render_openmetrics, write_open
 #: Kept runs that have something of every kind of metric.
 SOAK = "soak_200mbit_xeon2core_20261125"
 KEPT = (
-    "bench_xeon2core_20261125",
-    "matrix_slow_host_xeon2core_20261125",
-    "patterns_1gbit_xeon2core_20261125",
+    "bench_xeon2core_20261128",
+    "matrix_slow_host_xeon2core_20261128",
+    "patterns_1gbit_xeon2core_20261128",
     SOAK,
 )
 
@@ -105,7 +105,7 @@ def test_cases_that_differ_in_little_are_told_apart():
 
 def test_the_slow_host_is_said_once_at_its_worst():
     """Name a slow host once, with the larger factor of both backends."""
-    run = load_kept("matrix_slow_host_xeon2core_20261125")
+    run = load_kept("matrix_slow_host_xeon2core_20261128")
     samples = samples_of(run)
     worst = max(straggler.factor.value for straggler in straggler_findings(run).stragglers)
     assert {("host", "host3"): worst} == values(samples, "commbench_slow_factor_ratio")

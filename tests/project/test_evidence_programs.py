@@ -116,7 +116,7 @@ def test_kept_runs_are_made_and_compressed(load_benchmark, tmp_path, monkeypatch
     inner = ["commbench", "tune", "--out", "results/new", "--", "torchrun", "x"]
     assert [["commbench", "lab", "run", "--hosts", "2", "--", *inner]] == started
     monkeypatch.undo()
-    kept = RESULTS / "links_1gbit_xeon2core_20261125" / "samples.jsonl.gz"
+    kept = RESULTS / "links_1gbit_xeon2core_20261128" / "samples.jsonl.gz"
     shutil.copy(kept, tmp_path)
     subprocess.run(["gunzip", tmp_path / kept.name], check=True)
     program.compress(tmp_path)

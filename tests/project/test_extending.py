@@ -239,7 +239,7 @@ def test_a_run_has_the_column_the_figure_and_the_sentence(copy):
     """Fill the new column of a kept run, as the last one of its table; draw the new figure;
     conclude its page with the new sentence.
     """
-    run = ROOT / "results" / "links_1gbit_xeon2core_20261125"
+    run = ROOT / "results" / "links_1gbit_xeon2core_20261128"
     program = f"""
 from commbench import load_run
 from commbench.report.figures import all_figures

@@ -16,7 +16,7 @@ from launching import assert_code, finished, succeeded
 from places import ROOT
 
 LAUNCH = ROOT / "benchmarks" / "launch"
-KEPT = ROOT / "results" / "bench_xeon2core_20261125"
+KEPT = ROOT / "results" / "bench_xeon2core_20261128"
 
 
 def done(*words: str | Path, cwd: Path, **variables: str) -> "subprocess.CompletedProcess[str]":

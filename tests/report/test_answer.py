@@ -14,7 +14,7 @@ from commbench.findings import Finding
 from commbench.report.answer import answer_verdict, answer_warnings
 from commbench.results.verdict import MOST_LINES
 
-BENCH = RESULTS / "bench_xeon2core_20261125"
+BENCH = RESULTS / "bench_xeon2core_20261128"
 
 
 def printed(path: Path, capsys: pytest.CaptureFixture[str], width: int = 100) -> list[str]:

@@ -15,8 +15,8 @@ from commbench.report.page.writing import render_page, write_page
 from commbench.results import load_run
 
 RUNS = cases(
-    ["bench_xeon2core_20261125"],
-    ["matrix_slow_host_xeon2core_20261125", "train_resnet18_1gbit_xeon2core_20261125"],
+    ["bench_xeon2core_20261128"],
+    ["matrix_slow_host_xeon2core_20261128", "train_resnet18_1gbit_xeon2core_20261128"],
 )
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), "")

@@ -23,12 +23,12 @@ from commbench.results import load_run
 
 #: A kept run of each kind.
 DRAWN = (
-    "bench_xeon2core_20261125",
+    "bench_xeon2core_20261128",
     "env_links_200mbit_xeon2core_20261125",
     "learning_text_100mbit_xeon2core_20261125",
     "live_trainer_300mbit_xeon2core_20261127",
-    "matrix_slow_host_xeon2core_20261125",
-    "patterns_1gbit_xeon2core_20261125",
+    "matrix_slow_host_xeon2core_20261128",
+    "patterns_1gbit_xeon2core_20261128",
     "soak_200mbit_xeon2core_20261125",
     "tune_resnet18_batch1_1gbit_xeon2core_20261128",
 )

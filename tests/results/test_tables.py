@@ -81,8 +81,8 @@ def test_table_holds_what_its_rows_hold():
 
 
 KEPT_TABLES = {
-    "bench_xeon2core_20261125": ("collectives", "ddp", "buckets"),
-    "matrix_slow_host_xeon2core_20261125": ("pairs",),
+    "bench_xeon2core_20261128": ("collectives", "ddp", "buckets"),
+    "matrix_slow_host_xeon2core_20261128": ("pairs",),
 }
 
 

@@ -17,8 +17,10 @@ from commbench.stats import Floats
 MOST_SEGMENTS = 3
 #: Any line meets two points exactly, so splitting would always pay.
 LEAST_SIZES = 3
+#: Median absolute value of normal errors over their standard deviation.
+MEDIAN_OF_NORMAL = 0.6745
 #: Half-width of a 95 % interval over the median absolute error, for normal errors.
-_HALF_WIDTH = 1.96 / 0.6745
+_HALF_WIDTH = 1.96 / MEDIAN_OF_NORMAL
 
 
 class Noise(NamedTuple):

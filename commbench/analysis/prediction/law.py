@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commbench.analysis.prediction.curves import Curve
-from commbench.analysis.prediction.fits import fit_line
+from commbench.analysis.prediction.fits import MEDIAN_OF_NORMAL, fit_line
 from commbench.analysis.prediction.links import WITHIN_HOST, Link, link_of
 from commbench.analysis.prediction.network import CurveKey, network_model
 from commbench.collectives.operations import OPERATIONS
@@ -309,9 +309,12 @@ def error_per_doubling(pairs: Iterable[HeldOut]) -> float:
     """Return the median absolute relative error for each doubling.
 
     Doublings count as independent: the logarithm of an error grows with the root of their number.
+    The median of few errors says little about the large ones. So it is at least the median of
+    normal errors with the same root mean square.
     """
     logs = [abs(math.log(pair.ratio)) / math.sqrt(max(1.0, pair.doublings)) for pair in pairs]
-    return math.expm1(statistics.median(logs))
+    root_mean_square = math.sqrt(statistics.fmean(log**2 for log in logs))
+    return math.expm1(max(statistics.median(logs), MEDIAN_OF_NORMAL * root_mean_square))
 
 
 def _check_conditions(runs: Iterable[Run]) -> None:
