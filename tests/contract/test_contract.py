@@ -28,7 +28,7 @@ RECORDS = "COMMBENCH_RECORDS"
 #: A decision of each kind.
 DECIDED = (
     "bench_xeon2core_20261128",
-    "live_trainer_300mbit_xeon2core_20261127",
+    "live_trainer_300mbit_xeon2core_20261128",
     "train_resnet18_1gbit_xeon2core_20261128",
     "tune_resnet18_batch1_1gbit_xeon2core_20261128",
 )

@@ -26,7 +26,7 @@ DRAWN = (
     "bench_xeon2core_20261128",
     "env_links_200mbit_xeon2core_20261125",
     "learning_text_100mbit_xeon2core_20261125",
-    "live_trainer_300mbit_xeon2core_20261127",
+    "live_trainer_300mbit_xeon2core_20261128",
     "matrix_slow_host_xeon2core_20261128",
     "patterns_1gbit_xeon2core_20261128",
     "soak_200mbit_xeon2core_20261125",
