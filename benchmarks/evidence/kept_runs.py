@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -101,7 +102,12 @@ def start_on_each_host(
 
 
 def compress(folder: Path) -> None:
-    """Compress the samples of a finished run, the same bytes each time."""
+    """Compress the samples of a finished run, the same bytes each time, and remove its lock and
+    what ``commbench report`` draws again.
+    """
+    shutil.rmtree(folder / "figures", ignore_errors=True)
+    for name in (".lock", "report.html"):
+        (folder / name).unlink(missing_ok=True)
     plain = folder / "samples.jsonl"
     if plain.exists():
         compressed = gzip.compress(plain.read_bytes(), 9, mtime=0)

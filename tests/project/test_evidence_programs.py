@@ -119,5 +119,7 @@ def test_kept_runs_are_made_and_compressed(load_benchmark, tmp_path, monkeypatch
     kept = RESULTS / "links_1gbit_xeon2core_20261128" / "samples.jsonl.gz"
     shutil.copy(kept, tmp_path)
     subprocess.run(["gunzip", tmp_path / kept.name], check=True)
+    (tmp_path / ".lock").touch()
+    (tmp_path / "figures").mkdir()
     program.compress(tmp_path)
     assert [tmp_path / kept.name] == list(tmp_path.iterdir())
