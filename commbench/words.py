@@ -687,13 +687,13 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " more."
         ),
         "search": (
-            "Of {settings:alternative}, {afresh} measured in confirmation launches, and {in_rounds}"
-            " in the search only."
+            "Of {settings:alternative}, {confirmed} measured in confirmation launches, and"
+            " {in_rounds} in the search only."
         ),
         "search_of_some": (
-            "Of {settings:alternative}, {afresh} measured in confirmation launches, {in_rounds} in"
-            " the search only, and {untried} not at all: bucket sizes of slower hooks, or no time"
-            " was left."
+            "Of {settings:alternative}, {confirmed} measured in confirmation launches, {in_rounds}"
+            " in the search only, and {untried} not at all: bucket sizes of slower hooks, or no"
+            " time was left."
         ),
         # Conditions of a host that distort a measurement, and what helps.
         "host_clock": "The kernel's clock source is '{source}' instead of 'tsc'.",

@@ -58,7 +58,7 @@ class EnvComparison:
     """The fastest environment of those shown to be faster than the first; None without any."""
     finding: Finding
     """The conclusion: which environment is the fastest, and how far the control differs."""
-    is_fresh: bool = False
+    is_confirmation: bool = False
     """Whether the launches are those that confirm training settings."""
 
 
@@ -162,8 +162,8 @@ def training_envs(run: Run) -> EnvComparison | None:
 
 
 def compare_training_envs(records: Iterable[TrainingRecord], info: RunInfo) -> EnvComparison | None:
-    """Return the comparison of environments over the settings of fresh launches, without any over
-    those of the sweep.
+    """Return the comparison of environments over the settings of confirmation launches, without
+    any over those of the sweep.
 
     None if no environment was varied or nothing was trained.
     """
@@ -176,7 +176,7 @@ def compare_training_envs(records: Iterable[TrainingRecord], info: RunInfo) -> E
             case = replace(setting.case, env="")
             by_env.setdefault(setting.case.env, {})[case] = setting.steps_ms
     comparison = compare_env(by_env, info.get("env") or [""])
-    return comparison and replace(comparison, is_fresh=bool(confirmed))
+    return comparison and replace(comparison, is_confirmation=bool(confirmed))
 
 
 # ------------------------------------------------------------------------------------ the variables

@@ -45,8 +45,8 @@ MOST_LAUNCHES = 10
 #: Launches beyond the budget's are left out if all launches would take longer than this number of
 #: seconds.
 LAUNCHES_S = 90.0
-#: Fresh launches of the training in a quick bench.
-FRESH_LAUNCHES = 8
+#: Confirmation launches of the training in a quick bench.
+CONFIRM_LAUNCHES = 8
 
 
 @takes_options
@@ -84,7 +84,7 @@ def bench(
     suite = load_suite("quick").override(axes)
     timing = find_budget(BUDGETS, budget, launches=launches)
     if not fresh and budget == "quick":
-        fresh = {"confirm_launches": FRESH_LAUNCHES}
+        fresh = {"confirm_launches": CONFIRM_LAUNCHES}
     training = find_budget(TRAINING_BUDGETS, budget, **fresh)
 
     trains_over = None

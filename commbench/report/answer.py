@@ -41,8 +41,8 @@ from commbench.report.formats import launches_of, microseconds, percent, with_in
 from commbench.results import Run
 from commbench.results.recommendation import (
     Recommendation,
+    confirmation_extent,
     effect_of,
-    fresh_extent,
     setting_of,
 )
 from commbench.results.tables import rows_by
@@ -145,9 +145,11 @@ def _precision(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def answer_settings(run: Run) -> Iterator[RenderableType]:
-    """Yield the settings that fresh launches compared, with the share of the step that waits.
+    """Yield the settings that confirmation launches compared, with the share of the step that
+    waits.
 
-    Of a run without fresh launches the fastest settings of its sweep; nothing without training.
+    Of a run without confirmation launches the fastest settings of its sweep; nothing without
+    training.
     """
     rows = [row for row in run.training_rows if row.step_ms is not None]
     advice = run.decision
@@ -171,7 +173,7 @@ def answer_settings(run: Run) -> Iterator[RenderableType]:
             low, high = choice.speedup_ci
         speedup = with_interval(choice.speedup, low, high, 2)
         lines.append((name, _milliseconds(choice.step_ms), speedup))
-    extent = fresh_extent(advice.launches, advice.blocks, is_live=advice.live)
+    extent = confirmation_extent(advice.launches, advice.blocks, is_live=advice.live)
     title = f"{advice.workload}, {advice.backend}, {extent}"
     yield _table_of_settings(title, heading, lines, _exposed(run, advice))
 

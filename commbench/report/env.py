@@ -55,6 +55,6 @@ def env_tables(runs: Iterable[Run], *, of_training: bool = False) -> Iterator[Ta
 
 def _title(comparison: EnvComparison) -> str:
     launches = launches_of(ratio.comparison.launches_b for ratio in comparison.ratios)
-    if comparison.is_fresh:
+    if comparison.is_confirmation:
         launches = launches.replace("launch", "confirmation launch")
     return f"Environments: time over that under {comparison.first} ({launches} of each)"

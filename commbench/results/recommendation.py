@@ -123,7 +123,7 @@ class Search:
 
     settings: int
     """All that were considered."""
-    afresh: int
+    confirmed: int
     """Measured in confirmation launches."""
     in_rounds: int
     """Measured in the rounds of the search only."""
@@ -228,7 +228,7 @@ class Recommendation:
         return read
 
 
-def fresh_extent(launches: int, blocks: int, *, is_live: bool) -> str:
+def confirmation_extent(launches: int, blocks: int, *, is_live: bool) -> str:
     """Return how often a speedup was measured again: ``6 confirmation launches``, ``8
     confirmation blocks of 1 launch``.
     """

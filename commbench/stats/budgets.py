@@ -72,12 +72,13 @@ class TrainingBudget:
     launches: int
     """Launches of the sweep; every one trains every configuration."""
     confirm_launches: int
-    """Fresh launches of the baseline and the winners alone, on which the recommendation rests."""
+    """Confirmation launches of the baseline and the winners alone, on which the recommendation
+    rests."""
     block_s: float
     """Duration of a block's timed steps on the baseline; no configuration makes fewer steps than
     the baseline."""
     confirm_blocks: int
-    """Blocks of each configuration in a fresh launch, taken in turns."""
+    """Blocks of each configuration in a confirmation launch, taken in turns."""
     relative_half_width: float
     """Target half-width of the interval of a step."""
     search_s: float

@@ -22,7 +22,7 @@ from commbench.results.recommendation import (
     SafeChoice,
     Search,
     Verdict,
-    fresh_extent,
+    confirmation_extent,
     setting_of,
 )
 from commbench.results.trained import Speedup, median_known, speedup_of
@@ -105,12 +105,12 @@ def _search_of(records: Sequence[TrainingRecord], info: RunInfo) -> Search | Non
             case = dataclasses.replace(record.case, phase=SWEEP)
             measured[record.case.phase].add(case)
     settings = {TrainingCase.from_key(key) for key in keys[1:]}  # the default is first
-    afresh = settings & measured[CONFIRM]
-    in_rounds = settings & measured[SWEEP] - afresh
-    untried = settings - afresh - in_rounds
+    confirmed = settings & measured[CONFIRM]
+    in_rounds = settings & measured[SWEEP] - confirmed
+    untried = settings - confirmed - in_rounds
     return Search(
         settings=len(settings),
-        afresh=len(afresh),
+        confirmed=len(confirmed),
         in_rounds=len(in_rounds),
         untried=len(untried),
     )
@@ -125,7 +125,7 @@ def _chosen_env(records: Sequence[TrainingRecord], info: RunInfo) -> tuple[str, 
     comparison = compare_training_envs(records, info)
     if comparison is None:
         return first, ""
-    if not comparison.is_fresh:
+    if not comparison.is_confirmation:
         return first, str(Finding("env_unconfirmed", first))
     if comparison.best:
         first = comparison.best.env
@@ -212,7 +212,9 @@ class _Conclusion:
     def launch_advice(self, ratios: Sequence[float], level: float) -> str:
         """Return what would decide, in words, see the function `launch_advice`."""
         decision, info = self.decision, self.info
-        is_open = decision.is_fresh and decision.verdict == "inconclusive" and decision.usable
+        is_open = (
+            decision.is_confirmation and decision.verdict == "inconclusive" and decision.usable
+        )
         if not is_open or is_live(info):
             return ""
         if info.get("status") == "partial" or len(ratios) < (info.get("first_look") or 0):
@@ -233,7 +235,9 @@ class _Conclusion:
             "baseline": baseline_name(is_live=is_live(self.info)),
             "launches": speedup.launches,
             "blocks": speedup.blocks,
-            "extent": fresh_extent(speedup.launches, speedup.blocks, is_live=is_live(self.info)),
+            "extent": confirmation_extent(
+                speedup.launches, speedup.blocks, is_live=is_live(self.info)
+            ),
             "margin": MARGIN,
         }
         if decision.left_out:
@@ -257,9 +261,9 @@ class _Conclusion:
             code = "reason_none_because"
         elif not decision.usable:
             code = "reason_none"
-        elif not decision.is_fresh and is_live(self.info):
+        elif not decision.is_confirmation and is_live(self.info):
             code = "reason_unconfirmed_live"
-        elif not decision.is_fresh:
+        elif not decision.is_confirmation:
             code = "reason_unconfirmed"
         elif speedup.interval is None and speedup.blocks:
             code = "reason_one_block"
@@ -272,7 +276,7 @@ class _Conclusion:
         left_out: list[LeftOut] = []
         if self.sought:
             left_out += self.sought.left_out
-        if self.decision.is_fresh:
+        if self.decision.is_confirmation:
             left_out += self.decision.left_out
         return [_left_out("accuracy_failed", each) for each in left_out if each.is_costly]
 
@@ -293,7 +297,7 @@ class _Conclusion:
         flags |= flags_of(self.decision.best.trained, self.info)
         codes += [f"limit_{flag}" for flag in _LIMITS if flag in flags]
         findings = [Finding(code, numbers=numbers) for code in codes]
-        if self.decision.is_fresh and self.decision.has_baseline:
+        if self.decision.is_confirmation and self.decision.has_baseline:
             for each in self.decision.left_out:
                 if not each.is_costly:
                     findings.append(_left_out("limit_left_out", each))

@@ -96,7 +96,7 @@ class Decision:
     left_out: Sequence[LeftOut]
     """The baseline if it failed; else the other settings that are no alternatives."""
     losses: Mapping[tuple[str, int], EqualLosses]
-    is_fresh: bool
+    is_confirmation: bool
     """Whether it rests on new launches."""
 
     @property
@@ -112,7 +112,7 @@ class Decision:
     @property
     def verdict(self) -> Verdict:
         """Whether to change the setting."""
-        if self.is_fresh and self.alternatives and not self.usable:
+        if self.is_confirmation and self.alternatives and not self.usable:
             return "keep"
         return self.leader.verdict
 
@@ -139,7 +139,7 @@ class Decision:
     @property
     def altering(self) -> list[Judged]:
         """The fastest in new launches of each other effect on learning, the weakest first."""
-        if not self.is_fresh:
+        if not self.is_confirmation:
             return []
         fastest = self.fastest_by_effect()
         return [fastest[effect] for effect in EFFECTS[1:] if effect in fastest]
@@ -194,7 +194,7 @@ def decision_of(records: Iterable[TrainingRecord], phase: str, info: RunInfo) ->
         return None
     members = groups[_first_group(groups, info)]
     case = baseline_case([member.case for member in members], info)
-    is_fresh = phase == CONFIRM
+    is_confirmation = phase == CONFIRM
     base = trained_by_key.get(case.key)
     if base is None or not base.is_ok:
         why = Finding("unfit_untrained")
@@ -202,20 +202,24 @@ def decision_of(records: Iterable[TrainingRecord], phase: str, info: RunInfo) ->
             why = _stated(base.outcome.get("reason", ""), "unfit_unknown")
         untrained = Judged(trained=Trained(case=case, records=()))
         left_out = [LeftOut(case=case, why=why)]
-        return Decision(baseline=untrained, left_out=left_out, losses={}, is_fresh=is_fresh)
+        return Decision(
+            baseline=untrained, left_out=left_out, losses={}, is_confirmation=is_confirmation
+        )
     fit, left_out = [], []
     others = [each for each in members if each is not base and each.case.hook not in INSTRUMENTS]
     losses = equal_losses([base, *(other for other in others if other.is_ok)])
     for other in others:
-        reason = _unfit(other, base, losses, info, is_decision=is_fresh)
+        reason = _unfit(other, base, losses, info, is_decision=is_confirmation)
         if reason is None:
             fit.append(other)
         else:
             left_out.append(reason)
-    judged = [_judged(other, base, len(fit), info, is_fresh=is_fresh) for other in fit]
+    judged = [
+        _judged(other, base, len(fit), info, is_confirmation=is_confirmation) for other in fit
+    ]
     judged.sort(key=attrgetter("ratio"), reverse=True)
     same = None
-    if is_fresh:
+    if is_confirmation:
         interval = Interval(low=1.0, high=1.0, level=level_of(1))
         same = Speedup(ratio=1.0, launches=0, interval=interval)
     return Decision(
@@ -223,17 +227,17 @@ def decision_of(records: Iterable[TrainingRecord], phase: str, info: RunInfo) ->
         alternatives=judged,
         left_out=left_out,
         losses=losses,
-        is_fresh=is_fresh,
+        is_confirmation=is_confirmation,
     )
 
 
 def _judged(
-    candidate: Trained, base: Trained, alternatives: int, info: RunInfo, *, is_fresh: bool
+    candidate: Trained, base: Trained, alternatives: int, info: RunInfo, *, is_confirmation: bool
 ) -> Judged:
     look = 0
     if pairs_blocks(candidate, base):
         look = look_of_rounds(len(timed.block_lengths) for timed in candidate.timed.values())
-    elif is_fresh:
+    elif is_confirmation:
         first_look = info.get("first_look")
         if is_live(info):  # whoever adds launches one by one looks after each
             first_look = FEWEST_LIVE_LAUNCHES
@@ -242,7 +246,7 @@ def _judged(
     ratio = math.nan
     if speedup is not None:
         ratio = speedup.ratio
-    if not is_fresh:
+    if not is_confirmation:
         speedup = None
     return Judged(
         trained=candidate,

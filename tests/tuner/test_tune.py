@@ -50,7 +50,7 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     recommended = read_recommendation(out)
     assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
     search = recommended["search"]
-    assert search["settings"] == search["afresh"] + search["in_rounds"] + search["untried"] == 3
+    assert search["settings"] == search["confirmed"] + search["in_rounds"] + search["untried"] == 3
     assert "1 confirmation launch" in done.stdout
     records = load_run(out).training_records
     assert recommended["measured_steps"] == sum(

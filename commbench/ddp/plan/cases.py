@@ -210,7 +210,7 @@ class TrainingCase:
     accumulation: int = 1
     """Backward passes per optimiser step."""
     phase: str = SWEEP
-    """``sweep``, or ``confirm`` for the fresh blocks that confirm a recommendation."""
+    """``sweep``, or ``confirm`` for the blocks that confirm a recommendation."""
     env: str = ""
     """As in `commbench.collectives.cases.Case`."""
 

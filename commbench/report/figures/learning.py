@@ -44,8 +44,8 @@ def learning_charts(runs: Sequence[Run]) -> Iterator[Chart]:
 
 
 def learned_of(trial: Trial, quantity: str) -> list[Learned]:
-    """Return what each setting of the fresh launches learned; without these, of the sweep one for
-    each hook.
+    """Return what each setting of the confirmation launches learned; without these, of the sweep
+    one for each hook.
     """
     learned: list[Learned] = []
     for phase, rows in ((CONFIRM, trial.ok), (SWEEP, _one_a_hook(trial))):
