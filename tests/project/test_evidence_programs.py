@@ -97,7 +97,7 @@ def test_programs_for_gpus_say_that_they_need_one(run_benchmark, tmp_path, line)
 @pytest.mark.kept
 def test_kept_runs_says_how_old_they_are(run_benchmark):
     """Print a line for each run of a theme, and refuse unknown themes."""
-    done = run_benchmark("kept_runs", "--list", "--only", "live_tuning")
+    done = run_benchmark("kept_runs", "--list", "--only", "live_costs,live_equal")
     assert 2 == len(done.out.splitlines())
     assert 2 == run_benchmark("kept_runs", "--only", "nonsense").code
 

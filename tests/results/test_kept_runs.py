@@ -31,10 +31,6 @@ CLAIMS = read_claims()
 Fact = tuple[str, str]
 
 
-#: The run whose tunings had equal settings to choose from.
-EQUAL_SETTINGS = "live_tuning_xeon2core_20261123"
-
-
 def page(name: str) -> str:
     """Return a page as one line without emphasis marks."""
     return " ".join((ROOT / name).read_text(encoding="utf-8").replace("*", "").split())
@@ -64,8 +60,9 @@ def kept(theme: str) -> Run:
 
 
 def test_claims_are_those_of_the_kept_runs():
-    """List every kept run, and name pages that exist."""
+    """List every kept run, name pages that exist, and have a theme each: a new run is named so."""
     assert set(KEPT) == set(CLAIMS)
+    assert len({claim.theme for claim in CLAIMS.values()}) == len(CLAIMS)
     pages = {page for claim in CLAIMS.values() for page in claim.quoted}
     assert [] == [page for page in pages if not (ROOT / "docs" / page).is_file()]
 
@@ -245,11 +242,11 @@ def facts_of_networks() -> Iterator[Fact]:
 def facts_of_live_tuning() -> Iterator[Fact]:
     """Yield the costs of live tuning, and false alarms."""
     name = "docs/tune-your-training.md"
-    costs = json.loads((RESULTS / newest("live_tuning") / "live_tuning.json").read_text())
+    costs = json.loads((RESULTS / newest("live_costs") / "live_tuning.json").read_text())
     for question in ("after", "while", "watching"):
         low, high = costs[question]["interval"]
         yield name, f"| {costs[question]['ratio']:.3f} [{low:.3f}, {high:.3f}] |"
-    equal = json.loads((RESULTS / EQUAL_SETTINGS / "live_tuning.json").read_text())["equal"]
+    equal = json.loads((RESULTS / newest("live_equal") / "live_tuning.json").read_text())["equal"]
     verdicts = equal["verdicts"]
     assert "change" not in verdicts
     yield name, f"Of {len(verdicts)} tunings among twelve equal settings"
