@@ -39,14 +39,9 @@ from commbench.units import parse_duration
 
 #: Share of a time limit for the collectives if `bench` also trains.
 COLLECTIVES_SHARE = 0.4
-#: The most launches of the collectives in a quick bench, which uses three minutes on two cores for
-#: narrow intervals.
-MOST_LAUNCHES = 10
-#: Launches beyond the budget's are left out if all launches would take longer than this number of
-#: seconds.
-LAUNCHES_S = 90.0
-#: Confirmation launches of the training in a quick bench.
-CONFIRM_LAUNCHES = 8
+#: Confirmation of the training in a quick bench. Steps vary more within a launch than between
+#: launches, so a setting has more blocks than by the budget.
+CONFIRMATION = {"confirm_launches": 8, "confirm_blocks": 5}
 
 
 @takes_options
@@ -55,14 +50,7 @@ def bench(
     budget: BudgetName = "quick",
     launches: Annotated[
         int | None,
-        opt(
-            "--launches",
-            (
-                "Launches of the collectives; by default from the budget, for quick up to 10 within"
-                " 90 s."
-            ),
-            "R",
-        ),
+        opt("--launches", "Launches of the collectives; by default from the budget.", "R"),
     ] = None,
     fresh: Annotated[Mapping[str, int], Trained, "confirm_launches"],
     like: Like = None,
@@ -84,7 +72,7 @@ def bench(
     suite = load_suite("quick").override(axes)
     timing = find_budget(BUDGETS, budget, launches=launches)
     if not fresh and budget == "quick":
-        fresh = {"confirm_launches": CONFIRM_LAUNCHES}
+        fresh = CONFIRMATION
     training = find_budget(TRAINING_BUDGETS, budget, **fresh)
 
     trains_over = None
@@ -100,13 +88,6 @@ def bench(
                 limited = replace(settings, time_limit=settings.time_limit * COLLECTIVES_SHARE)
         is_named = backends is not None
         request, left_out = make_request(place, suite, limited, timing, like, is_named=is_named)
-        if budget == "quick" and launches is None:
-            request = replace(
-                request,
-                budget=replace(request.budget, launches=MOST_LAUNCHES),
-                aim_s=LAUNCHES_S,
-                fewest_launches=request.budget.launches,
-            )
         if lack:
             left_out.append(lack)
         planned = None

@@ -271,16 +271,16 @@ def test_a_lab_runs_what_follows_the_dashes(commbench, monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "launches", "fresh"),
-    [("", "up to 10", 8), ("--launches 7", "7", 8), ("--budget standard", "10", 10)],
+    [("", "6", 8), ("--launches 7", "7", 8), ("--budget standard", "10", 10)],
 )
-def test_a_quick_bench_makes_more_launches_than_a_quick_run(
+def test_a_quick_bench_confirms_in_more_launches_than_its_budget(
     commbench,
     stub,
     options,
     launches,
     fresh,
 ):
-    """Plan launches beyond the budget only where neither a budget nor their number was named."""
+    """Confirm in more launches only where neither a budget nor their number was named."""
     pytest.importorskip("torch")
     stub("commbench.cli.train.probe_workload", LAYERS)
     outcome = commbench(f"bench --backend gloo -n 2 {options} --dry-run")
