@@ -21,9 +21,9 @@ class Claim:
     name: str
     """Of its directory: theme, hardware and date."""
     claim: str
-    command: str = ""
-    """What makes it again; empty if nothing does."""
-    quoted: tuple[str, ...] = ()
+    command: str
+    """What makes it again."""
+    quoted: tuple[str, ...]
     """Pages of docs/."""
 
     @property
@@ -41,7 +41,7 @@ def read_claims(results: Path = RESULTS) -> dict[str, Claim]:
         claims[name] = Claim(
             name=name,
             claim=entries["claim"],
-            command=entries.get("command", ""),
+            command=entries["command"],
             quoted=tuple(entries["quoted"]),
         )
     return claims

@@ -15,7 +15,6 @@ doubling of ranks or rate, rounded up to a percent.
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,10 +41,9 @@ from commbench.results import Run, load_run
 RESULTS = Path(__file__).parents[2] / "results"
 #: The collectives from which others are predicted.
 NETWORK = "network_4hosts_1gbit_xeon2core_20261125"
-#: Medians of Gloo on 6 and 8 hosts at 200 Mbit/s, of which the repetitions were not kept.
-GROWTH, GROWTH_BPS = "validation_xeon2core_20261122", 2e8
 #: Runs of collectives over other links or on other numbers of ranks.
 OTHERS = (
+    "network_8hosts_200mbit_xeon2core_20261128",
     "env_links_200mbit_xeon2core_20261125",
     "links_1gbit_xeon2core_20261128",
     "soak_200mbit_xeon2core_20261125",
@@ -66,7 +64,7 @@ def kept_pairs(*, with_sizes: bool = True) -> dict[str, list[HeldOut]]:
     """
     network = ForecastNetwork.fit([load_run(RESULTS / NETWORK)])
     ranks = [pair for curves in network.curves.values() for pair in hold_out(curves)]
-    others = [*_growth(network), *_other_links(network)]
+    others = list(_other_links(network))
     sizes = {}
     if with_sizes:
         sizes["message sizes"] = list(_sizes())
@@ -99,17 +97,6 @@ def _pair(
 ) -> HeldOut:
     nearest = min(network.curves[family], key=lambda curve: curve.place.doublings(place))
     return HeldOut(nearest.time_us(size, place) / measured_us, nearest.place.doublings(place))
-
-
-def _growth(network: ForecastNetwork) -> Iterator[HeldOut]:
-    with (RESULTS / GROWTH / "validation.csv").open(newline="") as lines:
-        for line in csv.DictReader(lines):
-            if line["part"].startswith("growth"):
-                backend, operation, _, dtype, _, ranks = line["where"].split()[:6]
-                place = Place(world_size=int(ranks), rate_bps=GROWTH_BPS)
-                size = int(line["what"].split()[-2])
-                family = Family(operation, backend, dtype)
-                yield _pair(network, family, size, place, float(line["measured"]))
 
 
 def _other_links(network: ForecastNetwork) -> Iterator[HeldOut]:

@@ -162,7 +162,7 @@ def make(claims: Sequence[Claim], hardware_name: str) -> int:
     """
     commit = git_commit(ROOT)
     date = f"{dt.datetime.now(tz=dt.timezone.utc):%Y%m%d}"
-    stale = [claim for claim in claims if claim.command and commits_since(claim.name) != 0]
+    stale = [claim for claim in claims if commits_since(claim.name) != 0]
     made = []
     for number, claim in enumerate(stale, start=1):
         name = f"{claim.theme}_{hardware_name}_{date}"
