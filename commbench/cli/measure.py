@@ -41,7 +41,7 @@ from commbench.units import parse_duration
 COLLECTIVES_SHARE = 0.4
 #: Confirmation of the training in a quick bench. Steps vary more within a launch than between
 #: launches, so a setting has more blocks than by the budget.
-CONFIRMATION = {"confirm_launches": 8, "confirm_blocks": 5}
+CONFIRMATION = {"confirm_launches": 8, "confirm_blocks": 6}
 
 
 @takes_options
