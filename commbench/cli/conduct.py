@@ -369,7 +369,8 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
             "Environment variables are to be varied (--env), but the ranks are started already; set"
             " a variable where they are started, each value with an --out of its own."
         )
-    out = settings.out or default_out(task.name)
+    # absolute, as a person's workload may change the working directory
+    out = (settings.out or default_out(task.name)).absolute()
     messages = make_console(sys.stderr, plain=True)
     if identity.rank == 0:
         _print_left_out(task, messages)

@@ -61,6 +61,12 @@ def tiny(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
     return make(squared, seed, rank, batch_size)
 
 
+def moving(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
+    """Return a valid workload, and change the working directory."""
+    os.chdir("/")
+    return tiny(seed, rank, batch_size)
+
+
 def scored(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
     """Return a workload with a metric: the loss on held-out data."""
     held_out = batches(seed, 99, 64)[0]
