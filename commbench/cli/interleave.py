@@ -16,6 +16,7 @@ from pathlib import Path
 from commbench.analysis.comparison import ComparisonTable, compare
 from commbench.errors import InputError, LaunchError
 from commbench.stats import Verdict
+from commbench.system.env import safe_path
 from commbench.units import counted
 
 #: Launches of each side after which the sides are compared. Each look has its share of the error
@@ -49,7 +50,7 @@ class Side:
                 command,
                 stdout=stream,
                 stderr=stream,
-                env={**os.environ, **self.environment},
+                env={**os.environ, **safe_path(), **self.environment},
                 check=False,
             )
         if done.returncode:
