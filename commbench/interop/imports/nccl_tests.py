@@ -48,10 +48,10 @@ LAYOUT = Layout(
         "own library": r"(NCCL|RCCL) version ?:? ?([\d.]+)",
         "program": r"#?\s*Collective test starting: (\w+?)(?:_mpi)?\s*$",
         "command": r".*\b(\w+_perf)(?:_mpi)?\s+-\w",
-        "threads": r"#?\s*nThread \d",
-        "iterations": r"#?\s*nThread .*(?<!warmup )(?<!agg )iters:? +(\d+)",
-        "aggregated": r"#?\s*nThread .*agg iters:? +(\d+)",
-        "graph": r"#?\s*nThread .*graph:? +(\d+)",
+        "threads": r"#?\s*nThread:? \d",  # with a colon: early rccl-tests
+        "iterations": r"#?\s*nThread:? .*(?<!warmup )(?<!agg )iters:? +(\d+)",
+        "aggregated": r"#?\s*nThread:? .*agg iters:? +(\d+)",
+        "graph": r"#?\s*nThread:? .*graph:? +(\d+)",
         "blocking": r"#?\s*Blocking Enabled: (.*)",
         "rank": (
             r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+"
@@ -70,7 +70,7 @@ LAYOUT = Layout(
         "threads": _LIBRARY,
         HEADING: _LIBRARY,
     },
-    row=r"\d+\s+\d+\s",
+    row=r"\d+\s+\d\S*\s",
 )
 
 
