@@ -93,6 +93,18 @@ def test_early_rccl_tests_state_repetitions_behind_colons():
     assert [(20, 1)] * 6 == [(record.batch, record.stated.repetitions) for record in records]
 
 
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_blank_half_is_not_the_other_one(half):
+    """Read the half that a row has as out of place or in place, by where it stands."""
+    halves = ["    32.10    8.17   12.25       0", "    31.50    8.32   12.48       0"]
+    text = ALL_REDUCE.replace(halves[half], " " * 32)
+    found = {(r.case.message_bytes, r.case.in_place) for r in load_text(text).records}
+    assert {(8, False), (8, True), (262144, half == 0)} | {
+        (8388608, False),
+        (8388608, True),
+    } == found
+
+
 def test_what_nccl_tests_lack_or_add():
     """Ask for the operation, which old versions do not print; omit what has no case."""
     with pytest.raises(InputError, match="--operation"):

@@ -72,8 +72,7 @@ class Block:
     layout: Layout
     facts: dict[str, list[re.Match[str]]] = field(default_factory=dict)
     """The lines that state a fact, by its name."""
-    rows: list[tuple[int, list[str]]] = field(default_factory=list)
-    """Number and words of each row."""
+    rows: list[Line] = field(default_factory=list)
 
     def fact(self, name: str, group: int = 1) -> str:
         """Return a fact as last stated; empty if it is not."""
@@ -94,29 +93,30 @@ class Block:
     def add(self, place: int, line: str) -> None:
         """Take a row, or the further part of a row that is written in parts."""
         if re.match(self.layout.row, line):
-            self.rows.append((place, line.split()))
+            self.rows.append((place, line))
         elif self.rows and _PART.fullmatch(line):
-            words = self.rows[-1][1]
-            if len(words) < len(self.columns):
-                words += line.split()
+            first_place, first_part = self.rows[-1]
+            if len(first_part.split()) < len(self.columns):
+                self.rows[-1] = (first_place, f"{first_part} {line}")
 
     def lines(
         self,
         reading: Reading,
-        complete: Callable[[list[str], Sequence[str]], list[str]] | None = None,
+        complete: Callable[[str, Sequence[str]], list[str]] | None = None,
     ) -> Iterator[dict[str, str]]:
         """Yield each row by column, and note how many rows do not fit the heading.
 
         Args:
             reading: notes the rows that do not fit.
             complete: returns the words of a row with those that the tool leaves blank, given the
-                words and the columns.
+                row and the columns.
         """
         columns = self.columns
         misfits = []
-        for place, words in self.rows:
+        for place, line in self.rows:
+            words = line.split()
             if complete is not None:
-                words = complete(words, columns)  # noqa: PLW2901 - the same row
+                words = complete(line, columns)
             if len(words) == len(columns):
                 yield dict(zip(columns, words, strict=True))
             else:
