@@ -308,7 +308,7 @@ def test_table_holds_no_more_than_a_browser_bears():
         ("live_trainer_300mbit_xeon2core_20261128", "TrainingArguments"),
         ("train_resnet18_int8_1gbit_xeon2core_20261128", "changed gradients"),
         ("bench_xeon2core_20261128", "from torch"),
-        ("train_aligned_8hosts_200mbit_xeon2core_20261124", ""),
+        ("train_aligned_8hosts_200mbit_xeon2core_20261128", ""),
     ],
 )
 def test_the_first_screen_has_a_sentence_and_what_to_paste(name, pasted):
