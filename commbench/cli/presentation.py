@@ -141,7 +141,9 @@ def _collectives(run_: Run) -> list[RenderableType]:
         parts = [str(Finding("run_empty"))]
     parts += map(str, [*group_sentences(run_), *precision(run_)])
     parts += _warnings(run_, "collectives", "pairs")
-    parts += [each.in_full for each in [*stragglers(run_), *model_error(run_), *soak(run_)]]
+    parts += [each.in_full for each in [*stragglers(run_), *model_error(run_)]]
+    for extent in soak(run_):
+        parts += map(str, [extent, *extent.details])
     return parts
 
 
