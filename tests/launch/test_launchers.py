@@ -259,6 +259,12 @@ def test_hosts_and_slots_are_read(text, expected):
     assert 2 <= content.slots.total()
 
 
+def test_a_hostfile_of_powershell_is_read():
+    """Read UTF-16, which PowerShell writes."""
+    Path("hosts").write_text("a slots=2\n", encoding="utf-16")
+    assert {"a": 2} == read_hostfile(Path("hosts")).slots
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
