@@ -326,7 +326,7 @@ def started(monkeypatch, stub, tmp_path, options):
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.delenv("PYTHONPATH", raising=False)
-        monkeypatch.setattr(live_command, "_run", lambda *started: calls.append(started))
+        monkeypatch.setattr(live_command, "run_command", lambda *started: calls.append(started))
         stub("commbench.live.command._conclude", None)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
