@@ -376,6 +376,12 @@ def test_several_outputs_are_launches():
     assert row.time_us_ci_low < 90.75 < row.time_us_ci_high
 
 
+def test_hosts_are_stated_if_all_tables_have_the_same():
+    """State no hosts of a file whose tables ran on different ones."""
+    same, other = ALL_REDUCE * 2, ALL_REDUCE + ALL_REDUCE.replace("node1", "node2")
+    assert [1, None] == [load_text(text).info.get("nodes") for text in (same, other)]
+
+
 def test_tables_of_another_tool_in_the_file_are_counted():
     """Import the tables of one tool, and name the others with the option for them."""
     text = ALL_REDUCE + (DATA / "osu_old.txt").read_text() + IMB

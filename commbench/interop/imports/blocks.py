@@ -24,7 +24,7 @@ Line = tuple[int, str]
 #: A control sequence of a terminal, its title or link, or a character set, as tput writes it.
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
 #: What stands behind a line in JSON, XML, HTML and a table of Markdown.
-_BEHIND = re.compile(r'(?:\\[nr])*"(?:,.*)?$|(?:&#010;)?(?:</\w+>|<br>)+$|\s\|$')
+_BEHIND = re.compile(r'(?:\\r)?(?:\\n)?"(?:,.*)?$|(?:&#010;)?(?:</\w+>)?(?:<br>|</\w+>)$|\s\|$')
 #: A date and time, or seconds since 1970.
 _CLOCK = re.compile(
     r"(?:\d+[-/]\d+[-/]\d+[T ]|(?:[A-Z][a-z]{2} +)+\d+ )?\d+:\d\d:\d\d(?:[.,]\d+)?"

@@ -157,16 +157,15 @@ def _note_others(text: str, source_tool: Tool, reading: Reading) -> None:
 
 def _info(sources: Sequence[Source], readings: Sequence[Reading], most: int) -> JsonObject:
     """Return entries of ``run.json``: outputs, and the hosts of the ranks, if stated and equal in
-    all outputs.
+    all tables.
     """
     outputs = []
     hosts = set()
     for source, reading in zip(sources, readings, strict=True):
         output = {"file": source.name, "sha256": source.sha256}
         outputs.append({**output, "tool": reading.tool, "version": reading.version})
-        if most in reading.places:
-            places = sorted(reading.places[most])
-            hosts.add(tuple(place.host for place in places))
+        for places in reading.places.get(most, ()):
+            hosts.add(tuple(place.host for place in sorted(places)))
     info: JsonObject = {"imported": outputs, "world_size": most}
     if len(hosts) == 1:
         (by_rank,) = hosts

@@ -157,7 +157,7 @@ def conditions(
     """
     ranks = reading.ranks(stated_ranks(places), operation)
     if stated_ranks(places) == ranks:
-        reading.places[ranks] = places
+        reading.places.setdefault(ranks, []).append(places)
     if blocking == 2:  # as nccl-tests counts them
         raise LeftOutError(
             "each operation was waited for without a barrier (-z 2), neither isolated nor back to"
