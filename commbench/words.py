@@ -141,7 +141,6 @@ NOUNS = frozenset(
         "link",
         "more confirmation launch",
         "more event",
-        "more setting",
         "more time",
         "pair",
         "physical core",
