@@ -10,8 +10,9 @@ passes of a block agree on what follows:
 - `EXCHANGE`: every rank reads that, and writes the block's times, which rank 0 reads after the next
   pass.
 
-Every rank exchanges the reducer when its next forward pass begins: until then the script may call
-``backward()`` again for a graph that it has kept.
+Every rank exchanges the reducer when its next forward pass that is synchronised begins: until then
+the script may call ``backward()`` again for a graph that it has kept, and the first pass of a
+reducer with a static graph must be synchronised.
 
 If the next setting depends on the times of this block, rank 0 tells None, and the block goes on for
 four passes more, which are not timed. The warm-up is the first block; in its last passes ranks also
@@ -165,7 +166,7 @@ class Director:
         self._has_promised = False
         """Whether the other ranks rely on this one for the exchange."""
         self._due: Instruction | None = None
-        """The instruction with which the next forward pass begins."""
+        """The instruction with which the next synchronised forward pass begins."""
         self._awaited: Measured | None = None
         """The block whose times rank 0 reads next."""
         self._is_watched = options.mode == "watch"

@@ -146,7 +146,8 @@ class Passes:
     Args:
         ddp_model: the model that is trained.
         on_pass: gets the pass that is over; it must not raise.
-        on_forward: called before each forward pass with gradients; it must not raise.
+        on_forward: called before each forward pass with gradients that DDP is to synchronise; it
+            must not raise.
         is_watched: whether broadcasts of buffers and last gradients get marks, too.
     """
 
@@ -238,7 +239,8 @@ class Passes:
                 self.open.gap_ns = time.perf_counter_ns() - self._idle_since_ns
                 self.open.precision = _precision_on(self.registered[0].device.type)
                 self.open.batch = max(1, batch_length((inputs, keywords)))
-        self._on_forward()
+        if module.require_backward_grad_sync:
+            self._on_forward()
 
     def before_update(self, optimizer: Optimizer, *_: object) -> None:
         """Take the begin of an optimiser step."""
