@@ -91,7 +91,7 @@ def as_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, names))
     except ValueError:
-        raise InputError(f"{text} is not a list of whole numbers; write e.g. 1,4.") from None
+        raise InputError(f"{text} is not a list of whole numbers; write e.g. 2,4.") from None
 
 
 def as_switch(text: str) -> tuple[bool, ...]:

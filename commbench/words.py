@@ -136,6 +136,7 @@ NOUNS = frozenset(
         "group",
         "host",
         "inconclusive case",
+        "interval",
         "launch",
         "link",
         "more confirmation launch",
@@ -410,7 +411,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "software_unlike": (
             "Hosts run different software; install the same on every host.\n{table}"
         ),
-        "stage_cut": "Cut short: {cause}; the same command adds the rest.",
         # A run: its state, its time, its origin.
         "energy_missing": "Energy of {subject}: {error}.",
         "imported_from": "Measured by {subject}, imported from {files}.",
@@ -457,11 +457,11 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "latency": "{subject} {time}",
         "latency_is_half": "Half the round trip of {size:size}.",
         "model": (
-            "Fitted: {curves:curve}; median error at sizes left out {held_out:.1f} %, lines off by"
-            " at most {worst:.1f} % ({file}; report --model)."
+            "Network model: {curves:curve}; median error at held-out sizes {held_out:.1f} %,"
+            " largest residual {worst:.1f} % ({file}; report --model)."
         ),
         "model_of_unknown_error": (
-            "Fitted: {curves:curve}; error at sizes left out unknown, lines off by at most"
+            "Network model: {curves:curve}; error at held-out sizes unknown, largest residual"
             " {worst:.1f} % ({file}; report --model)."
         ),
         "pairs": "{subject}: {range}",
@@ -470,8 +470,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "pairs_of_hosts": "{subject}: {between} between hosts, {within} within hosts",
         "precision": (
-            "Over {subject} the intervals of {within} of {rows:row} lie within {target:level}"
-            " either way (median {median})."
+            "{subject}: {within} of {rows:interval} within ±{target:level} (median {median})."
         ),
         "states": (
             "Over {subject} the machine ran at two speeds: the table shows the faster"
@@ -816,6 +815,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " busbw)."
         ),
         "columns_hidden": "No space for {columns}: see {file}.",
+        "flags_shared": "Every row: {flags}.",
         "left_out": "Left out: {sentence}",
         "lines_hidden": "{shown} of {lines:row}; all of them are in {file}.",
         "pairs_hidden": "The slowest {shown} of {lines:pair}; all of them are in {file}.",
@@ -846,24 +846,21 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " {subject} and {best_efficiency:percent} for {best}."
         ),
         # Rows with a flag or without a result; the subject counts them.
-        "flag_ci_wide": "{subject} have an interval wider than {target:level} either way.",
+        "flag_ci_wide": "{subject} with an interval wider than ±{target:level}.",
         "flag_few_launches": (
-            "{subject} come from fewer than 6 launches; intervals assume log-normal launches."
+            "{subject} from fewer than 6 launches; intervals assume log-normal launches."
         ),
         "flag_imported": (
-            "{subject} are figures of another tool, without raw repetitions and intervals, with"
-            " time as it defines it."
+            "{subject} from another tool, without raw repetitions and intervals, with time as it"
+            " defines it."
         ),
-        "flag_one_launch": (
-            "{subject} come from one launch, but launches differ more than repetitions."
-        ),
-        "flag_short": "{subject} have fewer than 3 timed steps in a launch.",
+        "flag_one_launch": "{subject} from one launch, but launches differ more than repetitions.",
+        "flag_short": "{subject} with fewer than 3 timed steps in a launch.",
         "flag_slowest_group": (
-            "{subject} are of a group that was slower than the median one of its pattern, beyond"
-            " noise."
+            "{subject} of a group slower than the median one of its pattern, beyond noise."
         ),
-        "flagged": "{subject} are flagged {flag}: {meaning}.",
-        "flagged_noisy": "{subject} are noisy ({flags}).",
+        "flagged": "{subject} flagged {flag}: {meaning}.",
+        "flagged_noisy": "{subject} noisy ({flags}).",
         "launches_undecidable": (
             "{launches:launch} cannot show one of {settings:configuration} to be faster or slower,"
             " whatever the difference: go by the confirmation launches, or add launches."
@@ -875,10 +872,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "rows_failed": "{subject} failed: the same command measures them again.",
         "rows_hung": "{subject} hung: the same command measures them again.",
-        "rows_unsupported": "{subject} are not supported by their backend.",
+        "rows_unsupported": "{subject} not supported by the backend.",
         "rows_why": "Why: {errors:clauses}.",
         "rows_wrong": (
-            "{subject} hold wrong data and no bandwidth: do not trust this library and transport"
+            "{subject} with wrong data and no bandwidth: do not trust this library and transport"
             " with these sizes."
         ),
         # A soak: spikes, failed launches, drift; who caused them, and the evidence.
@@ -1074,13 +1071,13 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " a larger --launches and the same --out."
         ),
         "compare_settled_open": (
-            "{cases:inconclusive case} would be settled by {low} to {high} more launches or"
-            " more of each run (column more), if the estimates hold: the commands that made the"
-            " runs add them, with a larger --launches and the same --out."
+            "{cases:inconclusive case} would be settled by {low} to {high} or more further"
+            " launches of each run (column more), if the estimates hold: the commands that made"
+            " the runs add them, with a larger --launches and the same --out."
         ),
         "compare_slower": "{slower} of {cases:case} slower: {changes:clauses}.",
-        "condition_known": "differs, to be known: {subject}: {values}",
-        "condition_of_cases": "no verdict where timed unlike: {subject}: {values} - {why}",
+        "condition_known": "Differs: {subject}: {values}.",
+        "condition_of_cases": "No verdict where {subject} differs: {values}; {why}.",
         "condition_unsound": "{subject}: {values}, and {why}",
         # Environments of launches.
         "env_fastest": (

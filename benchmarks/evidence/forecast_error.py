@@ -40,17 +40,17 @@ from commbench.results import Run, load_run
 
 RESULTS = Path(__file__).parents[2] / "results"
 #: The collectives from which others are predicted.
-NETWORK = "network_4hosts_1gbit_xeon2core_20261125"
+NETWORK = "network_4hosts_1gbit_xeon2core_20261128"
 #: Runs of collectives over other links or on other numbers of ranks.
 OTHERS = (
     "network_8hosts_200mbit_xeon2core_20261128",
-    "env_links_200mbit_xeon2core_20261125",
+    "env_links_200mbit_xeon2core_20261128",
     "links_1gbit_xeon2core_20261128",
     "soak_200mbit_xeon2core_20261125",
 )
 #: Trainings of one workload: on two hosts, and on more over a slower link.
 TRAINED = (
-    "train_hooks_1gbit_xeon2core_20261125",
+    "train_hooks_1gbit_xeon2core_20261128",
     "train_resnet18_batch1_1gbit_xeon2core_20261128",
     "train_resnet18_int8_1gbit_xeon2core_20261128",
 )

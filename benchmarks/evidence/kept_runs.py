@@ -27,6 +27,7 @@ from claims import RESULTS, Claim, read_claims
 from keeping import end
 
 from commbench.errors import InputError, LaunchError
+from commbench.results.info import RunInfo, is_complete
 from commbench.system.host import collect_host
 from commbench.system.software import git_commit
 
@@ -35,20 +36,20 @@ LAB = ("commbench", "lab")
 CPUS = re.compile(r"xeon|epyc|ryzen|core|neoverse|graviton|grace|power", re.IGNORECASE)
 
 
-def facts_of(name: str) -> dict[str, object]:
+def facts_of(name: str) -> RunInfo:
     """Return run.json of a run, or a check's own file, which is written last; empty without one."""
     folder = RESULTS / name
     for file in (folder / "run.json", *sorted(folder.glob("*.json"))):
         if file.exists():
-            facts: dict[str, object] = json.loads(file.read_text("utf-8"))
+            facts: RunInfo = json.loads(file.read_text("utf-8"))
             return facts
     return {}
 
 
-def is_complete(name: str) -> bool:
+def is_made(name: str) -> bool:
     """Return whether a directory holds a finished run or the facts of a check."""
     facts = facts_of(name)
-    return bool(facts) and facts.get("status", "complete") == "complete"
+    return bool(facts) and is_complete(facts)
 
 
 def commits_since(name: str) -> int | None:
@@ -167,7 +168,7 @@ def make(claims: Sequence[Claim], hardware_name: str) -> int:
     for number, claim in enumerate(stale, start=1):
         name = f"{claim.theme}_{hardware_name}_{date}"
         made.append(f"[{name}] takes the place of [{claim.name}]")
-        if is_complete(name):
+        if is_made(name):
             continue
         if git_commit(ROOT) != commit or str(commit).endswith("-dirty"):
             raise InputError(
@@ -178,7 +179,7 @@ def make(claims: Sequence[Claim], hardware_name: str) -> int:
         begun = time.monotonic()
         code = start(claim.command, name)
         # a check that misses its aim ends with 1; its figures are evidence, too
-        if code not in {0, 1} or not is_complete(name):
+        if code not in {0, 1} or not is_made(name):
             raise LaunchError(f"{name} ended with code {code}; the same command resumes.")
         compress(RESULTS / name)
         minutes = (time.monotonic() - begun) / 60

@@ -8,6 +8,7 @@ is opened.
 from __future__ import annotations
 
 import functools
+import os
 import pkgutil
 import re
 import subprocess
@@ -21,6 +22,7 @@ from commbench.collectives.backends import find_backend
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.errors import InputError
+from commbench.system.env import safe_path
 from commbench.units import counted
 
 #: Loading CUDA takes seconds.
@@ -133,6 +135,7 @@ def try_device(backend: str) -> DeviceTrial:
     try:
         trial = subprocess.run(
             [sys.executable, "-c", program],
+            env={**os.environ, **safe_path()},
             capture_output=True,
             text=True,
             timeout=_TRIAL_TIMEOUT_S,

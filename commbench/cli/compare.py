@@ -220,7 +220,7 @@ def _split_runs(runs: Sequence[Path], baselines: Sequence[Path]) -> tuple[list[P
     *first, judged_run = runs
     if bool(baselines) == bool(first):
         raise InputError(
-            f"Baselines of {judged_run} stand before it or behind --baseline, not both: write e.g."
+            f"Give the baselines of {judged_run} before it or behind --baseline, not both: e.g."
             " commbench compare results/good/* results/new."
         )
     baselines_by_target: dict[Path, Path] = {}

@@ -282,10 +282,7 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
     out = settings.out or default_out(task.name)
     with Store.open(out, task.header()) as store:
         kind = "Resuming" if store.resumed else "Measuring"
-        messages.print(
-            f"{kind} {task.name}: {task.extent} by {launcher.name}, into {out}",
-            soft_wrap=True,
-        )
+        messages.print(f"{kind} {task.extent} by {launcher.name}, into {out}", soft_wrap=True)
         display = Display(messages)
         try:
             code = conduct(task.stages(), store, launcher, display, fail_fast=settings.fail_fast)

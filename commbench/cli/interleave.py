@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,11 @@ from pathlib import Path
 
 from commbench.analysis.comparison import ComparisonTable, compare
 from commbench.errors import InputError, LaunchError
+from commbench.launch.ledger import SIGNAL_CODE
+from commbench.launch.signals import PASSED_ON
+from commbench.live.command import run_command
 from commbench.stats import Verdict
+from commbench.system.env import safe_path
 from commbench.units import counted
 
 #: Launches of each side after which the sides are compared. Each look has its share of the error
@@ -39,22 +42,20 @@ class Side:
     def launch(self, launches: int) -> None:
         """Add launches to the run until it has so many.
 
+        Signals are passed on to the command. If one ends it, exit with its code.
+
         Raises:
             LaunchError: the command failed.
         """
         command = [*self.command, "--launches", str(launches), "--out", str(self.folder)]
         log = self.folder.with_suffix(".log")
         with log.open("a", encoding="utf-8") as stream:
-            done = subprocess.run(
-                command,
-                stdout=stream,
-                stderr=stream,
-                env={**os.environ, **self.environment},
-                check=False,
-            )
-        if done.returncode:
+            code = run_command(command, {**os.environ, **safe_path(), **self.environment}, stream)
+        if code - SIGNAL_CODE in PASSED_ON:
+            sys.exit(code)
+        if code:
             raise LaunchError(
-                f"Launch {launches} of {self.name.upper()} ended with code {done.returncode}; {log}"
+                f"Launch {launches} of {self.name.upper()} ended with code {code}; {log}"
                 " has its output. The same command with the same --out goes on."
             )
 

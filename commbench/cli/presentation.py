@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -141,8 +142,8 @@ def _collectives(run_: Run) -> list[RenderableType]:
         parts = [str(Finding("run_empty"))]
     parts += map(str, [*group_sentences(run_), *precision(run_)])
     parts += _warnings(run_, "collectives", "pairs")
-    parts += [each.in_full for each in [*stragglers(run_), *model_error(run_), *soak(run_)]]
-    return parts
+    parts += [each.in_full for each in [*stragglers(run_), *model_error(run_)]]
+    return [*parts, *_lines(soak(run_))]
 
 
 def _training(run_: Run) -> list[RenderableType]:
@@ -151,9 +152,15 @@ def _training(run_: Run) -> list[RenderableType]:
         *training_tables(runs),
         *env_tables(runs, of_training=True),
         *watched_tables(runs),
-        *[finding.in_full for finding in watched(run_)],
+        *_lines(watched(run_)),
         *_warnings(run_, "training"),
     ]
+
+
+def _lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield the sentences of findings and of their details, one by one."""
+    for finding in findings:
+        yield from map(str, [finding, *finding.details])
 
 
 def _warnings(run_: Run, *sections: str) -> list[str]:

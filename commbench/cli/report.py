@@ -167,8 +167,7 @@ def env(
     ):
         table = Table(title=title, title_justify="left", show_header=False, box=None)
         for name, value in part.items():
-            text = "unknown" if value is None else str(value)
-            table.add_row(name, Text(text))  # no markup: [mpi] is text
+            table.add_row(name, Text(_fact(value)))  # no markup: [mpi] is text
         console.print(table)
     conditions = Conditions(
         host=host,
@@ -185,6 +184,19 @@ def env(
     for item in advice:
         console.print(f"- {item.in_full}")
     return 0
+
+
+def _fact(value: object) -> str:
+    """Return a fact as text, a number with three digits."""
+    if value is None:
+        return "unknown"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list):
+        return ", ".join(map(_fact, value)) or "none"
+    if isinstance(value, dict):
+        return " ".join(f"{name} {_fact(fact)}" for name, fact in value.items())
+    return str(value)
 
 
 def _print_topology(*, as_json: bool) -> int:

@@ -15,8 +15,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from commbench.backends import WITHOUT_MPI, has_gpus, missing_library, try_device
 from commbench.cli.options import Settings
 from commbench.collectives.backends import (
@@ -35,6 +33,7 @@ from commbench.results import load_run
 from commbench.results.plan import RunRequest, fixed_settings
 from commbench.stats.budgets import Budget, TrainingBudget
 from commbench.system.gpus import gpu_addresses
+from commbench.system.host import memory_bytes
 from commbench.units import counted, format_size, parse_size, parse_sizes
 
 BudgetT = TypeVar("BudgetT", Budget, TrainingBudget)
@@ -305,8 +304,8 @@ def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
     on_host = [case.message_bytes for case in cases if case.backend not in NCCL_BACKENDS]
     largest = max(on_host, default=0)
     needed_bytes = largest * BUFFERS_PER_RANK * ranks_here
-    available = psutil.virtual_memory().available
-    if needed_bytes > available:
+    _, available = memory_bytes()
+    if available is not None and needed_bytes > available:
         raise InputError(
             f"Messages of {format_size(largest)} on {counted(ranks_here, 'rank')} of this host need"
             f" about {format_size(needed_bytes)} and {format_size(available)} are available; choose"

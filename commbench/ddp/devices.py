@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from commbench.backends.gpu_assignment import assign_gpu
@@ -18,6 +17,7 @@ from commbench.ddp.models import moved_by
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.gpu_clocks import GpuClocks, Reading
 from commbench.hooks.step_clock import Clock, event_clock, host_clock
+from commbench.system.host import memory_bytes
 from commbench.system.process import peak_memory_bytes, reset_peak_memory, settled_sent_bytes
 
 #: At least this number of first steps is not timed: DDP uses one bucket in the first, rebuilds the
@@ -83,7 +83,7 @@ class Device:
 
     def free_bytes(self) -> int:
         """Return the free memory of the device in bytes; 0 if unknown."""
-        return psutil.virtual_memory().available
+        return memory_bytes()[1] or 0
 
     def sent_bytes(self) -> int | None:
         """Return the bytes that this rank has sent so far; None if they cannot be counted."""

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -173,4 +174,6 @@ def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(code)  # what a user's file leaves behind must neither print nor be waited for

@@ -102,7 +102,7 @@ def load_trace(name_or_path: str) -> Trace:
     if name_or_path in SHIPPED:
         file = resources.files("commbench.ddp") / "data" / "traces" / f"{name_or_path}.json"
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(file.read_bytes())
         return read_as(Trace, data).checked()
     except FileNotFoundError as error:
         raise InputError(

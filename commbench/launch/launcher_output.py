@@ -26,6 +26,8 @@ _INTEL_MPI = (
 #: How a rank has ended, in the words of each launcher; the first pattern that is found counts.
 _EXITS = (
     r"rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on signal (?P<signal>\d+)",
+    # without MPI_Finalize, as by os._exit(0)
+    r"due to process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exiting(?P<status>)",
     _TORCHRUN,
     r"Process name: \[.+?,(?P<rank>\d+)\] Exit code: (?P<status>\d+)",
     r"MPI_ABORT was invoked on rank (?P<rank>\d+)",
@@ -161,7 +163,7 @@ def _read_exit(
         name = word.split(" srun")[0].split(" slurmstepd")[0].strip()
         number = _SRUN_SIGNALS.get(name, 0)
     status = int(groups.get("status") or -number or 0)
-    if not (number or word or groups.get("status")):
+    if not (number or word or "status" in groups):
         status = 1  # of MPI_Abort
     if groups.get("pid"):
         rank = _rank_of(int(groups["pid"] or 0), host, processes)

@@ -18,6 +18,7 @@ from commbench.launch.identity import identify
 from commbench.launch.launcher_output import last_line
 from commbench.launch.launchers import Placement, choose_launcher
 from commbench.schema import JsonObject
+from commbench.system.env import safe_path
 
 PROBE_RANKS = 2
 TIMEOUT_S = 60
@@ -120,7 +121,7 @@ def _inspected(arguments: JsonObject, subject: str) -> JsonObject:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "commbench.ddp.inspect", json.dumps(arguments)],
-            env={**os.environ, **one_thread},
+            env={**os.environ, **one_thread, **safe_path()},
             capture_output=True,
             text=True,
             timeout=WORKLOAD_TIMEOUT_S,

@@ -310,8 +310,8 @@ class Schedule:
         """Failed cases by key with the reason; this invocation does not measure them again."""
         self._failures = 0
         """Failed launches since the last result."""
-        self._cut_reason = ""
-        """Why a time limit has cut a stage, of several the first."""
+        self._cuts: list[Finding] = []
+        """Why time limits have cut stages."""
         self._lacks_cases = False
         """Whether a time limit has left cases without any launch."""
         self._later = ""
@@ -550,7 +550,7 @@ class Schedule:
             "launches": stage.budget.launches,
             "limit_s": stage.time_limit_s or 0.0,
         }
-        findings = [Finding("time_limit", stage.name, numbers)]
+        self._cuts.append(Finding("time_limit", stage.name, numbers))
         missing = {case.key for case in stage.cases}
         if stage.searches:
             missing = {stage.cases[0].key}
@@ -560,23 +560,19 @@ class Schedule:
         if missing:
             self._lacks_cases = True
             numbers = {"missing": len(missing), "cases": len(stage.cases)}
-            findings.append(Finding("cases_unmeasured", numbers=numbers))
-        reason = "; ".join(map(str, findings))
-        self._cut_reason = self._cut_reason or reason
-        text = str(Finding("stage_cut", numbers={"cause": reason}))
-        self.display.on(Notice(text=text))
+            self._cuts.append(Finding("cases_unmeasured", numbers=numbers))
 
     def _end(self) -> Stop:
         """Return how the run ends after its last stage."""
-        reason = self._cut_reason or self._later
+        cut = "; ".join(map(str, self._cuts))
         if self._left_out:
-            return self._failed(self._cut_reason)
-        if self._cut_reason and (self._later or self._lacks_cases):
-            return Stop(kind="lacking", reason=reason)
-        if self._cut_reason:
-            return Stop(kind="cut", reason=reason)
+            return self._failed(cut)
+        if cut and (self._later or self._lacks_cases):
+            return Stop(kind="lacking", reason=cut)
+        if cut:
+            return Stop(kind="cut", reason=cut)
         if self._later:
-            return Stop(kind="later", reason=reason)
+            return Stop(kind="later", reason=self._later)
         return Stop(kind="done")
 
     def _failed(self, reason: str) -> Stop:

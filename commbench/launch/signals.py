@@ -25,14 +25,14 @@ LOOK_S = 0.25
 DEADLY = (signal.SIGTERM, signal.SIGHUP)
 #: Signals that a terminal's keys send to the whole group in its foreground.
 FROM_KEYS = (signal.SIGINT, signal.SIGQUIT)
-#: Signals that are passed on to a command.
+#: Signals that are passed on to a command, and that end a run: schedulers announce an end by
+#: SIGUSR1 or SIGUSR2, too.
 PASSED_ON = (*FROM_KEYS, *DEADLY, signal.SIGUSR1, signal.SIGUSR2)
-_CATCHABLE = (signal.SIGINT, *DEADLY)
 _Handler = Callable[[int, FrameType | None], object]
 
 
 class Interrupts:
-    """Notes SIGINT, SIGTERM and SIGHUP, which then do not end the process.
+    """Notes the signals of `PASSED_ON`, which then do not end the process.
 
     The first SIGINT asks for an end after the case that has begun; another signal, or another
     SIGINT, for an end at once.
@@ -46,7 +46,7 @@ class Interrupts:
 
     def noting(self) -> contextlib.AbstractContextManager[None]:
         """Return the context in which signals are noted."""
-        return _handling(_heeded(_CATCHABLE), self.note)
+        return _handling(_heeded(PASSED_ON), self.note)
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
         """Note a signal."""
@@ -65,10 +65,15 @@ class Interrupts:
 
 
 def _heeded(numbers: Iterable[signal.Signals]) -> set[signal.Signals]:
-    """Return the signals without SIGHUP if this process ignores it, as under nohup."""
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        return {*numbers} - {signal.SIGHUP}
-    return {*numbers}
+    """Return the signals without those that this process ignores, as SIGHUP under nohup.
+
+    SIGINT stays: a script's job in the background ignores it.
+    """
+    heeded = set()
+    for number in numbers:
+        if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+            heeded.add(number)
+    return heeded
 
 
 @contextlib.contextmanager
@@ -153,8 +158,8 @@ def foreground_group() -> int | None:
 
 
 def leave_by_exit() -> None:
-    """Let SIGTERM and SIGHUP end this process and its children, until `Interrupts` or a
-    `SignalFeed` takes over.
+    """Let the signals of `PASSED_ON` but SIGINT end this process and its children, until
+    `Interrupts` or a `SignalFeed` takes over.
     """
 
     def leave(number: int, _frame: FrameType | None) -> None:
@@ -165,7 +170,7 @@ def leave_by_exit() -> None:
                 child.kill()
         sys.exit(128 + number)
 
-    for number in _heeded(DEADLY):
+    for number in _heeded(PASSED_ON) - {signal.SIGINT}:
         signal.signal(number, leave)
 
 

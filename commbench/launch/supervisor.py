@@ -20,6 +20,7 @@ from commbench.launch.clues import (
     find_crash_report,
     hang_reason,
     memory_kills,
+    name_rank,
     worst,
     written_clues,
 )
@@ -196,9 +197,12 @@ class Supervisor:
 
     def _judge(self, returncode: int) -> Ending:
         """Return how a launch ended whose launcher has left."""
-        for error in self._evidence.errors:
+        for error in sorted(self._evidence.errors, key=lambda error: error.rank):
             if error.is_bad_input:
-                return Ending(status="refused", cause=Finding.stated(error.message))
+                message = error.message
+                if error.rank:  # rank 0 speaks for all
+                    message = f"{name_rank(error.rank, error.host)}: {message}"
+                return Ending(status="refused", cause=Finding.stated(message))
         lines = list(self._stderr)
         if returncode == 0 and self.launch.is_complete is False:
             if self._finishing:

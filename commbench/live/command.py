@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from commbench.errors import InputError
 from commbench.launch.identity import identify
@@ -138,7 +139,7 @@ def attach_to(command: Sequence[str], options: LiveOptions) -> int:
             reason = f"it needs a temporary directory ({error.strerror})"
     if reason:
         say(f"the training is not {DONE[options.mode]}, because {reason}.")
-        return _run(command, os.environ)
+        return run_command(command, os.environ)
     with scratch as directory:
         concludes = identify(os.environ).rank == 0
         if concludes:
@@ -148,7 +149,7 @@ def attach_to(command: Sequence[str], options: LiveOptions) -> int:
         environment[SEARCH_PATH] = _search_path(environment.get(SEARCH_PATH, ""))
         if _SLURM_EXPORT in environment:
             environment[_SLURM_EXPORT] = _exported(environment[_SLURM_EXPORT])
-        code = _run(_carrying(command), environment)
+        code = run_command(_carrying(command), environment)
         if concludes:
             _conclude(options)
     return code
@@ -210,14 +211,16 @@ def _own_path_first(assignment: str) -> str:
     return f"{SEARCH_PATH}={_search_path(assignment.partition('=')[2])}"
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def run_command(
+    command: Sequence[str], environment: Mapping[str, str], output: IO[str] | None = None
+) -> int:
     """Run a command and pass signals on to it; return its exit code, 128 + N after signal N.
 
     In a terminal the command shares the process group of this process, so that Ctrl-C and Ctrl-Z
     act on both. Without a terminal the command has the group alone, and what it has started stays
     in it: a signal to the group, as of ``timeout``, then reaches each process once. A leader cannot
     leave its group, so the command of a leader has a session of its own. The command is killed if
-    this process is.
+    this process is. Its stdout and stderr go to ``output``, or where those of this process go.
 
     Raises:
         InputError: it cannot be started.
@@ -239,6 +242,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
             child = subprocess.Popen(
                 command,
                 env=environment,
+                stdout=output,
+                stderr=output,
                 close_fds=False,  # those of ``<(...)`` and ``3>file``; Python's own stay closed
                 start_new_session=is_leader and not has_terminal,
                 preexec_fn=set_up,  # noqa: PLW1509 - it is short

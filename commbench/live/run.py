@@ -55,8 +55,8 @@ NOTHING_DONE = (
 )
 #: Why a run ended, where its ending alone says it.
 REASONS = {
-    "steps": "--steps was reached before the end",
-    "time": "--time-limit was reached before the end",
+    "steps": "--steps was reached before the decision",
+    "time": "--time-limit was reached before the decision",
     "ended": "the training ended too early",
     "disturbed": "too few steps of the script's own setting were undisturbed",
 }

@@ -188,6 +188,10 @@ class Table:
             for line in lines:
                 del line[place]
         yield _grid(columns, lines)
+        shared = _shared_flags(lines)
+        if shared:
+            numbers = {"flags": ", ".join(sorted(shared))}
+            yield Text(str(Finding("flags_shared", numbers=numbers)), style="dim")
         if left_out:
             numbers = {"columns": ", ".join(left_out), "file": self.file}
             yield Text(str(Finding("columns_hidden", numbers=numbers)), style="dim")
@@ -420,8 +424,7 @@ def _grid(columns: Sequence[Column[Any]], lines: Sequence[Sequence[Cell]]) -> Ri
             no_wrap=not column.can_wrap,
             overflow=overflow,
         )
-    flags_of_lines = [{flag for cell in line for flag in cell.flags} for line in lines]
-    shared = set.intersection(*flags_of_lines) if len(lines) > 1 else set()
+    shared = _shared_flags(lines)
     for line in lines:
         texts = []
         for cell in line:
@@ -429,3 +432,10 @@ def _grid(columns: Sequence[Column[Any]], lines: Sequence[Sequence[Cell]]) -> Ri
             texts.append(Text(text.translate(_PLAIN), style=_STYLES[cell.tone]))
         grid.add_row(*texts)
     return grid
+
+
+def _shared_flags(lines: Sequence[Sequence[Cell]]) -> set[str]:
+    """Return the flags that all of several lines have."""
+    if len(lines) < 2:
+        return set()
+    return set.intersection(*({flag for cell in line for flag in cell.flags} for line in lines))

@@ -36,7 +36,7 @@ from commbench.results.tables import rows_by
 from commbench.results.verdict import recommendation_findings
 from commbench.stats import family_hint, median
 from commbench.stats.budgets import BUDGETS
-from commbench.units import three_digits
+from commbench.units import counted, three_digits
 from commbench.words import SENTENCES, Estimate
 
 #: Bits per second of 1 GB/s.
@@ -276,7 +276,7 @@ def _half_width(share: float) -> str:
     """Return half an interval's width in words; few launches give one of any number of digits."""
     if share >= 1:
         return "over 100 %"
-    return f"{three_digits(100 * share)} %"
+    return f"±{three_digits(100 * share)} %"
 
 
 # ----------------------------------------------------------------------------------------- warnings
@@ -300,7 +300,7 @@ class Kind:
     section: str
     """The section of a page with all warnings about them."""
     rows: Sequence[Flagged]
-    noun: str = "rows"
+    noun: str = "row"
     hidden: frozenset[str] = frozenset()
     """Flags that are not warned of."""
 
@@ -329,11 +329,10 @@ def kinds_of(run: Run) -> list[Kind]:
     for trained in run.training_rows:
         if not has_flag(trained.flags, "same_layout"):  # its stand-in has the same flags
             training.append(trained)
-    noun = "rows of {}" if training and collectives else "rows"
     kinds = [
-        Kind(section="training", rows=training, noun=noun.format("training"), hidden=hidden),
-        Kind(section="collectives", rows=collectives, noun=noun.format("collectives")),
-        Kind(section="pairs", rows=matrices, noun="matrices", hidden=_SPREAD),
+        Kind(section="training", rows=training, noun="training row", hidden=hidden),
+        Kind(section="collectives", rows=collectives),
+        Kind(section="pairs", rows=matrices, noun="matrix case", hidden=_SPREAD),
     ]
     return [kind for kind in kinds if kind.rows]
 
@@ -453,7 +452,9 @@ def _warning(
     code: str, counts: Mapping[Kind, int], numbers: Mapping[str, Value], *details: Finding
 ) -> Finding:
     """Return a warning about some rows of each kind; the first kind has more about it."""
-    phrases = [f"{count} of {len(kind.rows)} {kind.noun}" for kind, count in counts.items()]
+    phrases = []
+    for kind, count in counts.items():
+        phrases.append(f"{count} of {counted(len(kind.rows), kind.noun)}")
     subject = " and ".join(phrases)
     section = next(iter(counts)).section
     return Finding(code, subject, numbers, "warning", section, details)

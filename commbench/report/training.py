@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from commbench.analysis.watched import Part, RankTime, parts_of, rank_times
@@ -38,7 +37,7 @@ from commbench.results import DDP, Run
 from commbench.results.info import is_live, is_watched
 from commbench.results.recommendation import Recommendation
 from commbench.results.tables import rows_by
-from commbench.results.verdict import paragraph, snippets
+from commbench.results.verdict import paste_lines, recommendation_findings
 from commbench.units import counted, three_digits
 
 
@@ -95,11 +94,11 @@ def own_setting(run: Run) -> Iterator[Finding]:
 
 
 def render_recommendation(recommendation: Recommendation) -> Iterator[RenderableType]:
-    """Yield the recommendation's paragraph and the lines to paste."""
-    yield Text(f"\n{paragraph(recommendation)}\n")
-    for title, snippet in snippets(recommendation):
-        yield Text(f"{title}:")
-        yield Padding(Text(snippet.rstrip()), (0, 0, 0, 4))
+    """Yield the recommendation, a sentence a line, and the lines to paste."""
+    yield Text()
+    for finding in recommendation_findings(recommendation):
+        yield from map(Text, map(str, [finding, *finding.details]))
+    yield from map(Text, paste_lines(recommendation))
 
 
 # ---------------------------------------------------------------------------------------- the table

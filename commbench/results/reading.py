@@ -324,6 +324,8 @@ def _open_samples(file: Path) -> IO[bytes]:
         return file.open("rb")
     data = file.read_bytes()
     try:
+        if not data:  # gzip takes that for the content of an empty file
+            raise EOFError("it is empty")  # noqa: TRY301 - reported as damage below
         return io.BytesIO(gzip.decompress(data))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{file} is damaged ({error}); restore it to go on.") from error

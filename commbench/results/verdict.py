@@ -40,14 +40,18 @@ def verdict_lines(recommendation: Recommendation) -> list[str]:
     lines = [str(headline)]
     for finding in details[: MOST_LINES - 1]:
         lines.append(f"  {finding}")
+    return [*lines, *paste_lines(recommendation)]
+
+
+def paste_lines(recommendation: Recommendation) -> Iterator[str]:
+    """Yield the lines to paste for a change, indented, below their titles."""
     if recommendation.verdict != "change":
-        return lines
+        return
     for title, text in snippets(recommendation):
-        lines.append(f"{title}:")
+        yield f"{title}:"
         for line in text.splitlines():
             if line:
-                lines.append(f"    {line}")
-    return lines
+                yield f"    {line}"
 
 
 def recommendation_findings(recommendation: Recommendation) -> Iterator[Finding]:

@@ -353,9 +353,10 @@ def check_plan(path: Path, info: RunInfo, plan: JsonMapping | None) -> None:
         elif max(len(kept), len(asked)) > LONGEST:
             unlike.append(name)
         else:
-            unlike.append(f"{name} is {kept} there and {asked} here")
+            label = "the number of parameters" if name == "model" else name
+            unlike.append(f"{label} is {kept} there and {asked} here")
     if unlike:
         raise InputError(
-            f"--out {path} holds a run with another plan ({', '.join(unlike)}); choose another"
-            " --out."
+            f"--out {path} holds a run with another plan ({', '.join(unlike)}); each needs an"
+            " --out of its own."
         )

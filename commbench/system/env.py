@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from commbench.errors import InputError
 from commbench.system.variables import is_of_one_rank, looks_secret
@@ -21,6 +23,18 @@ DEFAULT = "default"
 AGAIN = " (again)"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SEPARATOR = re.compile(r"(?<!\\),")
+_HOME = Path(__file__).parents[2]
+
+
+def safe_path() -> dict[str, str]:
+    """Return the variable by which ``python -m`` imports nothing from the working directory, where
+    a person may have a ``token.py``; Python 3.10 does not know it.
+
+    Empty if this process itself has commbench from there.
+    """
+    if sys.path[0] == str(_HOME):
+        return {}
+    return {"PYTHONSAFEPATH": "1"}
 
 
 def parse_env(options: Sequence[str]) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ import.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -102,13 +101,22 @@ class Host(TypedDict, total=False):
     """NUMA nodes, devices and their links."""
 
 
+def memory_bytes() -> tuple[int | None, int | None]:
+    """Return the total and the available memory of this host in bytes.
+
+    None if unknown: a service may see no file of /proc but processes'.
+    """
+    try:
+        memory = psutil.virtual_memory()
+    except OSError:
+        return None, None
+    return memory.total, memory.available
+
+
 def collect_host() -> Host:
     """Collect the conditions of this host, except its ``topology``; unknown values are None."""
     sockets, cores, _ = count_processors()
-    total, available = None, None
-    with contextlib.suppress(OSError):  # a service may see no file of /proc but processes'
-        memory = psutil.virtual_memory()
-        total, available = memory.total, memory.available
+    total, available = memory_bytes()
     loads = (read_text("proc/loadavg") or "").split()[:3]
     release = parse_fields(read_text("etc/os-release"), "=")
     # a container engine's, also in a virtual machine made from a container image

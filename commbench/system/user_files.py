@@ -60,7 +60,7 @@ def split_callable(text: str, example: str) -> tuple[Path, str]:
 def load_callable(text: str, example: str) -> Callable[..., Any]:
     """Import the file of ``FILE.py:CALLABLE`` and return the callable.
 
-    Its directory becomes importable.
+    Its directory becomes importable, and the working directory behind what is installed.
 
     Raises:
         InputError: there is no such file, it cannot be imported, or it has no callable of this
@@ -84,6 +84,7 @@ def _import_file(path: Path) -> ModuleType:
     directory = str(path.resolve().parent)
     if directory not in sys.path:
         sys.path.insert(0, directory)
+        sys.path.append(str(Path.cwd()))
     name = f"commbench_own_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -133,6 +133,15 @@ def test_a_failed_launch_names_its_log(tmp_path):
     assert "no\n" == (tmp_path / "a.log").read_text()
 
 
+def test_a_signal_reaches_the_launch_and_ends_the_comparison(tmp_path):
+    """Let the launch end in order, and exit with its code."""
+    script = "trap 'echo kept; exit 143' TERM; kill -TERM $PPID; while :; do sleep 0.1; done"
+    side = Side(name="a", command=["sh", "-c", script], environment={}, folder=tmp_path / "a")
+    with pytest.raises(SystemExit, match=r"^143$"):
+        side.launch(1)
+    assert "kept\n" == (tmp_path / "a.log").read_text()
+
+
 def test_a_decided_comparison_is_printed_as_any_other(commbench, monkeypatch):
     """Sort the cases, print the format, and exit with 5 for a slower case."""
     Simulated(commbench.home, monkeypatch, 0.5, 2.0)

@@ -32,6 +32,7 @@ from commbench.cli.request import (
 )
 from commbench.collectives.backends import USUAL_BACKENDS
 from commbench.collectives.suites import Suite
+from commbench.ddp.devices import Device
 from commbench.ddp.plan.terms import Terms
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED
@@ -63,12 +64,19 @@ def test_sizes_as_other_tools_spell_them():
 
 def test_messages_must_fit_into_memory(stub):
     """Refuse the first size whose buffers on this host's ranks exceed available memory."""
-    memory = SimpleNamespace(available=4 * BUFFERS_PER_RANK * MIB)
+    memory = SimpleNamespace(total=0, available=4 * BUFFERS_PER_RANK * MIB)
     stub("psutil.virtual_memory", memory)
     on_gpu = make_case(backend="nccl", message_bytes=1 << 50)
     check_memory([make_case(message_bytes=MIB), on_gpu], 4)
     with pytest.raises(InputError, match=r"12 MiB"):
         check_memory([make_case(message_bytes=MIB + 4)], 4)
+
+
+def test_messages_are_allowed_where_the_memory_is_unknown(monkeypatch):
+    """Refuse no size in a service for which systemd hides /proc/meminfo."""
+    monkeypatch.setattr("psutil.PROCFS_PATH", "/nowhere")
+    check_memory([make_case(message_bytes=1 << 50)], 4)
+    assert 0 == Device.free_bytes(None)
 
 
 def request(**changes: Any) -> Any:

@@ -222,9 +222,13 @@ def test_wrapped_model_is_refused():
 
 @pytest.mark.usefixtures("forks")
 def test_command_prints_facts_and_nothing_else(tmp_path):
-    """Print one line of JSON from a separate process, although the person's file prints too."""
+    """Print one line of JSON from a separate process, although the person's file prints at its
+    start and end, and leaves a thread.
+    """
     (tmp_path / "mine.py").write_text(
-        "import torch\nprint('hello')\ndef workload(batch_size=3):\n"
+        "import atexit, threading, time, torch\natexit.register(print, 'bye')\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\nprint('hello')\n"
+        "def workload(batch_size=3):\n"
         "    return torch.nn.Linear(2, 1), lambda m, x: m(x).mean(), [torch.ones(batch_size, 2)]\n"
     )
     arguments = json.dumps({"spec": f"{tmp_path / 'mine.py'}:workload", "batch": 4})

@@ -4,6 +4,7 @@ DDP.
 
 from __future__ import annotations
 
+import codecs
 import copy
 import dataclasses
 import json
@@ -121,6 +122,13 @@ def test_unsound_file_is_refused(tmp_path, changes):
     path = write(trace([1.0]), tmp_path / "bad.json", **changes)
     with pytest.raises(InputError, match=r"bad\.json is not understood"):
         load_trace(path)
+
+
+def test_a_file_that_an_editor_of_windows_saved_is_read(tmp_path):
+    """Read a trace in UTF-8 with a byte order mark."""
+    file = Path(write(trace([1.0]), tmp_path / "saved.json"))
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    assert trace([1.0]).name == load_trace(str(file)).name
 
 
 def test_file_of_another_kind_is_refused(tmp_path):

@@ -194,7 +194,7 @@ def test_switches_are_swept_and_named():
     assert [] == switch_words(cases[0])
     words = ["no broadcast of buffers", "batched copies", "compiled with ddp_optimizer"]
     assert words == switch_words(cases[-1])
-    assert ", ".join(words) in str(cases[-1])
+    assert " and ".join(words) in str(cases[-1])
     locals_ = {each.compile for each in sweep.cases(ranks=2, batch=32) if not each.uses_ddp}
     assert {"", "local"} == locals_
 

@@ -19,7 +19,7 @@ from commbench.interop.exports.parquet import tables_of, write_parquet
 
 BENCH = RESULTS / "bench_xeon2core_20261128"
 MATRIX = RESULTS / "matrix_slow_host_xeon2core_20261128"
-TRAINED = RESULTS / "train_hooks_1gbit_xeon2core_20261125"
+TRAINED = RESULTS / "train_hooks_1gbit_xeon2core_20261128"
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,26 @@ def test_rows_have_all_that_the_output_states(name):
     ]
 
 
+def test_early_rccl_tests_state_repetitions_behind_colons():
+    """Read the repetitions, and a count that was edited to a rounded one."""
+    text = ALL_REDUCE.replace("nThread 1 ", "nThread: 1 ").replace("warmup iters", "warmupIters")
+    text = text.replace(" iters: 20 agg iters: 1 ", " iters: 20 ").replace("2097152", "2.1e+06")
+    records = load_text(text).records
+    assert [(20, 1)] * 6 == [(record.batch, record.stated.repetitions) for record in records]
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_blank_half_is_not_the_other_one(half):
+    """Read the half that a row has as out of place or in place, by where it stands."""
+    halves = ["    32.10    8.17   12.25       0", "    31.50    8.32   12.48       0"]
+    text = ALL_REDUCE.replace(halves[half], " " * 32)
+    found = {(r.case.message_bytes, r.case.in_place) for r in load_text(text).records}
+    assert {(8, False), (8, True), (262144, half == 0)} | {
+        (8388608, False),
+        (8388608, True),
+    } == found
+
+
 def test_what_nccl_tests_lack_or_add():
     """Ask for the operation, which old versions do not print; omit what has no case."""
     with pytest.raises(InputError, match="--operation"):
@@ -119,6 +139,8 @@ NO_BARRIER = BLOCKING[1].format("wait after each inner iteration, no barrier")
         (ALL_REDUCE.replace("all_reduce_perf", "hypercube_perf"), "hypercube_perf"),
         (ALL_REDUCE.replace(BLOCKING[0], NO_BARRIER), "-z 2"),
         (JSON[: JSON.index("experiment_name")], "is no JSON of nccl-tests"),
+        (re.sub(r'"results":\[.*\],"out_of', '"results":[],"out_of', JSON), "list of results"),
+        (re.sub("(?m)^ .*\n", "", ALL_REDUCE), "no row"),
         (JSON.replace('"-I","1"', '"-a","0"'), "-a 0"),
         (JSON.replace('"-I","1"', '"-a","2"'), "-a 2"),
         (
@@ -211,8 +233,10 @@ def test_osu_needs_the_ranks():
     """Ask for the number of ranks of a collective; a pair has two."""
     with pytest.raises(InputError, match="all_to_all"):
         load("osu_validated.txt")
-    [record] = load_text("# OSU MPI Latency Test v7.4\n# Size  Latency (us)\n8   1.50\n").records
-    assert 2 == record.group_size
+    for version in ("v7.4", "(Version 2.1)"):
+        text = f"# OSU MPI Latency Test {version}\n# Size  Latency (us)\n8   1.50\n"
+        [record] = load_text(text).records
+        assert 2 == record.group_size
 
 
 OSU_TYPES = """
@@ -297,6 +321,25 @@ def test_imb_states_that_buffers_were_out_of_the_cache():
 
 
 @pytest.mark.parametrize(
+    ("benchmark", "processes", "words"),
+    [
+        ("Multi-Allreduce", "( 2 groups of 2 processes each", "2 groups"),
+        ("Multi-Allreduce", "( 1 groups of 4 processes each", None),
+        ("PingPong", "#processes = 4", "2 pairs"),
+    ],
+)
+def test_imb_of_several_groups_or_pairs_is_left_out(benchmark, processes, words):
+    """Omit what several groups or pairs measured at the same time; read one group as any table."""
+    text = f"# Benchmarking {benchmark}\n# {processes}\n#bytes #repetitions t_max[usec]\n8 10 1.5\n"
+    if words is None:
+        [record] = load_text(text).records
+        assert ("all_reduce", 4) == (record.case.operation, record.group_size)
+    else:
+        with pytest.raises(InputError, match=words):
+            load_text(text)
+
+
+@pytest.mark.parametrize(
     ("is_stated", "dtypes"), [(True, {"float32", "int8"}), (False, {"float64"})]
 )
 def test_imb_states_its_types(is_stated, dtypes):
@@ -331,6 +374,12 @@ def test_several_outputs_are_launches():
     row = {(row.in_place, row.message_bytes): row for row in rows}[False, 8388608]
     check(row, launches=6, time_us=90.75, flags="")
     assert row.time_us_ci_low < 90.75 < row.time_us_ci_high
+
+
+def test_hosts_are_stated_if_all_tables_have_the_same():
+    """State no hosts of a file whose tables ran on different ones."""
+    same, other = ALL_REDUCE * 2, ALL_REDUCE + ALL_REDUCE.replace("node1", "node2")
+    assert [1, None] == [load_text(text).info.get("nodes") for text in (same, other)]
 
 
 def test_tables_of_another_tool_in_the_file_are_counted():
@@ -396,7 +445,8 @@ def test_edited_files_are_read_or_refused(data, name):
 
 # ------------------------------------------------------------------------------- as people paste it
 
-#: What stands before a line, by its number: launchers, loggers, containers, quotations.
+#: What stands before a line, by its number: launchers, loggers, containers, quotations. What stands
+#: behind ``LINE`` follows it.
 PREFIXES = [
     "[1,0]<stdout>:",
     "Thu May  7 10:39:{:02} 2020[1,0]<stdout>:",
@@ -416,15 +466,24 @@ PREFIXES = [
     "        ",
     "&gt; ",
     "\\",
+    "\x1b[?25l\x1b[38:5:2mLINE\x1b(B\x1b[m",
+    '    "LINE",',
+    '{{"log":"LINE\\n","stream":"stdout","time":"2026-09-01T10:39:{:02}.5Z"}}',
+    '<stdout rank="0">LINE&#010;</stdout>',
+    "> LINE</span><br>",
+    "| LINE |",
 ]
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("name", ["nccl_tests_all_reduce.txt", "osu_old.txt", "imb.txt"])
-def test_what_stands_before_lines_is_ignored(name, prefix):
+def test_what_stands_around_lines_is_ignored(name, prefix):
     """Find the prefix by the lines that are known, and read the rows as without it."""
     lines = (DATA / name).read_text().splitlines()
-    pasted = "".join(f"{prefix.format(place)}{line}\r\n" for place, line in enumerate(lines))
+    pasted = ""
+    for place, line in enumerate(lines):
+        before, _, behind = prefix.format(place).partition("LINE")
+        pasted += f"{before}{line}{behind}\r\n"
     text = f"\ufeff{pasted}```\nThis is what I get.\n"
     ranks = RANKS.get(name)
     plain, found = load(name, ranks=ranks), load_text(text, ranks=ranks)

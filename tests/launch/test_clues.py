@@ -29,6 +29,10 @@ OPENMPI_SIGNAL = """
 prterun noticed that process rank 1 with PID 4069 on node n1 exited on
 signal 9 (Killed).
 --------------------------------------------------------------------------"""
+OPENMPI_UNFINALIZED = """
+prterun has exited due to process rank 1 with PID 25037 on node n1 exiting
+improperly. There are three reasons this could occur:
+---------------------------------------------------------------------------"""
 OPENMPI_ABORT = """
 MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD
   Proc: [[40907,1],1]
@@ -77,6 +81,7 @@ def error(rank: int, text: str) -> RankError:
         (OPENMPI_EXIT, "", "rank_left", 7),
         (OPENMPI_SIGNAL, "n1", "rank_killed_unknown", 9),
         (OPENMPI_SIGNAL.replace("9", "11"), "n1", "rank_killed", 11),
+        (OPENMPI_UNFINALIZED, "n1", "rank_left", 0),
         (OPENMPI_ABORT, "", "rank_left", 1),
         (TORCHRUN.format(code=7), "", "rank_left", 7),
         (TORCHRUN.format(code=-9), "", "rank_killed_unknown", 9),
@@ -205,6 +210,7 @@ FAILURES += ENTRY.format(0, 0, 1)
         (OPENMPI_SIGNAL, [VICTIM], 1),
         ("", [VICTIM, error(1, "MemoryError: ")], 1),
         (OPENMPI_EXIT, [VICTIM], 1),
+        (OPENMPI_ABORT.replace("rank 1", "rank 0") + OPENMPI_UNFINALIZED, [VICTIM], 1),
         ("", [VICTIM], 0),
         (FAILURES, [VICTIM], 1),
         (FAILURES, [error(0, "ValueError: boom")], 0),
@@ -215,6 +221,7 @@ FAILURES += ENTRY.format(0, 0, 1)
         "a death before a victim",
         "an error before a victim",
         "an exit before a victim",
+        "a rank that left silently before a victim",
         "a victim alone",
         "a death that was noticed late",
         "an error before that",

@@ -200,11 +200,13 @@ def test_a_launch_that_ends_in_later_visits(tmp_path, end, code, failed):
 
 
 def test_what_ranks_refuse_is_bad_input(tmp_path):
-    """Raise the sentence with which ranks refuse a plan."""
-    refuse = "fail(0, 'Install numba.', is_bad_input=True); sys.exit(1)"
+    """Raise the sentence with which ranks refuse a plan; name a rank that refuses it alone."""
+    refuse = "fail(1, 'Install numba.', is_bad_input=True)\n"
+    with pytest.raises(InputError, match=r"^rank 1 on host n1: Install numba\.$"):
+        run(tmp_path / "alone", f"{refuse}sys.exit(1)")
     with pytest.raises(InputError, match=r"^Install numba\.$"):
-        run(tmp_path, refuse)
-    assert "partial" == read_info(tmp_path)["status"]
+        run(tmp_path / "both", f"{refuse}{refuse.replace('1', '0')}sys.exit(1)")
+    assert "partial" == read_info(tmp_path / "both")["status"]
 
 
 def test_a_run_does_not_go_on_under_other_conditions(tmp_path):

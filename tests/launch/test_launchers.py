@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 
 from commbench.errors import InputError
 from commbench.launch.launchers import (
@@ -73,7 +74,7 @@ def check(launcher: Launcher, ranks: int, words: str, absent: str = "", **how: b
         (
             4,
             {**HOSTS, "environ": {"GLOO_X": "1", "NCCL_SECRET_TOKEN": "x", "HOME": "/"}},
-            f"a:2,b:2 --bind-to core -x GLOO_X -x OMP_NUM_THREADS {sys.executable} -m mpi4py",
+            "a:2,b:2 --bind-to core -x GLOO_X -x OMP_NUM_THREADS -x PYTHONSAFEPATH",
             "NCCL_SECRET_TOKEN HOME",
         ),
         (2, {"interface": "eth1"}, "-x GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"),
@@ -182,8 +183,11 @@ def test_the_most_ranks_on_a_host_are_computed():
 
 
 @EVERY
-def test_variables_of_the_ranks(make):
-    """Set one thread, the interface on request only, and ``--env`` by the ranks' command line."""
+def test_variables_of_the_ranks(make, monkeypatch):
+    """Set one thread, the interface on request only, and ``--env`` by the ranks' command line.
+
+    Nothing is imported from the working directory, unless commbench itself is there.
+    """
     variables = make(environ=JOB, interface="eth1").environment()
     for name in ("OMPI_MCA_btl_tcp_if_include", "UCX_NET_DEVICES", "FI_TCP_IFACE"):
         assert "eth1" == variables[name]
@@ -192,6 +196,9 @@ def test_variables_of_the_ranks(make):
     launcher = make(environ={"A": "0"})
     assert "1" == launcher.environment()["OMP_NUM_THREADS"]
     assert "OMP_NUM_THREADS" not in make(environ={"OMP_NUM_THREADS": "3"}).environment()
+    assert "1" == launcher.environment()["PYTHONSAFEPATH"]
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    assert "PYTHONSAFEPATH" not in launcher.environment()
     check(launcher.with_env("A=1,2;B=default"), 2, f"/usr/bin/env A=1,2 {sys.executable}")
     check(launcher.with_env("A=default"), 2, "-m a.program", "/usr/bin/env A")
 
@@ -250,6 +257,12 @@ def test_hosts_and_slots_are_read(text, expected):
         check(make(**HOSTS, environ={}), 1, words)
     assert expected in {"", hosts.name_slots(content.slots)}
     assert 2 <= content.slots.total()
+
+
+def test_a_hostfile_of_powershell_is_read():
+    """Read UTF-16, which PowerShell writes."""
+    Path("hosts").write_text("a slots=2\n", encoding="utf-16")
+    assert {"a": 2} == read_hostfile(Path("hosts")).slots
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from launching import Recorder, ScriptLauncher
 
 from commbench.launch import ledger
 from commbench.launch.process import GRACE_S, Launched
-from commbench.launch.signals import Interrupts, deferring
+from commbench.launch.signals import DEADLY, FROM_KEYS, Interrupts, deferring
 from commbench.results import Store
 
 pytestmark = pytest.mark.usefixtures("forks", "mark")
@@ -24,10 +24,10 @@ ENDLESS = "session(); measured(0); measured(1)\nbegin(2); time.sleep(600)"
 
 def test_a_signal_interrupts_and_the_run_resumes(tmp_path):
     """Write the table, exit with 128 plus the signal's number, and resume on the next call."""
-    display = Recorder(lambda: signal.raise_signal(signal.SIGHUP), when=3)
+    display = Recorder(lambda: signal.raise_signal(signal.SIGUSR1), when=3)
     code, info, _ = run(tmp_path, ENDLESS, display=display)
-    assert (129, "interrupted") == (code, info["status"])
-    assert "interrupted by SIGHUP" == info["reason"]
+    assert (128 + signal.SIGUSR1, "interrupted") == (code, info["status"])
+    assert "interrupted by SIGUSR1" == info["reason"]
     assert ["ok", "ok"] == [status for _, _, status in measured(tmp_path)]
     assert (tmp_path / "collectives.csv").exists()
     assert 0 == run(tmp_path, ALL)[0]
@@ -45,17 +45,28 @@ def test_ctrl_c_before_the_first_case_stops_at_once(tmp_path):
     assert 1 == launcher.started
 
 
-def test_a_run_that_nobody_may_hang_up_ignores_it():
-    """Ignore SIGHUP under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGINT])
+def test_signals_that_are_ignored_stay_ignored(number):
+    """Ignore SIGHUP under nohup and SIGQUIT in a script's background, but not SIGINT there."""
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         interrupts = Interrupts()
         with interrupts.noting():
-            signal.raise_signal(signal.SIGHUP)
-            assert not interrupts.number
-        assert signal.SIG_IGN == signal.getsignal(signal.SIGHUP)
+            signal.raise_signal(number)
+            assert (number == signal.SIGINT) == bool(interrupts.number)
+        assert signal.SIG_IGN == signal.getsignal(number)
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", [*FROM_KEYS, *DEADLY, signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_that_end_a_run_are_noted(number):
+    """Note keys, ends and announcements of schedulers; only Ctrl-C waits for the case."""
+    interrupts = Interrupts()
+    with interrupts.noting():
+        signal.raise_signal(number)
+    assert number == interrupts.number
+    assert (number == signal.SIGINT) != interrupts.must_end(has_case=True)
 
 
 def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path, monkeypatch):

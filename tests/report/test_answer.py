@@ -61,14 +61,14 @@ def test_a_verdict_is_short(file):
 
 def test_few_launches_have_no_interval(capsys):
     """Show a speedup of one launch without an interval."""
-    lines = printed(RESULTS / "train_hooks_1gbit_xeon2core_20261125", capsys)
+    lines = printed(RESULTS / "train_hooks_1gbit_xeon2core_20261128", capsys)
     [line] = [line for line in lines if line.startswith("fp16")]
     assert "[" not in line
 
 
 def test_columns_of_many_environments_are_readable(capsys):
     """Print each environment of an operation in full, in further tables if they do not fit."""
-    path = RESULTS / "env_links_200mbit_xeon2core_20261125"
+    path = RESULTS / "env_links_200mbit_xeon2core_20261128"
     text = "\n".join(printed(path, capsys, width=80))
     assert all(row.env in text for row in load_kept(path.name).rows)
 

@@ -98,7 +98,7 @@ def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first():
     slow = make_matrix(4, noise=0.0, host_slowness=touching(2, 4.0), flags=["bimodal", "late"])
     page = read(make_run(slow, **make_hosts(4)))
     first, _, warnings = page.text.partition("Pairs of ranks Slow")
-    assert "1 of 1 matrices" in warnings
+    assert "1 of 1 matrix case" in warnings
     assert "bimodal" not in warnings
     assert "host3" in first
     assert "2.62 to 10.5 GB/s" in first
@@ -135,9 +135,9 @@ def test_warnings_count_rows_of_each_kind():
     sound = [record for case in cases for record in make_launches(STEADY, case)]
     throttled = make_launches(STEADY, flags=["throttled"])
     wrong = make_record(make_case("all_gather"), status="wrong", wrong=3, reason="3 differ")
-    both = "1 of 1 rows of training and 1 of 1 rows of collectives"
+    both = "1 of 1 training row and 1 of 1 row"
     assert both in warnings_of(make_run(make_launches(STEADY[:2]), training))[0]
-    assert "1 of 1 rows of training" in warnings_of(make_run(sound, training))[0]
+    assert "1 of 1 training row" in warnings_of(make_run(sound, training))[0]
     assert "wrong data" in warnings_of(make_run([wrong], training))[0]
     assert 1 == len(warnings_of(make_run(throttled)))
     assert 0 == len(warnings_of(make_run([*throttled, *sound])))
@@ -308,7 +308,7 @@ def test_table_holds_no_more_than_a_browser_bears():
         ("live_trainer_300mbit_xeon2core_20261128", "TrainingArguments"),
         ("train_resnet18_int8_1gbit_xeon2core_20261128", "changed gradients"),
         ("bench_xeon2core_20261128", "from torch"),
-        ("train_aligned_8hosts_200mbit_xeon2core_20261124", ""),
+        ("train_aligned_8hosts_200mbit_xeon2core_20261128", ""),
     ],
 )
 def test_the_first_screen_has_a_sentence_and_what_to_paste(name, pasted):

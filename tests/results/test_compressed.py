@@ -48,13 +48,15 @@ def test_commands_print_the_same_of_compressed_samples(commbench, line):
     assert (0, plain.out) == (compressed.code, compressed.out)
 
 
-@pytest.mark.parametrize("content", ["cut", "foreign", "changed", "a line", "a directory"])
+@pytest.mark.parametrize("content", ["cut", "empty", "foreign", "changed", "a line", "a directory"])
 def test_damaged_compressed_samples_are_one_sentence(commbench, content):
     """End with code 2 and name the file."""
     file = compress(write_run(commbench.home / "mine", RECORDS))
     whole = file.read_bytes()
     if content == "cut":
         file.write_bytes(whole[: len(whole) // 2])
+    if content == "empty":
+        file.write_bytes(b"")
     if content == "foreign":
         file.write_bytes(b"x" * 100)
     if content == "changed":

@@ -356,6 +356,7 @@ def test_crash_before_the_first_line_is_resumed(mine):
     ("kept", "asked", "words"),
     [
         ({"world_size": 2, "cases": "a"}, {"world_size": 4, "cases": "f" * 64}, "2 .* 4"),
+        ({"model": 10}, {"model": 12}, "parameters is 10 there and 12 here"),
         ({"cases": 2, "cases_sha256": "aa"}, {"cases": 2, "cases_sha256": "bb"}, "other cases"),
         ({"cases": 2, "cases_sha256": "aa"}, {"cases": 3, "cases_sha256": "bb"}, "2 .* 3"),
     ],

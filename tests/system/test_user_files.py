@@ -1,8 +1,10 @@
 """Tests of the sentences about errors of a user's own file."""
 
+import sys
+
 import pytest
 
-from commbench.system.user_files import failure
+from commbench.system.user_files import failure, load_callable
 
 #: As torch raises an error of a worker of a DataLoader again, in the process that trains.
 OF_WORKER = """Caught ValueError in DataLoader worker process 0.
@@ -33,3 +35,17 @@ def test_an_error_names_the_line_of_the_user_s_file(statement, expected):
     said = failure(raised.value)
     assert said.startswith(expected)
     assert said.endswith((", own.py line 2", ", data.py line 7"))
+
+
+def test_a_file_imports_from_its_directory_and_the_working_directory(tmp_path, monkeypatch):
+    """Import what lies beside the file first, and what lies in the working directory last."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    for folder in (here, there):
+        folder.mkdir()
+    (here / "token.py").write_text("raise RuntimeError('shadows the library')")
+    (here / "helper_of_own.py").write_text("def make(): ...")
+    (there / "own.py").write_text("import token\nfrom helper_of_own import make")
+    monkeypatch.chdir(here)
+    monkeypatch.delitem(sys.modules, "token", raising=False)
+    assert "make" == load_callable(f"{there / 'own.py'}:make", "workload").__name__

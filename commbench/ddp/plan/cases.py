@@ -149,7 +149,7 @@ def switch_words(setting: Any, baseline: Any = None) -> list[str]:
 
 
 def setting_name(setting: Any, baseline: Any = None) -> str:
-    """Return a setting of DDP in words, e.g. ``topk:0.01 with 25 MiB buckets, amp-bf16``.
+    """Return a setting of DDP in words, e.g. ``topk:0.01 with 25 MiB buckets and amp-bf16``.
 
     Switches that the baseline has, too, are left out.
     """
@@ -166,7 +166,7 @@ def setting_name(setting: Any, baseline: Any = None) -> str:
         words.append(setting.precision)
     if (setting.accumulation or 1) > 1:
         words.append(f"accumulation {setting.accumulation}")
-    return ", ".join([*words, *switch_words(setting, baseline)])
+    return " and ".join([*words, *switch_words(setting, baseline)])
 
 
 @dataclass(frozen=True, kw_only=True)

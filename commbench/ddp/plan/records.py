@@ -301,10 +301,10 @@ class TrainingRow(TableRow):
     )
     loss_first: float | None = column("training loss of the first step")
     loss_equal_steps: float | None = column(
-        "training loss after the same number of steps", heading="loss, equal steps"
+        "training loss after the same number of steps", heading="loss after equal steps"
     )
     loss_equal_time: float | None = column(
-        "training loss when the fastest configuration has finished", heading="loss, equal time"
+        "training loss when the fastest configuration has finished", heading="loss after equal time"
     )
     metric_name: str = column("metric that the workload evaluates on held-out data", "")
     metric: float | None = column("metric after the last step, median over launches")

@@ -1,9 +1,9 @@
 """Splits the output of a benchmark into blocks: the facts above a table, and its rows.
 
-Launchers, schedulers, container tools and web pages put something before each line. Whatever
-stands before a line that is known (a title, a heading) is such a prefix; the same with other
-numbers is removed from every line. Lines whose prefixes are equal but for the time are of one
-writer, so that ranks which write at the same time are told apart.
+Launchers, schedulers, container tools and web pages put something before each line, and some put
+something behind it. Whatever stands before a line that is known (a title, a heading) is such a
+prefix; the same with other numbers is removed from every line. Lines whose prefixes are equal but
+for the time are of one writer, so that ranks which write at the same time are told apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ END = "end"
 Line = tuple[int, str]
 """Number of a line, and its text."""
 
-_ESCAPE = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
+#: A control sequence of a terminal, its title or link, or a character set, as tput writes it.
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
+#: What stands behind a line in JSON, XML, HTML and a table of Markdown.
+_BEHIND = re.compile(r'(?:\\r)?(?:\\n)?"(?:,.*)?$|(?:&#010;)?(?:</\w+>)?(?:<br>|</\w+>)$|\s\|$')
 #: A date and time, or seconds since 1970.
 _CLOCK = re.compile(
     r"(?:\d+[-/]\d+[-/]\d+[T ]|(?:[A-Z][a-z]{2} +)+\d+ )?\d+:\d\d:\d\d(?:[.,]\d+)?"
@@ -69,8 +72,7 @@ class Block:
     layout: Layout
     facts: dict[str, list[re.Match[str]]] = field(default_factory=dict)
     """The lines that state a fact, by its name."""
-    rows: list[tuple[int, list[str]]] = field(default_factory=list)
-    """Number and words of each row."""
+    rows: list[Line] = field(default_factory=list)
 
     def fact(self, name: str, group: int = 1) -> str:
         """Return a fact as last stated; empty if it is not."""
@@ -91,29 +93,30 @@ class Block:
     def add(self, place: int, line: str) -> None:
         """Take a row, or the further part of a row that is written in parts."""
         if re.match(self.layout.row, line):
-            self.rows.append((place, line.split()))
+            self.rows.append((place, line))
         elif self.rows and _PART.fullmatch(line):
-            words = self.rows[-1][1]
-            if len(words) < len(self.columns):
-                words += line.split()
+            first_place, first_part = self.rows[-1]
+            if len(first_part.split()) < len(self.columns):
+                self.rows[-1] = (first_place, f"{first_part} {line}")
 
     def lines(
         self,
         reading: Reading,
-        complete: Callable[[list[str], Sequence[str]], list[str]] | None = None,
+        complete: Callable[[str, Sequence[str]], list[str]] | None = None,
     ) -> Iterator[dict[str, str]]:
         """Yield each row by column, and note how many rows do not fit the heading.
 
         Args:
             reading: notes the rows that do not fit.
             complete: returns the words of a row with those that the tool leaves blank, given the
-                words and the columns.
+                row and the columns.
         """
         columns = self.columns
         misfits = []
-        for place, words in self.rows:
+        for place, line in self.rows:
+            words = line.split()
             if complete is not None:
-                words = complete(words, columns)  # noqa: PLW2901 - the same row
+                words = complete(line, columns)
             if len(words) == len(columns):
                 yield dict(zip(columns, words, strict=True))
             else:
@@ -156,7 +159,11 @@ def split_blocks(text: str, layout: Layout, reading: Reading) -> list[Block]:
                 block.facts.setdefault(name, []).append(match)
             if HEADING in block.facts and END not in block.facts:
                 block.add(place, line)
-    return [block for block in blocks if HEADING in block.facts]
+    tables = [block for block in blocks if HEADING in block.facts]
+    for block in tables:
+        if not block.rows:
+            reading.leave_out("a table has a heading and no row")
+    return tables
 
 
 def _facts(line: str, layout: Layout) -> dict[str, re.Match[str]]:
@@ -231,13 +238,14 @@ def _generalised(prefix: str) -> str:
 
 
 def whole_lines(text: str, reading: Reading) -> Iterator[Line]:
-    """Yield the complete lines with their numbers, without colours.
+    """Yield the complete lines with their numbers, without colours and what stands behind.
 
     Note an unterminated last line.
     """
     *lines, rest = text.split("\n")
     for number, line in enumerate(lines, start=1):
-        yield number, _ESCAPE.sub("", line[:_LONGEST_LINE].rstrip("\r"))
+        plain = _ESCAPE.sub("", line[:_LONGEST_LINE]).rstrip()
+        yield number, _BEHIND.sub("", plain)
     if rest.strip():
         reading.leave_out(
             f"line {len(lines) + 1} has no end, so that it may be cut off ({rest.strip()[:60]!r})"

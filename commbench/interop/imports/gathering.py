@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from commbench.interop.imports import imb, nccl_json, nccl_tests, osu, param
 from commbench.interop.imports.blocks import read_blocks
 from commbench.interop.imports.reading import ImportOptions, Reading
 from commbench.schema import JsonObject
+from commbench.system.files import decode
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,6 @@ class Source:
         """The SHA-256 of its bytes."""
         return hashlib.sha256(self.data).hexdigest()
 
-    @property
-    def text(self) -> str:
-        """The data as text; invalid bytes are marked."""
-        is_utf16 = self.data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        encoding = "utf-16" if is_utf16 else "utf-8-sig"  # PowerShell writes UTF-16
-        return self.data.decode(encoding, errors="replace")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
@@ -127,7 +120,7 @@ def import_outputs(
                 f"{source.name} has {len(source.data)} bytes and is no output of a tool; give its"
                 " output."
             )
-        text = source.text
+        text = decode(source.data)
         source_tool = find_tool(text, source.name, tool)
         reading = Reading(name=source.name, options=options, tool=source_tool.title)
         source_tool.read(text, reading)
@@ -164,16 +157,15 @@ def _note_others(text: str, source_tool: Tool, reading: Reading) -> None:
 
 def _info(sources: Sequence[Source], readings: Sequence[Reading], most: int) -> JsonObject:
     """Return entries of ``run.json``: outputs, and the hosts of the ranks, if stated and equal in
-    all outputs.
+    all tables.
     """
     outputs = []
     hosts = set()
     for source, reading in zip(sources, readings, strict=True):
         output = {"file": source.name, "sha256": source.sha256}
         outputs.append({**output, "tool": reading.tool, "version": reading.version})
-        if most in reading.places:
-            places = sorted(reading.places[most])
-            hosts.add(tuple(place.host for place in places))
+        for places in reading.places.get(most, ()):
+            hosts.add(tuple(place.host for place in sorted(places)))
     info: JsonObject = {"imported": outputs, "world_size": most}
     if len(hosts) == 1:
         (by_rank,) = hosts

@@ -66,7 +66,7 @@ def read(text: str, reading: Reading) -> None:
 
 
 def _read_block(block: Block, reading: Reading) -> None:
-    name = block.fact("benchmark")
+    name = block.fact("benchmark").removeprefix("Multi-")
     if not name:
         raise LeftOutError(
             "a table of IMB has no line 'Benchmarking' above it, so that its operation is unknown"
@@ -82,6 +82,10 @@ def _read_block(block: Block, reading: Reading) -> None:
     operation = OPERATIONS_BY_NAME[name]
     stated = block.fact("groups", 2) or block.fact("processes")
     ranks = int(stated or reading.ranks(None, name))
+    if operation.kind == "pair" and ranks > 2:
+        raise LeftOutError(
+            f"IMB's {name} ran in {ranks // 2} pairs at the same time, which are not told apart"
+        )
     reading.version = reading.version or block.fact("version")
     is_off_cache = operation.moves_data and block.fact("off_cache") != ""
     case = {

@@ -111,7 +111,10 @@ def _read_report(report: JsonMapping, reading: Reading) -> None:
     shared["batch"] = config.get("iterations", 1) * config.get("aggregated_iterations", 1)
     if "nccl_version" in report:
         shared["library"] = nccl_version(report["nccl_version"])
-    for result in report.get("results", ()):
+    results = report.get("results")
+    if not results:
+        raise LeftOutError("the list of results is empty")
+    for result in results:
         line = {name: str(result[name]).strip() for name in ("size", "type", "redop", "root")}
         for key, in_place in (("out_of_place", False), ("in_place", True)):
             case["in_place"] = in_place

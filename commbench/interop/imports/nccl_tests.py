@@ -35,6 +35,8 @@ BACK_TO_BACK = "operations were timed back to back, as is nccl-tests' default (-
 RANKS_AVERAGED = "times are the mean over ranks, nccl-tests' default (-a 1)"
 #: The largest deviation that old versions accept, by type; they count what is beyond it.
 _ACCEPTED = {"double": 1e-12, "float": 1e-5, "half": 1e-2, "bfloat16": 1e-2}
+#: Where the first half of a row is blank; a blank reduction and root are 21 characters.
+_BLANK_HALF = 30 * " "
 #: What follows the name of a column of the second half, in place.
 _SECOND = "'"
 #: Rates above 1 GB/s are printed to a percent or better.
@@ -48,10 +50,10 @@ LAYOUT = Layout(
         "own library": r"(NCCL|RCCL) version ?:? ?([\d.]+)",
         "program": r"#?\s*Collective test starting: (\w+?)(?:_mpi)?\s*$",
         "command": r".*\b(\w+_perf)(?:_mpi)?\s+-\w",
-        "threads": r"#?\s*nThread \d",
-        "iterations": r"#?\s*nThread .*(?<!warmup )(?<!agg )iters:? +(\d+)",
-        "aggregated": r"#?\s*nThread .*agg iters:? +(\d+)",
-        "graph": r"#?\s*nThread .*graph:? +(\d+)",
+        "threads": r"#?\s*nThread:? \d",  # with a colon: early rccl-tests
+        "iterations": r"#?\s*nThread:? .*(?<!warmup )(?<!agg )iters:? +(\d+)",
+        "aggregated": r"#?\s*nThread:? .*agg iters:? +(\d+)",
+        "graph": r"#?\s*nThread:? .*graph:? +(\d+)",
         "blocking": r"#?\s*Blocking Enabled: (.*)",
         "rank": (
             r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+"
@@ -70,7 +72,7 @@ LAYOUT = Layout(
         "threads": _LIBRARY,
         HEADING: _LIBRARY,
     },
-    row=r"\d+\s+\d+\s",
+    row=r"\d+\s+\d\S*\s",
 )
 
 
@@ -155,7 +157,7 @@ def conditions(
     """
     ranks = reading.ranks(stated_ranks(places), operation)
     if stated_ranks(places) == ranks:
-        reading.places[ranks] = places
+        reading.places.setdefault(ranks, []).append(places)
     if blocking == 2:  # as nccl-tests counts them
         raise LeftOutError(
             "each operation was waited for without a barrier (-z 2), neither isolated nor back to"
@@ -262,11 +264,11 @@ def _operation(block: Block, reading: Reading) -> str:
     return operation
 
 
-def _with_blanks(words: list[str], columns: Sequence[str]) -> list[str]:
+def _with_blanks(line: str, columns: Sequence[str]) -> list[str]:
     """Return the words of a row with a word for what is blank: no reduction (blank for alltoall),
-    no root, or no in-place half. Without the time stamp of -S.
+    no root, or one of the halves. Without the time stamp of -S.
     """
-    full = list(words)
+    full = line.split()
     if len(full) > 1 and re.fullmatch(r"\d+-\d+-\d+", full[-2]):
         full = full[:-2]
     half = columns.index(f"time{_SECOND}")
@@ -279,7 +281,10 @@ def _with_blanks(words: list[str], columns: Sequence[str]) -> list[str]:
         if not re.fullmatch(r"-?\d{1,4}", full[place]):  # a time has a point or five digits
             full.insert(place, "-1")
     if len(full) == half:
-        full += ["N/A"] * (len(columns) - half)
+        place = half
+        if _BLANK_HALF in line:
+            place = columns.index("time")
+        full[place:place] = ["N/A"] * (len(columns) - half)
     return full
 
 

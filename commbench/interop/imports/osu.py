@@ -33,7 +33,7 @@ _DTYPES = DTYPES_BY_MPI_NAME | {name: name for name in DTYPES}
 LAYOUT = Layout(
     facts={
         # suite, library with device, title, version
-        "title": r"#?\s*(OSU|OMB-Py) (\S+) (.*?Test)(?: +(v[\d.]\S*))?\s*$",
+        "title": r"#?\s*(OSU|OMB-Py) (\S+) (.*?Test)(?: +(v[\d.]\S*|\(Version.*\)))?\s*$",
         "dtype": r"#?\s*Datatype: (\S+?)\.?\s*$",
         "buffers": r"\W*\w+ .* on (\w+) \(\w\) and .* on (\w+) \(\w\)",
         "own": OWN,

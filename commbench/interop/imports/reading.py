@@ -93,8 +93,8 @@ class Reading:
     version: str = ""
     """Version of the tool; empty if not stated."""
     records: list[Record] = field(default_factory=list)
-    places: dict[int, Sequence[Place]] = field(default_factory=dict)
-    """Hosts and devices by number of ranks, if stated."""
+    places: dict[int, list[Sequence[Place]]] = field(default_factory=dict)
+    """Hosts and devices of each table that states them, by number of ranks."""
     wrong: str = ""
     """A sentence about wrong data that no record shows; empty without any."""
     assumed: dict[str, None] = field(default_factory=dict)

@@ -32,6 +32,7 @@ from commbench.launch.lab import agent
 from commbench.launch.lab.network import change_link, run_program
 from commbench.launch.lab.plan import DIRECTORY, PLAN, LabPlan, parse_rate
 from commbench.launch.signals import FROM_KEYS, PASSED_ON, foreground_group, passing_on
+from commbench.system.env import safe_path
 
 #: What a person must know about every number from a lab.
 NOT_EMULATED = (
@@ -351,6 +352,7 @@ def _started(plan: LabPlan, name: str, life: str) -> Iterator[Lab]:
         # a session of its own: no key and no closed terminal reaches it
         process = subprocess.Popen(
             [*FRESH, sys.executable, *words],
+            env={**os.environ, **safe_path()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from commbench.errors import InputError, check_choice
 from commbench.launch.launchers import hosts
 from commbench.launch.launchers.hosts import interface_variables
-from commbench.system.env import variables_of
+from commbench.system.env import safe_path, variables_of
 from commbench.system.topology import numa_folders
 
 if TYPE_CHECKING:
@@ -145,12 +145,12 @@ class Launcher(Placement):
         return min(ranks, self.ranks_per_node or max(*slots, -(-ranks // len(slots))))
 
     def environment(self) -> dict[str, str]:
-        """Return the variables for one thread per rank and for the network interface.
+        """Return the variables for one thread per rank, the network interface and imports.
 
         torchrun sets one thread per rank; mpirun and srun do not. Without this, launchers would
         differ.
         """
-        variables = interface_variables(self.interface)
+        variables = {**interface_variables(self.interface), **safe_path()}
         if "OMP_NUM_THREADS" not in self.environ:
             variables["OMP_NUM_THREADS"] = "1"
         return variables

@@ -18,6 +18,7 @@ import psutil
 
 from commbench.errors import InputError
 from commbench.launch.identity import expand_nodes, tasks_per_node
+from commbench.system.files import decode
 from commbench.system.host import usable_cpus
 
 #: The variable that names the hostfile if none is given, as PBS_NODEFILE does in a PBS job.
@@ -152,14 +153,14 @@ def read_hostfile(path: Path, environ: Mapping[str, str] = MappingProxyType({}))
     naming = [name for name in _NAMING if environ.get(name) and Path(environ[name]) == path]
     subject = " of ".join([f"hostfile {path}", *naming[:1]])
     try:
-        text = path.read_bytes().decode(errors="replace")
+        text = decode(path.read_bytes())
     except OSError as error:
         raise InputError(
             f"The {subject} cannot be read ({error.strerror}); name another by --hostfile."
         ) from error
     lines: dict[str, list[int | None]] = {}
     content = Hostfile(Counter(), is_plain=True)
-    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         words = re.sub(r"\s*=\s*", "=", re.split("#|//", line)[0]).split()
         if not words:
             continue
