@@ -253,7 +253,7 @@ class Director:
                 self._exchange()
                 if not self.passes and not self.is_over:
                     self._release_unseen()
-            except Exception as error:  # noqa: BLE001 - whatever fails here must not fail the training
+            except Exception as error:  # noqa: BLE001 - it must not fail the training
                 self._fail(error)
 
     def _release_unseen(self) -> None:
