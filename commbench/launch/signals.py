@@ -28,6 +28,7 @@ FROM_KEYS = (signal.SIGINT, signal.SIGQUIT)
 #: Signals that are passed on to a command, and that end a run: schedulers announce an end by
 #: SIGUSR1 or SIGUSR2, too.
 PASSED_ON = (*FROM_KEYS, *DEADLY, signal.SIGUSR1, signal.SIGUSR2)
+_Handler = Callable[[int, FrameType | None], object]
 
 
 class Interrupts:
@@ -100,6 +101,51 @@ def passing_on(
     """
     heeded = [number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
     return _handling(heeded, handler)
+
+
+@contextlib.contextmanager
+def deferring() -> Iterator[None]:
+    """Return the context at whose end the program's own Python handlers learn of signals.
+
+    Python calls them between any two statements. One that raises would leave out all that follow.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers: dict[int, _Handler] = {}
+    is_over = False
+    with contextlib.ExitStack() as late:
+
+        def note(number: int, frame: FrameType | None) -> None:
+            if is_over:
+                handlers[number](number, frame)
+            else:
+                late.callback(handlers[number], number, frame)
+
+        try:
+            _replace(handlers, note)
+        except BaseException as error:  # noqa: BLE001 - of a handler; raised at the end
+            late.callback(_raise, error)
+            _replace(handlers, note)
+        try:
+            yield
+        finally:
+            is_over = True
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _replace(handlers: dict[int, _Handler], other: _Handler) -> None:
+    """Put another handler in place of each one in Python, which ``handlers`` gets."""
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if callable(handler) and handler is not other:
+            handlers[number] = handler
+            signal.signal(number, other)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def foreground_group() -> int | None:

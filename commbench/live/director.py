@@ -10,8 +10,9 @@ passes of a block agree on what follows:
 - `EXCHANGE`: every rank reads that, and writes the block's times, which rank 0 reads after the next
   pass.
 
-Every rank exchanges the reducer when its next forward pass begins: until then the script may call
-``backward()`` again for a graph that it has kept.
+Every rank exchanges the reducer when its next forward pass that is synchronised begins: until then
+the script may call ``backward()`` again for a graph that it has kept, and the first pass of a
+reducer with a static graph must be synchronised.
 
 If the next setting depends on the times of this block, rank 0 tells None, and the block goes on for
 four passes more, which are not timed. The warm-up is the first block; in its last passes ranks also
@@ -42,6 +43,7 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.hooks.base import StateDict
 from commbench.hooks.feedback import is_finite
 from commbench.launch.facts import Place, own_host, own_place
+from commbench.launch.signals import deferring
 from commbench.live.agreement import AbsentError, Agreement, Instruction, Measured
 from commbench.live.conditions import conditions_of, gpu_of
 from commbench.live.options import DOING, LiveOptions, say
@@ -49,7 +51,6 @@ from commbench.live.passes import (
     SYNC_BUFFERS,
     Pass,
     Passes,
-    keep,
     of_steps,
     pass_times,
     period_of,
@@ -165,7 +166,7 @@ class Director:
         self._has_promised = False
         """Whether the other ranks rely on this one for the exchange."""
         self._due: Instruction | None = None
-        """The instruction with which the next forward pass begins."""
+        """The instruction with which the next synchronised forward pass begins."""
         self._awaited: Measured | None = None
         """The block whose times rank 0 reads next."""
         self._is_watched = options.mode == "watch"
@@ -216,7 +217,7 @@ class Director:
         Before the first step nothing was agreed on yet; but join() changes the steps that follow.
         """
         if self.passes or name == "join_hook":
-            with contextlib.suppress(Exception):
+            with deferring(), contextlib.suppress(Exception):
                 self.release(INTERVENTIONS[name])
                 self._exchange()  # if the decision has just been made
                 if name == "join_hook":
@@ -245,24 +246,42 @@ class Director:
     # Entries from the training, which never raise
 
     def _before_forward(self) -> None:
-        try:
-            self._exchange()
-            if self.passes or self.is_over:
-                return
-            clock = self._clock()
-            if self._agreement.size == 1:
-                self.release(ALONE)
-            elif is_compiled(self._model):
-                self.release(f"{COMPILED}; torch.compile may be applied to the model inside DDP")
-            elif clock is not None and clock.is_blind():
-                self.release(UNSEEN)
-        except Exception as error:  # noqa: BLE001 - whatever fails here must not fail the training
-            self._fail(error)
+        if self.passes and self._due is None:
+            return
+        with deferring():
+            try:
+                self._exchange()
+                if not self.passes and not self.is_over:
+                    self._release_unseen()
+            except Exception as error:  # noqa: BLE001 - it must not fail the training
+                self._fail(error)
+
+    def _release_unseen(self) -> None:
+        """End the tuning before the first pass if none would be seen, or needed."""
+        clock = self._clock()
+        if self._agreement.size == 1:
+            self.release(ALONE)
+        elif is_compiled(self._model):
+            self.release(f"{COMPILED}; torch.compile may be applied to the model inside DDP")
+        elif clock is not None and clock.is_blind():
+            self.release(UNSEEN)
 
     def _after_pass(self, ended: Pass) -> None:
         """Do what is due after a synchronised pass."""
         self.passes = ended.index + 1
         Director.most_passes = max(Director.most_passes, self.passes)
+        self._signatures.append(ended.signature)
+        self._steps.append(ended)
+        first = TELL
+        if self._switcher is None:
+            first = PLACE
+        is_point = self._awaited is not None or ended.index >= self._end + first
+        if is_point or self._is_rebuilding or self._is_failing:
+            with deferring():
+                self._act(ended, is_point=is_point)
+
+    def _act(self, ended: Pass, *, is_point: bool) -> None:
+        """Use the new reducer, go on with the protocol at its points, or leave."""
         try:
             if self._is_rebuilding:
                 self._is_rebuilding = False
@@ -271,7 +290,7 @@ class Director:
                 self._end_process()
             if self.is_over:
                 self._close()
-            elif not self._is_failing:
+            elif is_point and not self._is_failing:
                 self._handle(ended)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not fail the training
             self._fail(error)
@@ -279,14 +298,8 @@ class Director:
             self._keep_promise(ended.index)
 
     def _handle(self, ended: Pass) -> None:
-        """Go on with the protocol if the pass is one of its points."""
-        self._signatures.append(ended.signature)
-        self._steps.append(ended)
-        point, first = ended.index - self._end, TELL
-        if self._switcher is None:
-            first = PLACE
-        if point < first and self._awaited is None:
-            return
+        """Go on with the protocol."""
+        point = ended.index - self._end
         if hasattr(ended.ended, "synchronize"):
             ended.ended.synchronize()  # when a GPU has come here, the other ranks have begun
         if self._awaited is not None and self._programme is not None:
@@ -333,7 +346,6 @@ class Director:
             try:
                 instruction = self._programme.instruct(step, is_ahead=not self._is_sent)
             except Exception as error:  # noqa: BLE001 - the training goes on
-                keep(error)
                 instruction = self._programme.give_up(error)
         if instruction is not None and instruction.steps:
             period = 1
@@ -378,7 +390,6 @@ class Director:
                 self._programme = Tune(self._model, self.options, facts)
             return self._programme.instruct(step, is_ahead=False)
         except Exception as error:  # noqa: BLE001 - the training goes on
-            keep(error)
             why = str(error).rstrip(".")
             return Instruction(original, reason=f"its run could not be begun: {why}")
 
@@ -415,7 +426,6 @@ class Director:
         try:
             self._switcher.attempt(self._model, told.setting, is_trial=told.steps > 0)
         except Exception as error:  # noqa: BLE001 - the setting is left out
-            keep(error)
             failure = str(error) or type(error).__name__
         self._agreement.set_own(f"able/{self._end}", failure)
         self._has_promised = not failure
@@ -516,7 +526,6 @@ class Director:
 
     def _fail(self, error: Exception) -> None:
         """Give up: say so, and do nothing more than what other ranks rely on."""
-        keep(error)
         if self._is_failing:
             return
         self._is_failing = True

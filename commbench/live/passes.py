@@ -43,27 +43,12 @@ MOST_MARKS = 1000
 #: DDP's method that broadcasts the buffers of a module, such as the statistics of BatchNorm.
 SYNC_BUFFERS = "_sync_buffers"
 
-#: Exceptions of the script's own signal handlers that `keep` has taken.
-_kept: list[Exception] = []
-
-
-def keep(error: Exception) -> None:
-    """Keep an exception that commbench goes on after, if a signal handler of the script has raised
-    it: Python calls these between any two statements, such as commbench's.
-
-    The next `Harmless` raises it.
-    """
-    codes = set()
-    for number in signal.valid_signals():
-        codes.add(getattr(signal.getsignal(number), "__code__", None))
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code in codes:
-            _kept.append(error)
-            return
-
 
 class Harmless:
-    """Suppresses exceptions, except those that the script's own signal handlers raise."""
+    """Suppresses exceptions, except those that the script's own signal handlers raise.
+
+    Python calls these between any two statements, such as commbench's.
+    """
 
     def __enter__(self) -> None:
         """Begin."""
@@ -71,14 +56,13 @@ class Harmless:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> bool:
-        """Suppress an exception of commbench; raise what was kept, in the handlers' thread."""
-        if error is not None and not isinstance(error, Exception):
+        """Suppress an exception of commbench."""
+        if error is None or not isinstance(error, Exception):
             return False
-        if error is not None:
-            keep(error)
-        if _kept and threading.current_thread() is threading.main_thread():
-            raise _kept.pop()
-        return True
+        codes = set()
+        for number in signal.valid_signals():
+            codes.add(getattr(signal.getsignal(number), "__code__", None))
+        return all(frame.f_code not in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 @dataclass(kw_only=True)
@@ -162,7 +146,8 @@ class Passes:
     Args:
         ddp_model: the model that is trained.
         on_pass: gets the pass that is over; it must not raise.
-        on_forward: called before each forward pass with gradients; it must not raise.
+        on_forward: called before each forward pass with gradients that DDP is to synchronise; it
+            must not raise.
         is_watched: whether broadcasts of buffers and last gradients get marks, too.
     """
 
@@ -254,7 +239,8 @@ class Passes:
                 self.open.gap_ns = time.perf_counter_ns() - self._idle_since_ns
                 self.open.precision = _precision_on(self.registered[0].device.type)
                 self.open.batch = max(1, batch_length((inputs, keywords)))
-        self._on_forward()
+        if module.require_backward_grad_sync:
+            self._on_forward()
 
     def before_update(self, optimizer: Optimizer, *_: object) -> None:
         """Take the begin of an optimiser step."""
@@ -402,9 +388,10 @@ def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
         if _is_in_backward():  # an inner call
             return backward(tensors, *arguments, **keywords)
         tell(Passes.before_backward)
-        result = backward(tensors, *arguments, **keywords)
-        tell(Passes.after_backward, tensors)
-        return result
+        try:
+            return backward(tensors, *arguments, **keywords)
+        finally:  # the handler of a signal may raise when the gradients are exchanged
+            tell(Passes.after_backward, tensors)
 
     return call
 

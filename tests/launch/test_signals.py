@@ -12,7 +12,7 @@ from launching import Recorder, ScriptLauncher
 
 from commbench.launch import ledger
 from commbench.launch.process import GRACE_S, Launched
-from commbench.launch.signals import DEADLY, FROM_KEYS, Interrupts
+from commbench.launch.signals import DEADLY, FROM_KEYS, Interrupts, deferring
 from commbench.results import Store
 
 pytestmark = pytest.mark.usefixtures("forks", "mark")
@@ -105,3 +105,27 @@ def test_signals_reach_a_launcher_behind_a_script():
     assert launched.stop(lambda _: None)
     assert time.monotonic() - begun < GRACE_S
     launched.close()
+
+
+def test_handlers_of_a_program_learn_of_signals_at_the_end():
+    """Put off each handler, and raise what the first one raises when all have been called."""
+    calls = []
+
+    def note(number: int, _: object) -> None:
+        calls.append(number)
+
+    def raise_signals() -> None:
+        with deferring():
+            for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2):
+                signal.raise_signal(number)
+            assert not calls
+
+    before = [signal.signal(number, note) for number in (signal.SIGUSR1, signal.SIGUSR2)]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            raise_signals()
+        assert {signal.SIGUSR1, signal.SIGUSR2} == set(calls)
+        assert signal.getsignal(signal.SIGUSR1) is note
+    finally:
+        signal.signal(signal.SIGUSR1, before[0])
+        signal.signal(signal.SIGUSR2, before[1])

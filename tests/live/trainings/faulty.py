@@ -10,8 +10,10 @@ import sys
 from typing import Any
 
 import torch.distributed as dist
-from common import begin, report
+from common import batches, begin, network, report, sgd, update
 from kinds import plain
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from commbench.live import agreement, director, switching
 
@@ -29,6 +31,7 @@ METHODS = {
     "handle": (director.Director, "_handle"),
     "forward": (director, "is_compiled"),
     "stop": (director.Director, "_handle"),
+    "interrupt": (director.Director, "_turn"),
 }
 
 
@@ -50,14 +53,36 @@ def plant(method: str, at: str, rank: str) -> None:
         calls += 1
         is_due = calls == int(at.rstrip("+")) or (at.endswith("+") and calls > int(at[:-1]))
         if is_due and rank in {"all", os.environ["RANK"]}:
-            if method != "stop":
+            if method == "stop":
+                stop()
+            elif method == "interrupt":
+                signal.raise_signal(signal.SIGINT)
+            else:
                 raise PlantedError
-            stop()
         return original(*arguments, **keywords)
 
     setattr(owner, name, fail)
 
 
+def interrupted(rank: int) -> list[nn.Module]:
+    """Train as `plain`, and go on if a backward pass raises an interrupt, as one does on rank 1."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ddp = DistributedDataParallel(network())
+    optimizer = sgd(ddp)
+    interrupts = 0
+    for x in batches(rank):
+        loss = ddp(x).square().mean()
+        try:
+            loss.backward()
+        except KeyboardInterrupt:
+            interrupts += 1
+        update(optimizer)
+    assert interrupts == rank
+    return [ddp]
+
+
 if __name__ == "__main__":
     plant(*sys.argv[1:])
+    if sys.argv[1] == "interrupt":
+        report(*interrupted(begin()))
     report(*plain(begin()))

@@ -268,17 +268,24 @@ def complex_numbers(rank: int) -> list[nn.Module]:
 
 
 def accumulated(rank: int) -> list[nn.Module]:
-    """Accumulate gradients over four batches, three of them without synchronisation."""
-    ddp = DistributedDataParallel(network(), gradient_as_bucket_view=True)
-    optimizer = sgd(ddp)
-    for step, x in enumerate(batches(rank, 4 * STEPS)):
-        if step % 4 < 3:
-            with ddp.no_sync():
-                backward(ddp, x)
-            continue
-        backward(ddp, x)
-        update(optimizer)
-    return [ddp]
+    """Accumulate gradients over four batches, three of them without synchronisation; a static graph
+    needs it in its first pass.
+    """
+    models = []
+    for is_static in (False, True):
+        ddp = DistributedDataParallel(
+            network(), gradient_as_bucket_view=True, static_graph=is_static
+        )
+        optimizer = sgd(ddp)
+        for step, x in enumerate(batches(rank, 4 * STEPS)):
+            if step % 4:
+                with ddp.no_sync():
+                    backward(ddp, x)
+                continue
+            backward(ddp, x)
+            update(optimizer)
+        models.append(ddp)
+    return models
 
 
 def uneven(rank: int) -> list[nn.Module]:
