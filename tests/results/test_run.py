@@ -112,7 +112,7 @@ def test_ranks_that_a_person_starts_do_the_same(tmp_path, folder, mpirun):
     for _ in range(2):
         command = mpirun.command(2, ["-m", "commbench", *arguments.split()])
         printed = succeeded(*command, cwd=tmp_path, env=environment, seconds=180)
-        assert 1 == printed.count("Results: r")
+        assert 1 == printed.count(f"Results: {folder}")
     (row,) = rows_of(folder)
     assert ([0, 1], "ok") == (read_launches(folder), row["status"])
     launches = read_info(folder)["launches"]
