@@ -845,21 +845,23 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " {subject} and {best_efficiency:percent} for {best}."
         ),
         # Rows with a flag or without a result; the subject counts them.
-        "flag_ci_wide": "{subject} with an interval wider than ±{target:level}.",
+        "flag_ci_wide": "{subject} had an interval wider than ±{target:level}.",
         "flag_few_launches": (
-            "{subject} from fewer than 6 launches; intervals assume log-normal launches."
+            "{subject} came from fewer than 6 launches; intervals assume log-normal launches."
         ),
         "flag_imported": (
-            "{subject} from another tool, without raw repetitions and intervals, with time as it"
-            " defines it."
+            "{subject} came from another tool, without raw repetitions and intervals, with time as"
+            " it defines it."
         ),
-        "flag_one_launch": "{subject} from one launch, but launches differ more than repetitions.",
-        "flag_short": "{subject} with fewer than 3 timed steps in a launch.",
+        "flag_one_launch": (
+            "{subject} came from one launch, but launches differ more than repetitions."
+        ),
+        "flag_short": "{subject} had fewer than 3 timed steps in a launch.",
         "flag_slowest_group": (
-            "{subject} of a group slower than the median one of its pattern, beyond noise."
+            "{subject} had a group slower than the median one of its pattern, beyond noise."
         ),
-        "flagged": "{subject} flagged {flag}: {meaning}.",
-        "flagged_noisy": "{subject} noisy ({flags}).",
+        "flagged": "{subject} got the flag {flag}: {meaning}.",
+        "flagged_noisy": "{subject} got flags for noise ({flags}).",
         "launches_undecidable": (
             "{launches:launch} cannot show one of {settings:configuration} to be faster or slower,"
             " whatever the difference: go by the confirmation launches, or add launches."
@@ -871,10 +873,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "rows_failed": "{subject} failed: the same command measures them again.",
         "rows_hung": "{subject} hung: the same command measures them again.",
-        "rows_unsupported": "{subject} not supported by the backend.",
+        "rows_unsupported": "The backend does not support {subject}.",
         "rows_why": "Why: {errors:clauses}.",
         "rows_wrong": (
-            "{subject} with wrong data and no bandwidth: do not trust this library and transport"
+            "{subject} got wrong data and no bandwidth: do not trust this library and transport"
             " with these sizes."
         ),
         # A soak: spikes, failed launches, drift; who caused them, and the evidence.
