@@ -257,8 +257,7 @@ FLAGS: Mapping[str, Flag] = {
 
 #: The flag whose remedy is that of all noise.
 NOISE = FLAGS["ci_wide"]
-#: The order of each flag in a CSV cell.
-_POSITIONS = {name: position for position, name in enumerate(FLAGS)}
+_ORDER = list(FLAGS)
 
 
 def check_flags(names: Iterable[str]) -> None:
@@ -273,50 +272,15 @@ def check_flags(names: Iterable[str]) -> None:
 
 
 def raised_flags(conditions: Mapping[str, bool]) -> tuple[str, ...]:
-    """Return the flags whose condition is true, in their order.
-
-    Raises:
-        InputError: a name is unregistered.
-    """
-    check_flags(conditions)
+    """Return the flags whose condition is true, in their order."""
     return tuple(name for name, is_raised in conditions.items() if is_raised)
 
 
 def join_flags(names: Iterable[str]) -> str:
-    """Return the CSV cell of flags: each once, in the order of `FLAGS`.
-
-    Raises:
-        InputError: a name is unregistered.
-    """
-    names = set(names)
-    check_flags(sorted(names))
-    return _SEPARATOR.join(sorted(names, key=_POSITIONS.__getitem__))
+    """Return the CSV cell of flags: each once, in the order of `FLAGS`."""
+    return _SEPARATOR.join(sorted(set(names), key=_ORDER.index))
 
 
-def split_flags(cell: str) -> list[Flag]:
-    """Return the flags of a CSV cell.
-
-    Raises:
-        InputError: a name is unregistered.
-    """
-    names = [name for name in cell.split(_SEPARATOR) if name]
-    check_flags(names)
-    return [FLAGS[name] for name in names]
-
-
-def add_flag(cell: str, name: str) -> str:
-    """Return a CSV cell with a further flag.
-
-    Raises:
-        InputError: a name is unregistered.
-    """
-    return join_flags([*(flag.name for flag in split_flags(cell)), name])
-
-
-def has_flag(cell: str, name: str) -> bool:
-    """Return whether a CSV cell holds a flag.
-
-    Raises:
-        InputError: a name is unregistered.
-    """
-    return FLAGS[name] in split_flags(cell)
+def split_flags(cell: str) -> list[str]:
+    """Return the names of the flags in a CSV cell."""
+    return [name for name in cell.split(_SEPARATOR) if name]

@@ -387,7 +387,7 @@ def flag_column() -> Column[Any]:
     """Return the column of flags."""
 
     def cell(row: Any) -> Cell:
-        return Cell("", flags=tuple(flag.name for flag in split_flags(row.flags)))
+        return Cell("", flags=tuple(split_flags(row.flags)))
 
     about_flags = "warnings about the row; see below the table"
     return Column("flags", cell, about=about_flags, can_wrap=True)

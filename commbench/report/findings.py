@@ -17,7 +17,7 @@ from commbench.analysis.stragglers import straggler_findings
 from commbench.analysis.watched import watched_findings, watched_headline
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
-from commbench.engine.flags import FLAGS, NOISE, has_flag, split_flags
+from commbench.engine.flags import FLAGS, NOISE, split_flags
 from commbench.engine.records import Row
 from commbench.findings import Finding, Value, shared_cause
 from commbench.report.columns import Flagged
@@ -182,7 +182,7 @@ def _briefs(row: Row) -> Iterator[Finding]:
     if row.harness_us is not None and row.time_us:
         numbers["overhead"] = row.harness_us / row.time_us
     for flag in split_flags(row.flags):
-        code = f"brief_{flag.name}"
+        code = f"brief_{flag}"
         if code in SENTENCES:
             yield Finding(code, row.backend, numbers)
 
@@ -306,7 +306,7 @@ class Kind:
 
     def flags_of(self, row: Flagged) -> set[str]:
         """Return the names of a row's flags that are warned of."""
-        return {flag.name for flag in split_flags(row.flags)} - self.hidden
+        return set(split_flags(row.flags)) - self.hidden
 
 
 def kinds_of(run: Run) -> list[Kind]:
@@ -327,7 +327,7 @@ def kinds_of(run: Run) -> list[Kind]:
             collectives.append(row)
     training = []
     for trained in run.training_rows:
-        if not has_flag(trained.flags, "same_layout"):  # its stand-in has the same flags
+        if "same_layout" not in split_flags(trained.flags):  # its stand-in has the same flags
             training.append(trained)
     kinds = [
         Kind(section="training", rows=training, noun="training row", hidden=hidden),

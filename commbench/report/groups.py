@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from commbench.collectives.patterns import makes_groups, ranks_of
-from commbench.engine.flags import has_flag
+from commbench.engine.flags import split_flags
 from commbench.engine.records import Row
 from commbench.findings import Finding
 from commbench.results.tables import rows_by
@@ -78,7 +78,7 @@ def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Mapping[int, str]
     for of_case in cases:
         median_us = statistics.median_low(row.time_us or 0.0 for row in of_case)
         for row in of_case:
-            if has_flag(row.flags, "slowest_group"):
+            if "slowest_group" in split_flags(row.flags):
                 slow_groups.append(((row.time_us or 0.0) / median_us, row))
     if not slow_groups:
         return Finding("groups_even", name)

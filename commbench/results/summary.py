@@ -13,7 +13,7 @@ from commbench.collectives.algorithms import AUTO
 from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
-from commbench.engine.flags import add_flag, join_flags, raised_flags
+from commbench.engine.flags import join_flags, raised_flags, split_flags
 from commbench.engine.records import (
     SCHEMA,
     OverlapRow,
@@ -182,7 +182,8 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
         for key, of_row in keyed_records(records).items():
             rows[key] = _summarise(of_row, info, key[1])
     for key in _slowest_groups(rows):
-        rows[key] = dataclasses.replace(rows[key], flags=add_flag(rows[key].flags, "slowest_group"))
+        flags = join_flags([*split_flags(rows[key].flags), "slowest_group"])
+        rows[key] = dataclasses.replace(rows[key], flags=flags)
     envs = {env: place for place, env in enumerate(info.get("env") or ())}
     return dict(
         sorted(rows.items(), key=lambda pair: (order_of_row(pair[1]), envs.get(pair[1].env, 0)))

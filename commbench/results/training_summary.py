@@ -20,7 +20,7 @@ from commbench.ddp.plan.cases import (
     hook_position,
 )
 from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, TrainingRow
-from commbench.engine.flags import add_flag, join_flags, raised_flags
+from commbench.engine.flags import join_flags, raised_flags, split_flags
 from commbench.engine.records import copied, interval_columns
 from commbench.hooks.catalogue import FP16
 from commbench.results.info import RunInfo
@@ -315,7 +315,7 @@ def _copied(row: TrainingRow, case: TrainingCase) -> TrainingRow:
     verdict = row.verdict
     if row.speedup is not None and not verdict:  # the baseline
         verdict = str(stats.Verdict.SAME)
-    flags = add_flag(row.flags, "same_layout")
+    flags = join_flags([*split_flags(row.flags), "same_layout"])
     return dataclasses.replace(row, bucket_cap_mb=case.bucket_cap_mb, verdict=verdict, flags=flags)
 
 

@@ -273,7 +273,7 @@ def _of_counts(kind: str, rows: Sequence[Row] | Sequence[TrainingRow]) -> Iterat
     statuses = Counter(row.status for row in rows)
     for status in get_args(Status):
         yield sample("commbench_cases", statuses[status], kind=kind, status=status)
-    flags = Counter(flag.name for row in rows for flag in split_flags(row.flags))
+    flags = Counter(flag for row in rows for flag in split_flags(row.flags))
     for flag, count in sorted(flags.items()):
         yield sample("commbench_flagged_cases", count, kind=kind, flag=flag)
 

@@ -81,7 +81,7 @@ class Trial:
     @property
     def notes(self) -> Labels:
         """``status`` and ``flags`` of all rows."""
-        flags = [flag.name for row in self.rows for flag in split_flags(row.flags)]
+        flags = [name for row in self.rows for name in split_flags(row.flags)]
         statuses = dict.fromkeys(row.status for row in self.rows)
         return {"status": ";".join(statuses), "flags": join_flags(flags)}
 
