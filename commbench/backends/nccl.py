@@ -4,7 +4,6 @@ one stream.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -27,7 +26,6 @@ from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Buffer, Ends, Request
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.timing.loops import Call
-from commbench.errors import InputError
 from commbench.findings import UnsupportedError
 
 _CODES = {
@@ -55,8 +53,6 @@ _FUNCTIONS = {
     "send": "send send count type target",
     "receive": "recv receive count type source",
 }
-#: ncclInvalidArgument and ncclInvalidUsage (nccl.h): NCCL's errors for two ranks on one GPU.
-_REFUSALS = (4, 5)
 #: Errors of NCCL (nccl.h) that cupy 13 has no name for: it raises KeyError.
 _UNNAMED_ERRORS = {6: "ncclRemoteError", 7: "ncclInProgress", 8: "ncclTimeout"}
 #: Keeps one thread of the device busy; clock64 counts the cycles of its multiprocessor.
@@ -98,30 +94,10 @@ class NcclCommunicator(NcclBase, CupyMemory):
             self._stream = parent._stream  # noqa: SLF001 - of the same class
         if not members:
             identity = control.broadcast(nccl.get_unique_id() if control.rank == 0 else None)
-        self._comm = self._join(identity)
+        with variables_set(choice.variables), _named_errors():
+            self._comm = nccl.NcclCommunicator(self.size, identity, self.rank)
         self._token = self.allocate(DTYPES["int8"], 1)
         self.read_gpu_properties()
-
-    def _join(self, identity: object) -> Any:
-        """Create a communicator of NCCL.
-
-        Raises:
-            InputError: NCCL finds two ranks on one GPU of one host.
-        """
-        try:
-            with variables_set(self._choice.variables), _named_errors():
-                return nccl.NcclCommunicator(self.size, identity, self.rank)
-        except nccl.NcclError as error:
-            pair = LOG.duplicates()
-            if pair is None and not (error.status in _REFUSALS and (self.ranks_per_gpu or 1) > 1):
-                raise
-            ranks = f"ranks {pair[0]} and {pair[1]}" if pair else "several ranks"
-            raise InputError(
-                f"NCCL finds {ranks} on one GPU and takes them for ranks of one host, by"
-                f" NCCL_HOSTID={os.environ.get('NCCL_HOSTID', 'unset')}; unset NCCL_HOSTID, so that"
-                " each rank gets its own where they share GPUs, or start no more ranks on a host"
-                " than it has GPUs."
-            ) from error
 
     def library(self) -> str:
         """Return the loaded version, e.g. ``NCCL 2.28.9``."""

@@ -46,7 +46,6 @@ _OPERATIONS = {
 _SETTING = re.compile(
     r"\b(?P<name>NCCL_\w+) set (?:by environment )?to (?P<value>.*?)\.?\s*$", re.MULTILINE
 )
-_DUPLICATE = re.compile(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device")
 
 
 def transports_in(log: str) -> list[str]:
@@ -96,17 +95,6 @@ def settings_in(log: str) -> dict[str, str]:
     graph/tuning.cc).
     """
     return {match["name"]: match["value"] for match in _SETTING.finditer(log)}
-
-
-def duplicates_in(log: str) -> tuple[int, int] | None:
-    """Return the two ranks that NCCL refused because they share a GPU of one host.
-
-    None without such a refusal.
-
-    NCCL prints it as a warning, which every value of ``NCCL_DEBUG`` shows (NCCL 2.28: init.cc).
-    """
-    match = _DUPLICATE.search(log)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 ANY_ALGORITHM = Choice()
@@ -201,10 +189,6 @@ class NcclLog:
         """Return the transports of this rank's channels, e.g. ``NET/Socket``; empty if unknown."""
         self._read_log()
         return "+".join(sorted(self._transports))
-
-    def duplicates(self) -> tuple[int, int] | None:
-        """See `duplicates_in`."""
-        return duplicates_in(self._read_log())
 
     @contextmanager
     def recording(self) -> Iterator[dict[str, str]]:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from types import ModuleType
@@ -18,7 +18,7 @@ import simulated_cupy
 from faking import fake_case, make_session
 from fields import fields_of
 from measuring import measure
-from simulated_cupy import L2_BYTES, MEMORY_BYTES, OPERATION_NS, NcclError, simulated
+from simulated_cupy import L2_BYTES, MEMORY_BYTES, OPERATION_NS, simulated
 from simulated_nvml import SimulatedNvml
 from threads import run_threads
 from verifying import MOVING, REDUCING, possible, refusal
@@ -389,46 +389,6 @@ def test_a_slowed_gpu_is_flagged(nccl, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     record, _ = records_of(nccl, 2, [plain_case()])
     assert (False, None) == ("throttled" in record.flags, record.clocks)
-
-
-# --------------------------------------------------------------------------- ranks that share a GPU
-
-
-def refused(
-    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, *, devices: int
-) -> Callable[[], object]:
-    """Return the error of opening two ranks on so many GPUs if NCCL returns ncclInvalidUsage."""
-
-    def refuse(*_: object) -> None:
-        raise NcclError(5)
-
-    monkeypatch.setattr(nccl.cupy.cuda.runtime, "getDeviceCount", lambda: devices)
-    monkeypatch.setattr(nccl.nccl, "NcclCommunicator", refuse)
-    return lambda: run_threads(2, lambda control: nccl.NcclCommunicator(control).close())
-
-
-def test_ranks_that_nccl_refuses_on_one_gpu_get_a_sentence(nccl, monkeypatch):
-    """Name the variable to unset only if ranks share a GPU."""
-    monkeypatch.setenv("NCCL_HOSTID", "mine")
-    with pytest.raises(
-        InputError, match=r"several ranks on one GPU.*by NCCL_HOSTID=mine; unset NCCL_HOSTID"
-    ):
-        refused(nccl, monkeypatch, devices=1)()
-    with pytest.raises(NcclError):
-        refused(nccl, monkeypatch, devices=2)()
-
-
-def test_the_ranks_on_one_gpu_are_named(nccl, monkeypatch, tmp_path):
-    """Name the ranks from NCCL's log, whatever number of GPUs CUDA reports."""
-    line = (
-        "n1:7:9 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 3 both on CUDA"
-        " device 1000\n"
-    )
-    (tmp_path / "log").write_text(line)
-    monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    monkeypatch.setenv("NCCL_DEBUG_FILE", str(tmp_path / "log"))
-    with pytest.raises(InputError, match="NCCL finds ranks 1 and 3 on one GPU"):
-        refused(nccl, monkeypatch, devices=2)()
 
 
 # --------------------------------------------------------------------------------------- algorithms
