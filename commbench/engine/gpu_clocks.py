@@ -19,9 +19,9 @@ _REASONS = {
     0x80: "power brake",
     0x100: "display clocks",
 }
-#: The reason that "may be also reported during PState or clock change" (nvml.h), and its actual
-#: causes.
-_SLOWDOWN_BIT, _CAUSES = 0x8, 0x40 | 0x80
+#: The reason that "may be also reported during PState or clock change" (nvml.h) counts if it is in
+#: both readings; its actual causes have bits of their own.
+_SLOWDOWN_BIT = 0x8
 #: nvmlPerfPolicyType_t (nvml.h): policies with a counter of the nanoseconds in which they limited
 #: the clock.
 _LIMITS = {0: "power cap", 1: "heat", 3: "board limit"}
@@ -86,7 +86,10 @@ class GpuClocks:
 def clocks_between(before: Reading, after: Reading) -> Clocks:
     """Return the clock rates and slowdowns of a GPU from its readings before and after a case."""
     rates = [each.sm_MHz for each in (before, after) if each.sm_MHz is not None]
-    slowed = {name for bit, name in _REASONS.items() if _reasons(before, after) & bit}
+    reasons = before.reasons | after.reasons
+    if not before.reasons & after.reasons & _SLOWDOWN_BIT:
+        reasons &= ~_SLOWDOWN_BIT
+    slowed = {name for bit, name in _REASONS.items() if reasons & bit}
     for name, held_ns in after.held_ns.items():
         if held_ns > before.held_ns.get(name, held_ns):
             slowed.add(name)
@@ -106,15 +109,3 @@ def joined_clocks(clocks: Iterable[Clocks | None]) -> Clocks | None:
         sm_high_MHz=max(highs, default=None),
         slowed_by=tuple(sorted({name for each in known for name in each.slowed_by})),
     )
-
-
-def _reasons(before: Reading, after: Reading) -> int:
-    """Return the bits of either reading.
-
-    A slowdown without cause in one reading only is a clock change.
-    """
-    in_either, in_both = before.reasons | after.reasons, before.reasons & after.reasons
-    caused = any(
-        reading.reasons & _SLOWDOWN_BIT and reading.reasons & _CAUSES for reading in (before, after)
-    )
-    return in_either if caused or in_both & _SLOWDOWN_BIT else in_either & ~_SLOWDOWN_BIT
