@@ -36,10 +36,9 @@ class Samples:
     spanning: bool = field(kw_only=True)
     """Whether a repetition lasts from the first start to the last end over all ranks."""
     clock_error_ns: float = field(default=0.0, kw_only=True)
-    """Stamps are of one clock with this error, unless they say otherwise; arrivals are compared if
-    it is a small share of the time."""
+    """Error of the ranks' common clock, infinite if each has its own; arrivals are compared if it
+    is a small share of the time."""
     late: int = field(default=0, init=False)
-    _comparable: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         self._stamps: Matrix = np.zeros((2, len(self.participants), 0), dtype=np.int64)
@@ -55,7 +54,6 @@ class Samples:
         rows = [self.participants.index(rank) for rank in ranks]
         part._stamps = self._stamps[:, rows][..., places]
         part.late = self.late
-        part._comparable = self._comparable
         return part
 
     @property
@@ -74,7 +72,6 @@ class Samples:
         chosen = [ranks[rank] for rank in self.participants]
         stamps = stamps_of(chosen)[..., ~late]
         self._stamps = np.concatenate([self._stamps, stamps], axis=2)
-        self._comparable = self._comparable and all(each.comparable for each in chosen)
         self.late += int(late.sum())
         return float(late.mean())
 
@@ -102,7 +99,7 @@ class Samples:
             "rank_slowest": self._slowest_counts().tolist(),
         }
         slowest_ns = float(np.median(self._slowest_ns()))
-        if self._comparable and is_close(self.clock_error_ns, slowest_ns):
+        if is_close(self.clock_error_ns, slowest_ns):
             arrival = start - start.min(axis=0)
             fields["skew_us"] = _us(arrival.max(axis=0), 1)
             fields["rank_arrival_us"] = _us(np.median(arrival, axis=1), 1)

@@ -4,6 +4,7 @@ time line.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class SoakSamples(Samples):
     def _note_interruptions(self, ranks: Sequence[Repetitions]) -> None:
         """Keep the longest interruptions: from one repetition's last end to the next one's."""
         start, end = stamps_of(ranks)
-        is_comparable = all(each.comparable for each in ranks)
+        is_comparable = self.clock_error_ns < math.inf
         firsts, lasts, now_s = start[0], end[0], None
         if is_comparable:
             firsts, lasts, now_s = start.min(axis=0), end.max(axis=0), time.perf_counter()

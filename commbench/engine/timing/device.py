@@ -140,7 +140,7 @@ class EventTimer:
         self._queueing_ns[batch] = self.sync.largest(queueing_ns)
         start = _rounded([device.elapsed_ns(events[0], begun) for begun, _ in pairs])
         lasting = _rounded([device.elapsed_ns(*pair) for pair in pairs])
-        return Repetitions(start_ns=start, end_ns=start + lasting, late=late, comparable=False)
+        return Repetitions(start_ns=start, end_ns=start + lasting, late=late)
 
     def _follow(self, steps: Sequence[Callable[[], object]]) -> Repetitions:
         """Time repetitions that begin when the previous one has ended."""
@@ -158,7 +158,7 @@ class EventTimer:
         lasting = _rounded([device.elapsed_ns(*pair) for pair in pairwise(events)])
         end = np.cumsum(lasting)
         late = np.zeros(len(steps), dtype=np.bool_)
-        return Repetitions(start_ns=end - lasting, end_ns=end, late=late, comparable=False)
+        return Repetitions(start_ns=end - lasting, end_ns=end, late=late)
 
     def _reused_events(self, count: int) -> list[Any]:
         """Return ``count`` events, reused because making one takes longer than some operations."""

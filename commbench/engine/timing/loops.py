@@ -153,9 +153,6 @@ class Repetitions:
     end_ns: Times
     late: NDArray[np.bool_]
     """Whether this rank missed the agreed start, or its device had to wait for the host."""
-    comparable: bool = True
-    """Whether the stamps are of the `Synchroniser`'s clock, so that different ranks' stamps can be
-    compared."""
 
 
 class Timer(Protocol):
