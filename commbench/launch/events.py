@@ -26,8 +26,6 @@ from commbench.results.record_types import AnyRecord, read_record
 
 #: Name of a process's main thread.
 MAIN = "MainThread"
-#: More than the rounding error of a sum of shares, see `CaseFinished`.
-ROUNDING = 1e-6
 
 # -------------------------------------------------------------------------------------- from rank 0
 

@@ -16,7 +16,6 @@ from commbench.errors import InputError, LaunchError
 from commbench.findings import Finding
 from commbench.launch.clues import Ending, in_case, waiting
 from commbench.launch.events import (
-    ROUNDING,
     CaseFinished,
     CaseProgress,
     CasesEnded,
@@ -55,6 +54,8 @@ ENDS = {
     "failed": ("partial", PARTIAL_CODE),
     "interrupted": ("interrupted", SIGNAL_CODE),
 }
+#: More than the rounding error of a sum of shares, see `CaseFinished`.
+_ROUNDING = 1e-6
 
 
 @dataclass
@@ -228,7 +229,7 @@ class Ledger:
             launches=max(0, remaining.launches - 1),
             slice_s=slice_seconds(launch.request, self.store.records),
         )
-        done = remaining.total - math.ceil(remaining.cases - ROUNDING)
+        done = remaining.total - math.ceil(remaining.cases - _ROUNDING)
         progress = CaseProgress(done=done, total=remaining.total, case=str(case), eta_s=eta_s)
         self.display.on(progress)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
@@ -14,13 +14,7 @@ import numpy as np
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding, Value
 from commbench.launch.clues import Ending, in_case
-from commbench.launch.events import (
-    ROUNDING,
-    CaseFinished,
-    LaunchStarted,
-    Listener,
-    Notice,
-)
+from commbench.launch.events import CaseFinished, LaunchStarted, Listener, Notice
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
 from commbench.results.info import Launch as Entry
@@ -228,18 +222,10 @@ class Launch:
     has_result: bool = False
     """Whether a case has come to its end."""
     measuring_s: float = 0.0
-    shares: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """By case key, the share of its time slice whose visits have been reported."""
     is_complete: bool | None = None
     """Whether the ranks have measured all cases; None before they have ended."""
     lost: dict[str, str] = field(default_factory=dict)
     """By key, the reason of each case that is not to be measured again."""
-
-    @property
-    def has_everything(self) -> bool:
-        """Whether the ranks have measured all cases, or have reported every visit of each."""
-        reported = [self.shares[case.key] for case in self.plan.cases]
-        return self.is_complete is True or min(reported) > 1 - ROUNDING
 
     def note(self, finished: CaseFinished) -> None:
         """Note a record.
@@ -248,7 +234,6 @@ class Launch:
         """
         record, share = finished.record, finished.share
         self.measuring_s += record.measuring_s
-        self.shares[record.case.key] += share
         if self.case is not None and self.case.key == record.case.key:
             self.case = None
         if record.status in DONE:

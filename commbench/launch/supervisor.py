@@ -161,7 +161,7 @@ class Supervisor:
         )
         stacks = self._evidence.lines()
         is_reached = launched.stop(self._handle)
-        if self.launch.has_everything:
+        if self.launch.is_complete:
             return _complete("ranks_stay", hang)
         return Ending(
             status="hung",
@@ -208,7 +208,7 @@ class Supervisor:
             if self._finishing:
                 return Ending.interrupted(self.interrupts.number)
             return Ending(status="cut", cause=Finding("launch_cut"))
-        if returncode == 0 and self.launch.has_everything:
+        if returncode == 0 and self.launch.is_complete:
             return Ending(status="ok", cause=find_warning(lines))
         clues = exit_clues(
             lines,
@@ -221,7 +221,7 @@ class Supervisor:
         if silent:
             clues.append(silent)
         clue = worst(clues)
-        if self.launch.has_everything:
+        if self.launch.is_complete:
             return _complete("ranks_left_late", clue)
         failed_rank = self._evidence.failed_rank(
             clue, self.launch.case, self._watchdog.processes, find_crash_report(lines)
