@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 import psutil
 
 from commbench.engine.timing.loops import Progress
-from commbench.launch.events import Heartbeat, Stack
+from commbench.launch.events import Heartbeat, RankError, Stack
 from commbench.launch.signals import DEADLY, SignalFeed, die_of
 
 #: Most frames of a thread that are reported.
@@ -157,9 +157,9 @@ class Heart:
         self._stalled = False
         self._stopped = threading.Event()
 
-    def report(self, event: Heartbeat | Stack) -> None:
-        """Take note of a heartbeat or a stack; called from the heart's thread, as `on_signal` and
-        `on_stall`.
+    def report(self, event: Heartbeat | Stack | RankError) -> None:
+        """Take note of a heartbeat, a stack or an error; also called from the heart's thread, as
+        `on_signal` and `on_stall`.
         """
 
     def on_signal(self, number: signal.Signals) -> None:

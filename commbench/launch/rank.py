@@ -120,17 +120,14 @@ class RankProcess(Heart, ABC):
     def leave_off(self) -> bool:
         """Return whether to begin no further case, on rank 0."""
 
-    @abstractmethod
-    def failed(self, error: RankError) -> None:
-        """Report why this rank is about to end all others."""
-
-    @abstractmethod
     def refuse(self, text: str) -> None:
         """Report, on rank 0, why nothing can be measured."""
+        self.report(self.error_of(InputError(text)))
 
     def refuse_case(self, reason: Finding) -> None:
-        """Note why this rank cannot make the present case."""
-        self.refusal = str(reason)
+        """Report why this rank cannot make the present case."""
+        error = self.error_of(CommbenchError(str(reason)))
+        self.report(dataclasses.replace(error, is_of_case=True))
 
     def run(self) -> NoReturn:
         """Connect the ranks, check that they run the same software, work and leave.
@@ -180,7 +177,7 @@ class RankProcess(Heart, ABC):
         else:
             traceback.print_exception(error)
             sys.stderr.flush()
-        self.failed(self.error_of(error))
+        self.report(self.error_of(error))
         if control is not None:
             control.abort(code)
         leave(code)
@@ -409,22 +406,9 @@ class PipedRank(RankProcess):
         threading.Thread(target=follow_conductor, name="conductor", daemon=True).start()
         return text
 
-    def report(self, event: Heartbeat | Stack) -> None:
+    def report(self, event: Heartbeat | Stack | RankError) -> None:
         """Tell the conductor."""
         say(event)
-
-    def failed(self, error: RankError) -> None:
-        """Tell the conductor."""
-        say(error)
-
-    def refuse_case(self, reason: Finding) -> None:
-        """Tell the conductor."""
-        error = self.error_of(InputError(str(reason)))
-        say(dataclasses.replace(error, is_bad_input=False, is_of_case=True))
-
-    def refuse(self, text: str) -> None:
-        """Tell the conductor."""
-        say(self.error_of(InputError(text)))
 
 
 def main() -> NoReturn:

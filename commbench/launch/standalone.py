@@ -146,7 +146,19 @@ class OwnRank(RankProcess):
             self._ledger.refuse(text)
             self._ledger.store.discard()
 
-    def failed(self, error: RankError) -> None:
+    def report(self, event: Heartbeat | Stack | RankError) -> None:
+        """Print a stack, which SIGUSR1 requests, or why this rank ends all others; note why it
+        cannot make the present case.
+        """
+        if isinstance(event, Stack):
+            rank = name_rank(event.rank, event.host)
+            self._say("\n  ".join([f"{rank}, {event.thread}:", *event.stack]))
+        elif isinstance(event, RankError) and event.is_of_case:
+            self.refusal = event.message
+        elif isinstance(event, RankError):
+            self._fail(event)
+
+    def _fail(self, error: RankError) -> None:
         """Print why this rank ends all others, and enter it on rank 0."""
         sentence = f"{name_rank(error.rank, error.host)}: {error.message}"
         launch = self._ledger and self._ledger.launch
@@ -155,12 +167,6 @@ class OwnRank(RankProcess):
             return
         self._say(sentence)
         self._end(Ending(status="failed", cause=error_clue(error).reason))
-
-    def report(self, event: Heartbeat | Stack) -> None:
-        """Print a stack of this rank, which SIGUSR1 requests."""
-        if isinstance(event, Stack):
-            rank = name_rank(event.rank, event.host)
-            self._say("\n  ".join([f"{rank}, {event.thread}:", *event.stack]))
 
     def on_signal(self, number: signal.Signals) -> None:
         """Write the results when a user or the launcher ends this rank.

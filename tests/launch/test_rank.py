@@ -46,7 +46,7 @@ PLAN = LaunchPlan(launch=3, budget=ONE_VISIT, collectives=CASES)
 class ThreadRank(RankProcess):
     """A rank that is a thread."""
 
-    work = failed = refuse = leave_off = lambda *_: None
+    work = leave_off = lambda *_: None
 
 
 class Launched:
@@ -204,14 +204,12 @@ sys.path.append({str(Path(__file__).parents[1])!r})
 from threads import ThreadControl, _Rendezvous
 from commbench.launch import rank
 from commbench.launch.identity import Identity
-from commbench.launch.events import say
+from commbench.launch.events import RankError, say
 rank.connect_control = lambda *_, **__: ThreadControl(0, 1, _Rendezvous(1))
 class Rank(rank.RankProcess):
     code = {{code}}
-    failed = staticmethod(say)
-    refuse = staticmethod(print)
     def report(self, event):
-        {{report}}
+        if isinstance(event, {{reports}}): say(event)
     def work(self):
         self.enter(0, "a case")
 {{body}}
@@ -224,7 +222,8 @@ def script_of(body: str, **options: object) -> str:
     """Return the script of a rank with the code ``body``."""
     body = "\n".join(f"        {line}" for line in body.splitlines())
     return RANK.format(
-        body=body, **{"code": 0, "report": "pass", "startup_s": 60.0, "launcher": "", **options}
+        body=body,
+        **{"code": 0, "reports": "RankError", "startup_s": 60.0, "launcher": "", **options},
     )
 
 
@@ -272,7 +271,7 @@ def listen(body: str, **options: object) -> tuple[int, list[Stack], str]:
 
     Return its exit status, the reported stacks and the rest of stderr.
     """
-    process = run(body, report="say(event)", **options)
+    process = run(body, reports="object", **options)
     lines = [split_line(line) for line in process.stderr.splitlines()]
     stacks = [event for _, event in lines if isinstance(event, Stack)]
     return process.returncode, stacks, "".join(foreign for foreign, _ in lines)

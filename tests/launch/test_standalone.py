@@ -203,7 +203,7 @@ def test_an_error_on_rank_0_is_entered_once(tmp_path):
             return
         error = RankError(rank=0, host="n0", case=2, message="ValueError: boom")
         for _ in range(2):
-            invocation.ranks[0].failed(error)
+            invocation.ranks[0].report(error)
         raise LaunchError("boom")
 
     with pytest.raises(LaunchError, match="boom"):
