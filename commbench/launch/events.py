@@ -3,7 +3,7 @@ and the display.
 
 Events come from ranks to the conductor by lines, on rank 0's stdout or on each rank's stderr.
 
-A line is ``@commbench NAME {fields as JSON}``. Rank 0 writes measurements to a private copy of
+A line is ``@commbench CLASS {fields as JSON}``. Rank 0 writes measurements to a private copy of
 stdout, so that no library can write between these lines. All ranks write short lines to stderr,
 which the launcher forwards from all hosts. Foreign and incomplete lines are passed through and
 never an error. In the other direction, rank 0's stdin carries the plan and then, if the run is to
@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, get_args
 
 from commbench.results.files import as_plain
 from commbench.results.info import RunInfo, VariableValues
@@ -197,16 +197,7 @@ LONGEST_TEXT = 600
 #: A line below this, in bytes, is written in one piece (PIPE_BUF).
 LONGEST_LINE = 4096
 
-_TYPES: Mapping[str, type[RankEvent]] = {
-    "session": SessionStarted,
-    "case": CaseStarted,
-    "record": CaseFinished,
-    "end": CasesEnded,
-    "heartbeat": Heartbeat,
-    "error": RankError,
-    "stack": Stack,
-}
-_NAMES = {kind: name for name, kind in _TYPES.items()}
+_TYPES: Mapping[str, type[RankEvent]] = {kind.__name__: kind for kind in get_args(RankEvent)}
 
 
 def format_short(event: RankEvent) -> str:
@@ -216,16 +207,16 @@ def format_short(event: RankEvent) -> str:
     fields = dict(vars(event))
     if isinstance(event, RankError):
         fields["message"] = event.message[:LONGEST_TEXT]
-    line = _line(event, fields, is_ascii=False)
+    line = _line(event, fields)
     while len(line.encode(errors="replace")) >= LONGEST_LINE and fields.get("stack"):
         fields["stack"] = fields["stack"][:-1]
-        line = _line(event, fields, is_ascii=False)
+        line = _line(event, fields)
     return line
 
 
-def _line(event: RankEvent, fields: Mapping[str, object], *, is_ascii: bool) -> str:
-    body = json.dumps(fields, separators=(",", ":"), ensure_ascii=is_ascii, default=as_plain)
-    return f"{MARK}{_NAMES[type(event)]} {body}\n"
+def _line(event: RankEvent, fields: Mapping[str, object]) -> str:
+    body = json.dumps(fields, separators=(",", ":"), ensure_ascii=False, default=as_plain)
+    return f"{MARK}{type(event).__name__} {body}\n"
 
 
 def split_line(line: str) -> tuple[str, RankEvent | None]:
@@ -239,7 +230,7 @@ def split_line(line: str) -> tuple[str, RankEvent | None]:
         return line, None
     try:
         fields, _ = json.JSONDecoder().raw_decode(body)  # other text may follow on the same line
-        if name == "record":
+        if _TYPES[name] is CaseFinished:
             fields["record"] = read_record(fields["record"])
         return foreign, _TYPES[name](**fields)
     except (ValueError, TypeError, KeyError):
@@ -257,7 +248,7 @@ def claim_stdout() -> TextIO:
     stderr.
     """
     sys.stdout.flush()
-    private = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    private = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
     os.dup2(2, 1)
     return private
 
@@ -276,5 +267,5 @@ class EventWriter:
         fields = dict(vars(event))
         if isinstance(event, CaseFinished):
             fields["record"] = event.record.to_json()
-        self._stream.write(_line(event, fields, is_ascii=True))
+        self._stream.write(_line(event, fields))
         self._stream.flush()

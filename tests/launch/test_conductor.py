@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("forks", "mark")
 #: Foreign and torn lines on both streams.
 NOISE = (
     'print(\'hello\'); print(\'{"frame":"record","rec\', flush=True);'
-    " sys.stderr.write('@commbench heartbeat {')\n"
+    " sys.stderr.write('@commbench Heartbeat {')\n"
 )
 #: Later launches keep the settings of the first.
 CHECK = """

@@ -63,12 +63,12 @@ def test_a_message_is_found_among_foreign_text():
         "",
         "Segmentation fault",
         "@commbench",
-        "@commbench heartbeat",
-        '@commbench heartbeat {"rank":1,"ho',
-        '@commbench heartbeat {"rank":1}',
-        "@commbench heartbeat [1]",
-        "@commbench greeting {}",
-        '@commbench record {"rec',
+        "@commbench Heartbeat",
+        '@commbench Heartbeat {"rank":1,"ho',
+        '@commbench Heartbeat {"rank":1}',
+        "@commbench Heartbeat [1]",
+        "@commbench Greeting {}",
+        '@commbench CaseFinished {"rec',
         '{"frame":"end","finished":true}',
     ],
 )
@@ -81,7 +81,7 @@ def test_foreign_and_torn_lines_are_handed_on(line):
 def test_no_text_upsets_the_reader(text):
     """Accept any text on either stream."""
     split_line(text)
-    for name in ("error", "session", "case", "end", "record"):
+    for name in ("RankError", "SessionStarted", "CaseStarted", "CasesEnded", "CaseFinished"):
         split_line(f"@commbench {name} {text}")
 
 
