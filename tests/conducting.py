@@ -9,7 +9,7 @@ from launching import Recorder, ScriptLauncher, make_request, open_store
 
 from commbench.collectives.cases import Sweep
 from commbench.launch.conductor import conduct
-from commbench.launch.launchers import Launcher
+from commbench.launch.launchers.base import Launcher
 from commbench.results.plan import RunRequest, single_stage
 
 CASES = Sweep(backends=["mpi"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)

@@ -20,7 +20,9 @@ from fields import fields_of
 from places import HERE
 
 from commbench.launch.events import CaseFinished, CaseProgress, Event, Notice, RankOutput
-from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
+from commbench.launch.launchers.base import Placement
+from commbench.launch.launchers.choice import choose_launcher
+from commbench.launch.launchers.mpirun import MpirunLauncher
 from commbench.results import Store
 from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest

@@ -49,7 +49,8 @@ from commbench.engine.setup import Prepared, prepare
 from commbench.engine.timing.loops import Call, Progress, Repetitions, Timer, quiet_interpreter
 from commbench.engine.timing.sync import TOLERATED_LATE, Synchroniser
 from commbench.errors import CommbenchError, InputError, WrongDataError
-from commbench.launch.launchers import check_slots, choose_launcher, find_mpirun
+from commbench.launch.launchers.choice import check_slots, choose_launcher
+from commbench.launch.launchers.mpirun import find_mpirun
 from commbench.launch.rank import leave
 from commbench.stats import launch_interval
 from commbench.stats.budgets import BUDGETS

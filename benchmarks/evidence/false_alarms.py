@@ -30,7 +30,8 @@ from commbench.collectives.cases import Sweep
 from commbench.collectives.suites import Suite
 from commbench.errors import InputError, LaunchError
 from commbench.launch.conductor import conduct
-from commbench.launch.launchers import Launcher, check_slots, choose_launcher
+from commbench.launch.launchers.base import Launcher
+from commbench.launch.launchers.choice import check_slots, choose_launcher
 from commbench.report.comparison import (
     COMPARISON_COLUMNS,
     comparison_rows,

@@ -39,7 +39,8 @@ from commbench.errors import InputError
 from commbench.fields import as_names
 from commbench.findings import UnsupportedError
 from commbench.launch.identity import identify
-from commbench.launch.launchers import Placement, choose_launcher
+from commbench.launch.launchers.base import Placement
+from commbench.launch.launchers.choice import choose_launcher
 from commbench.launch.rank import leave
 from commbench.stats import median_interval
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from commbench.cli.request import default_out
 from commbench.errors import CommbenchError, InputError, LaunchError
-from commbench.launch.launchers import Launcher
+from commbench.launch.launchers.base import Launcher
 from commbench.system.host import collect_host
 from commbench.system.software import collect_versions, git_commit
 from commbench.system.variables import relevant_variables

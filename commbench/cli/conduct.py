@@ -25,14 +25,9 @@ from commbench.errors import InputError
 from commbench.fields import join_names
 from commbench.launch.conductor import conduct
 from commbench.launch.identity import Identity, identify
-from commbench.launch.launchers import (
-    Launcher,
-    Placement,
-    check_interface,
-    check_slots,
-    choose_launcher,
-    interface_variables,
-)
+from commbench.launch.launchers.base import Launcher, Placement
+from commbench.launch.launchers.choice import check_slots, choose_launcher
+from commbench.launch.launchers.hosts import check_interface, interface_variables
 from commbench.launch.standalone import AFTER_RANK_0_S, OwnRank
 from commbench.report.page import write_page
 from commbench.results import Run, Store

@@ -19,19 +19,16 @@ from commbench.cli.options import opt
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
 from commbench.fields import option
-from commbench.launch.lab import (
+from commbench.launch.lab.labs import (
     DEFAULT_NAME,
-    MAX_HOSTS,
     NOT_EMULATED,
-    RATE_HINT,
     Lab,
-    LabPlan,
     check_machine,
     find_all,
-    format_rate,
     run_in_lab,
     start_lab,
 )
+from commbench.launch.lab.plan import MAX_HOSTS, RATE_HINT, LabPlan, format_rate
 from commbench.units import counted
 
 app = typer.Typer(

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from commbench.fields import join_names, option
-from commbench.launch.launchers import LAUNCHERS
 from commbench.launch.launchers.base import BINDINGS
+from commbench.launch.launchers.choice import LAUNCHERS
 from commbench.report.text_formats import STYLES
 from commbench.results import load_run
 

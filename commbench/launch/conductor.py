@@ -8,7 +8,7 @@ from functools import partial
 from commbench.errors import InputError
 from commbench.launch.clues import Ending
 from commbench.launch.events import Listener
-from commbench.launch.launchers import Launcher
+from commbench.launch.launchers.base import Launcher
 from commbench.launch.ledger import Ledger
 from commbench.launch.schedule import Launch, Schedule
 from commbench.launch.signals import Interrupts

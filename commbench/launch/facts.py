@@ -19,7 +19,7 @@ from commbench.engine.control import Assembly, gather_everywhere
 from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.launch.events import SessionStarted
-from commbench.launch.launchers import EMULATED
+from commbench.launch.launchers.hosts import EMULATED
 from commbench.results.info import RunInfo, VariableValues
 from commbench.system.clock import clock_domain
 from commbench.system.environment import Environment, unlike

@@ -16,7 +16,8 @@ from commbench.errors import InputError
 from commbench.hooks.registry import find_file_hooks
 from commbench.launch.identity import identify
 from commbench.launch.launcher_output import last_line
-from commbench.launch.launchers import Placement, choose_launcher
+from commbench.launch.launchers.base import Placement
+from commbench.launch.launchers.choice import choose_launcher
 from commbench.schema import JsonObject
 from commbench.system.env import safe_path
 

@@ -40,7 +40,7 @@ from commbench.launch.events import (
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
 from commbench.launch.identity import without_rank
 from commbench.launch.launcher_output import find_warning
-from commbench.launch.launchers import Launcher
+from commbench.launch.launchers.base import Launcher
 from commbench.launch.process import STACKS_S, Launched, Output
 from commbench.launch.schedule import LEAVING_S, Launch
 from commbench.launch.signals import LOOK_S, Interrupts

@@ -12,7 +12,9 @@ from builders import read_info, read_rows
 from fields import fields_of
 from launching import MARK, finished, succeeded, wait_until
 
-from commbench.launch.launchers import MpiexecLauncher, Placement, choose_launcher
+from commbench.launch.launchers.base import Placement
+from commbench.launch.launchers.choice import choose_launcher
+from commbench.launch.launchers.mpirun import MpiexecLauncher
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.usefixtures("mark")]
 

@@ -18,8 +18,8 @@ from networks import LAYERS
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError
-from commbench.launch.lab import LabPlan
-from commbench.launch.launchers import MpirunLauncher
+from commbench.launch.lab.plan import LabPlan
+from commbench.launch.launchers.mpirun import MpirunLauncher
 from commbench.launch.probe import probe_hooks, probe_mpi
 from commbench.launch.standalone import AFTER_RANK_0_S
 from commbench.launch.tables import write_tables

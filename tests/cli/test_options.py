@@ -35,7 +35,7 @@ from commbench.collectives.suites import Suite
 from commbench.ddp.devices import Device
 from commbench.ddp.plan.terms import Terms
 from commbench.errors import InputError
-from commbench.launch.launchers import EMULATED
+from commbench.launch.launchers.hosts import EMULATED
 from commbench.results import Store
 from commbench.stats.budgets import BUDGETS
 

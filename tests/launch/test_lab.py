@@ -26,7 +26,8 @@ from labs import (
 )
 from launching import find_marked, finished, wait_until
 
-from commbench.launch.lab import Lab, LabPlan, find_all, run_in_lab
+from commbench.launch.lab.labs import Lab, find_all, run_in_lab
+from commbench.launch.lab.plan import LabPlan
 from commbench.launch.signals import PASSED_ON
 
 __all__ = ["mark"]  # a fixture

@@ -8,7 +8,7 @@ import pytest
 from fields import fields_of
 
 from commbench.errors import InputError
-from commbench.launch.lab import run_in_lab
+from commbench.launch.lab.labs import run_in_lab
 from commbench.launch.lab.network import switch_commands
 from commbench.launch.lab.plan import LabPlan, format_rate, parse_rate
 

@@ -12,22 +12,13 @@ import pytest
 from places import ROOT
 
 from commbench.errors import InputError
-from commbench.launch.launchers import (
-    Launcher,
-    MpiexecLauncher,
-    MpirunLauncher,
-    Placement,
-    SrunLauncher,
-    TorchrunLauncher,
-    check_interface,
-    check_slots,
-    choice,
-    choose_launcher,
-    find_mpirun,
-    hosts,
-    slurm,
-)
-from commbench.launch.launchers.hosts import read_hostfile
+from commbench.launch.launchers import choice, hosts, slurm
+from commbench.launch.launchers.base import Launcher, Placement
+from commbench.launch.launchers.choice import check_slots, choose_launcher
+from commbench.launch.launchers.hosts import check_interface, read_hostfile
+from commbench.launch.launchers.mpirun import MpiexecLauncher, MpirunLauncher, find_mpirun
+from commbench.launch.launchers.slurm import SrunLauncher
+from commbench.launch.launchers.torchrun import TorchrunLauncher
 
 PROGRAM = ("-m", "a.program", "word")
 #: A Slurm job of two nodes with two slots each.

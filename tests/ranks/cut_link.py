@@ -18,7 +18,8 @@ from launching import Recorder, make_request, open_store, wait_until
 
 from commbench.collectives.cases import Sweep
 from commbench.launch.conductor import conduct
-from commbench.launch.launchers import Placement, choose_launcher
+from commbench.launch.launchers.base import Placement
+from commbench.launch.launchers.choice import choose_launcher
 from commbench.launch.process import TOKEN
 from commbench.results.plan import single_stage
 

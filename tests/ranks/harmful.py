@@ -20,7 +20,7 @@ from commbench.launch import rank
 from commbench.launch.conductor import conduct
 from commbench.launch.events import Event, Notice, RankOutput
 from commbench.launch.identity import identify
-from commbench.launch.launchers import MpirunLauncher
+from commbench.launch.launchers.mpirun import MpirunLauncher
 from commbench.launch.standalone import OwnRank
 from commbench.results import Store
 from commbench.results.plan import RunRequest

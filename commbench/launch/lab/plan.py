@@ -9,7 +9,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from commbench.errors import InputError
-from commbench.launch.launchers import EMULATED, HOSTFILE
+from commbench.launch.launchers.hosts import EMULATED, HOSTFILE
 from commbench.schema import read_as
 from commbench.system.topology import Emulated
 from commbench.units import format_link_rate, parse_link_rate
