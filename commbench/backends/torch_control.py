@@ -12,17 +12,11 @@ from datetime import timedelta
 from typing import TypeVar
 
 import psutil
+import torch
+import torch.distributed as dist
 
 from commbench.engine.control import Control, gather_everywhere
 from commbench.errors import InputError
-
-try:
-    import torch
-    import torch.distributed as dist
-except ImportError as error:
-    raise InputError(
-        "Backend gloo needs PyTorch, which is not installed: pip install torch."
-    ) from error
 
 T = TypeVar("T")
 
