@@ -110,23 +110,12 @@ def _end_descendants() -> None:
 
     The kernel makes the children of a process that has ended children of this one.
     """
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
     with contextlib.suppress(ChildProcessError):  # no child is left
         while True:
-            for pid in _children():
-                os.kill(pid, signal.SIGKILL)
+            for pid in children.read_text(encoding="ascii").split():
+                os.kill(int(pid), signal.SIGKILL)
             os.wait()
-
-
-def _children() -> list[int]:
-    """Return the ids of the children of this process."""
-    pids = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it has just ended
-                parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1]
-                if int(parent) == os.getpid():
-                    pids.append(int(entry.name))
-    return pids
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
