@@ -127,14 +127,7 @@ def fit_line(points: Sequence[Offset]) -> tuple[Line, float]:
     at = np.array([point.at_ns - last.at_ns for point in points], dtype=np.float64)
     offset = np.array([point.offset_ns - last.offset_ns for point in points], dtype=np.float64)
     error = np.array([point.error_ns for point in points])
-    weight = (error.min() / error) ** 2
-    weight /= weight.sum()
-    away = at - weight @ at
-    spread = weight @ away**2
-    drift = 0.0
-    if spread > 0:
-        drift = float(weight @ (away * offset) / spread)
-    constant = float(weight @ offset - drift * (weight @ at))
+    drift, constant = np.polyfit(at, offset, 1, w=1 / error).tolist()
     bounds = np.abs(constant + drift * at - offset) + error
     line = Line(origin_ns=last.at_ns, offset_ns=last.offset_ns + round(constant), drift=drift)
     return line, max(_bound_at(end, at, bounds) for end in (at[0], at[-1]))
