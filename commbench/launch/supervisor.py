@@ -148,10 +148,9 @@ class Supervisor:
     def _tear_down(self, launched: Launched, hang: Clue) -> Ending:
         """End a hung launch after its ranks had time to report their stacks."""
         self._evidence.forget_stacks()
-        launched.ask_for_stacks(self._watchdog.pids, by_launcher=self.launcher.forwards_signals)
-        launched.drain(
-            STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids)
-        )
+        pids = self._watchdog.pids
+        launched.ask_for_stacks(pids.values(), by_launcher=self.launcher.forwards_signals)
+        launched.drain(STACKS_S, self._handle, until=lambda: self._evidence.located >= pids.keys())
         if hang.code == "no_rank_heard":
             lines, processes = list(self._stderr), self._watchdog.processes
             hang = worst([hang, *written_clues(lines, processes, self._kills_before)])

@@ -3,7 +3,8 @@
 import sys
 
 import pytest
-from launching import finished
+from conducting import CASES, run
+from launching import finished, make_request
 
 from commbench.launch.clues import describe_place
 from commbench.launch.heartbeat import stack_in
@@ -60,3 +61,24 @@ def test_files_are_named_without_their_directories():
 def test_what_a_thread_describe_place(stack, expected):
     """Describe a thread by its first meaningful frame, else the innermost."""
     assert expected == describe_place(stack)
+
+
+#: Rank 0 reports its stack on SIGUSR1; rank 1 is silent.
+STACKED = """
+import signal
+from commbench.launch.events import Stack
+stack = Stack(rank=0, host="n0", thread="MainThread", stack=["a.py:1 in wait"])
+signal.signal(signal.SIGUSR1, lambda *_: say(stack))
+session(); begin(0)
+say(Heartbeat(rank=0, host="n0", pid=os.getpid(), entered=1, left=0, cpu_ms=0, case=0))
+time.sleep(600)
+"""
+
+
+@pytest.mark.usefixtures("mark")
+def test_ranks_of_a_launcher_that_forwards_no_signals_report_their_stacks(tmp_path):
+    """Ask the ranks on this host themselves."""
+    request = make_request(CASES, case_timeout_s=0.5)
+    info = run(tmp_path, STACKED, request, fail_fast=True)[1]
+    failed_rank = info["launches"][0]["failed_rank"]
+    assert (1, [0]) == (failed_rank["rank"], failed_rank["others"][0]["ranks"])
