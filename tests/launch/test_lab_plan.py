@@ -1,7 +1,6 @@
 """Tests of the plan of an emulated cluster, and of the requirements on the machine."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -54,12 +53,10 @@ def test_conditions_state_what_differs():
     assert plan == LabPlan.from_json(plan.to_json())
 
 
-@pytest.mark.parametrize("missing", ["root", "ip", "tc", "unshare"])
-def test_a_machine_that_lacks_something_is_refused(monkeypatch, stub, missing):
-    """Name what a machine lacks for a lab."""
-    stub("os.geteuid", 1000 if missing == "root" else 0)
-    monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else f"/bin/{name}")
-    with pytest.raises(InputError, match=missing):
+def test_a_lab_needs_root(stub):
+    """Say what to put before the command."""
+    stub("os.geteuid", 1000)
+    with pytest.raises(InputError, match="needs root"):
         run_in_lab(LabPlan.parse(2, "1gbit"), ["true"])
 
 

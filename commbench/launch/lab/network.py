@@ -142,6 +142,6 @@ def emulation_error(program: str, output: str) -> str:
     reason = lines[0].strip().rstrip(".")
     return (
         f"A cluster cannot be emulated on this machine: `{program}` said: {reason}; it takes root's"
-        " full rights and a kernel with network namespaces, veth, bridge and tbf (--rate none does"
-        " without tbf)."
+        " full rights, iproute2, util-linux, and a kernel with network namespaces, veth, bridge and"
+        " tbf (--rate none does without tbf)."
     )

@@ -126,12 +126,6 @@ class LabPlan:
         return cls(hosts=tuple(plans), rate_bps=rate_bps, racks=racks, uplink_bps=uplink_bps)
 
     @property
-    def is_shaped(self) -> bool:
-        """Whether any link has a rate."""
-        rates = {self.uplink_bps, *(host.rate_bps for host in self.hosts)}
-        return rates != {None}
-
-    @property
     def conditions(self) -> Emulated:
         """The conditions that a record states about the cluster.
 
