@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -161,17 +160,12 @@ def is_superuser() -> bool:
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
-def is_virtualised() -> bool:
-    """Return whether this kernel runs under a hypervisor, by the x86 CPU flag, elsewhere by the
-    board's name.
-    """
+def is_virtualised() -> bool | None:
+    """Return whether this kernel runs under a hypervisor, by the x86 CPU flag; None on others."""
     flags = parse_fields(read_text("proc/cpuinfo"), ":").get("flags")
-    if flags is not None:
-        return "hypervisor" in flags.split()
-    names = ("sys_vendor", "product_name")
-    board = " ".join(str(read_text(f"sys/class/dmi/id/{name}")) for name in names)
-    virtual = r"QEMU|KVM|VMware|Xen|Parallels|Virtual Machine|Google Compute|Amazon EC2 (?!.*metal)"
-    return bool(re.search(virtual, board)) or read_text("sys/hypervisor/type") is not None
+    if flags is None:
+        return None
+    return "hypervisor" in flags.split()
 
 
 def usable_cpus() -> list[int]:
