@@ -366,7 +366,7 @@ class Evidence:
         clue: Clue,
         case: AnyCase | None,
         processes: Processes,
-        printed: Iterable[str],
+        printed: Sequence[str] = (),
     ) -> info.FailedRank:
         """Return all that is known of a failure.
 
@@ -374,7 +374,7 @@ class Evidence:
             clue: to the cause of the launch's end.
             case: the case in which the launch ended, if any.
             processes: of the ranks, as far as known.
-            printed: reports of interpreters on dying ranks.
+            printed: the report of the interpreter on a dying rank.
         """
         host, pid = clue.host, None
         if clue.rank is not None and clue.rank in processes:
@@ -389,7 +389,7 @@ class Evidence:
             "pid": pid,
             "case": str(case or ""),
             "state": clue.state,
-            "stack": self._stack(clue.rank, list(printed)),
+            "stack": self._stack(clue.rank, printed),
             "others": [{"ranks": ranks, "in": place} for place, ranks in by_place.items()],
         }
 
