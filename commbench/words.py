@@ -200,10 +200,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "this MPI library has no {dtype} to reduce in; use float32, or backend gloo"
         ),
         "elements_wrong": "the data differs from the known answer in {wrong:element}{where}",
-        "gpu_memory_full": (
-            "the GPU's memory has no room for another {size}, {free} are free; choose smaller"
-            " --sizes"
-        ),
+        "gpu_memory_full": "the GPU's memory has no room for {size} more; choose smaller --sizes",
         "graph_refused": "no graph can hold {operation} here: {error}",
         "graph_waits": (
             "{backend}'s {operation} waits on the host, which no graph can hold; use --cadence"

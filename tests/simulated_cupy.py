@@ -447,7 +447,6 @@ def simulated(devices: int = 8) -> dict[str, ModuleType]:
             },
             deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
             runtimeGetVersion=lambda: 13000,
-            memGetInfo=lambda: (MEMORY_BYTES // 4, MEMORY_BYTES),
             memcpyHostToDevice=1,
             memcpyDeviceToHost=2,
             memcpyAsync=_copy,

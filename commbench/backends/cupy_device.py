@@ -124,6 +124,4 @@ class CupyMemory(Communicator):
 
 
 def _room_for(nbytes: int) -> AbstractContextManager[None]:
-    return room_for(
-        nbytes, cupy.cuda.memory.OutOfMemoryError, lambda: int(cupy.cuda.runtime.memGetInfo()[0])
-    )
+    return room_for(nbytes, cupy.cuda.memory.OutOfMemoryError)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from commbench.backends.nccl_library import LOG, set_defaults
@@ -73,15 +73,12 @@ def distribute(visible_by_rank: Sequence[tuple[str, Sequence[str]]]) -> tuple[li
 
 
 @contextmanager
-def room_for(
-    nbytes: int, full: type[BaseException], free_bytes: Callable[[], int]
-) -> Iterator[None]:
+def room_for(nbytes: int, full: type[BaseException]) -> Iterator[None]:
     """Turn the library's out-of-memory error, raised inside, into `UnsupportedError`.
 
     Args:
         nbytes: the memory that is requested inside.
         full: the type of the library's out-of-memory error.
-        free_bytes: returns the free memory of the GPU.
 
     Raises:
         UnsupportedError: the GPU's memory is full.
@@ -89,6 +86,4 @@ def room_for(
     try:
         yield
     except full as error:
-        raise UnsupportedError(
-            "gpu_memory_full", size=format_size(nbytes), free=format_size(free_bytes())
-        ) from error
+        raise UnsupportedError("gpu_memory_full", size=format_size(nbytes)) from error

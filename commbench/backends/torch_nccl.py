@@ -122,10 +122,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
             int(getattr(properties, "L2_cache_size", 0)),
         )
 
-    def free_bytes(self) -> int:
-        """Return the free memory of the GPU."""
-        return int(torch.cuda.mem_get_info(self._torch_device)[0])
-
     def complete(self) -> None:
         """See `Communicator.complete`."""
         torch.cuda.current_stream().synchronize()
@@ -221,7 +217,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
             )
 
     def _room_for(self, nbytes: int) -> AbstractContextManager[None]:
-        return room_for(nbytes, torch.cuda.OutOfMemoryError, self.free_bytes)
+        return room_for(nbytes, torch.cuda.OutOfMemoryError)
 
     @contextmanager
     def allocating(self, kind: str) -> Iterator[None]:

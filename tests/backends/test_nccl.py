@@ -270,9 +270,7 @@ def test_memory_that_is_full_on_one_rank_is_a_row(nccl):
     """Record on all ranks that the root has no memory, and continue with other cases."""
     large = plain_case(MEMORY_BYTES // 2, operation="gather", root=1, in_place=False)
     full, fine, _ = records_of(nccl, 2, [large, plain_case()])
-    sentence = (
-        "the GPU's memory has no room for another 512 MiB, 256 MiB are free; choose smaller --sizes"
-    )
+    sentence = "the GPU's memory has no room for 512 MiB more; choose smaller --sizes"
     assert "unsupported" == full.status
     assert sentence == full.reason
     assert "ok" == fine.status
@@ -288,7 +286,7 @@ def test_memory_that_verification_lacks_is_a_row(nccl, monkeypatch, step):
     monkeypatch.setattr(Content, step, full)
     record, _ = records_of(nccl, 2, [plain_case()])
     assert "unsupported" == record.status
-    assert record.reason.startswith("the GPU's memory has no room for another 4 KiB")
+    assert record.reason.startswith("the GPU's memory has no room for 4 KiB more")
 
 
 @pytest.mark.parametrize(("algorithm", "ranks"), [("auto", {0}), ("ring", {0, 1})])

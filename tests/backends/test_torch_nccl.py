@@ -81,7 +81,7 @@ def test_a_missing_gpu_is_bad_input():
     [
         ("registered", "makes no registered buffers here"),
         ("barrier in a graph", "barrier waits on the host, which no graph can hold"),
-        ("too large", "room for another {share} KiB, 1 GiB are free; choose smaller --sizes"),
+        ("too large", "room for {share} KiB more; choose smaller --sizes"),
     ],
 )
 def test_what_cannot_be_measured_is_a_row(verified, how, reason):

@@ -116,7 +116,7 @@ def test_memory_that_is_full_on_one_rank_stops_the_case_on_all(monkeypatch, last
     def fill(self: FakeCommunicator, buffer: Any, content: Any) -> None:
         writes[self.rank] += 1
         if (self.rank, writes[1]) == (1, last):
-            raise UnsupportedError("gpu_memory_full", size="1 KiB", free="0 B")
+            raise UnsupportedError("gpu_memory_full", size="1 KiB")
         write(self, buffer, content)
 
     monkeypatch.setattr(FakeCommunicator, "write", fill)

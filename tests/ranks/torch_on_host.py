@@ -69,10 +69,6 @@ class OnHost(TorchNcclCommunicator):
     def complete(self) -> None:
         """Return at once, since host operations are complete."""
 
-    def free_bytes(self) -> int:
-        """Return 1 GiB."""
-        return 2**30
-
     def spin(self, cycles: int) -> None:
         """Delay the simulated device by one nanosecond per cycle."""
         HostEvent.behind_ns += cycles
