@@ -28,7 +28,6 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
 
     backend = "gloo"
     own_threads = True
-    fewest_elements = 1  # torch sends no empty tensors
 
     def __init__(
         self,

@@ -21,7 +21,6 @@ from commbench.backends.nccl_library import (
     version_text,
 )
 from commbench.collectives.algorithms import Choice
-from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Buffer, Ends, Request
 from commbench.engine.control import Control, gather_everywhere
@@ -76,7 +75,6 @@ class NcclCommunicator(NcclBase, CupyMemory):
     """
 
     backend = "nccl"
-    fewest_elements = 1  # NCCL does not document calls with zero elements
 
     def __init__(
         self,
@@ -96,7 +94,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
             identity = control.broadcast(nccl.get_unique_id() if control.rank == 0 else None)
         with variables_set(choice.variables), _named_errors():
             self._comm = nccl.NcclCommunicator(self.size, identity, self.rank)
-        self._token = self.allocate(DTYPES["int8"], 1)
+        self._token = self.token()
         self.read_gpu_properties()
 
     def library(self) -> str:

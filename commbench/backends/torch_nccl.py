@@ -57,7 +57,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
 
     backend = "torch-nccl"
     barrier_blocks = True
-    fewest_elements = 1  # torch sends no empty tensors
     carrier = "nccl"
     """The name of torch's backend for the process groups."""
 

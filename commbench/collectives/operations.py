@@ -197,10 +197,10 @@ class Operation:
         calls = [backend.call(Request(name, sends=sends, receives=receives, window=window))]
         if not receives:  # whoever only receives acknowledges each window, as in OSU's osu_bw
             for _, peer in sends:
-                calls.append(backend.call(Request("receive", receives=[(backend.empty(), peer)])))
+                calls.append(backend.call(Request("receive", receives=[(backend.token(), peer)])))
         if not sends:
             for _, peer in receives:
-                calls.append(backend.call(Request("send", sends=[(backend.empty(), peer)])))
+                calls.append(backend.call(Request("send", sends=[(backend.token(), peer)])))
         return calls
 
     @property

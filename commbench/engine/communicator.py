@@ -51,8 +51,6 @@ class Communicator(ABC):
     """The supported methods of a synchronised start."""
     most_elements: int | None = None
     """The most elements that one call can take; None: no limit."""
-    fewest_elements: int = 0
-    """The fewest elements that one message can have."""
     ranks_per_gpu: int | None = None
     """The most ranks of the launch on one GPU; None without GPUs."""
     gpu: str = ""
@@ -128,9 +126,9 @@ class Communicator(ABC):
     def allocate(self, dtype: DataType, count: int) -> Buffer:
         """Return a buffer of ``count`` elements."""
 
-    def empty(self) -> Buffer:
-        """Return a buffer without elements, or with the fewest that the library can send."""
-        return self.allocate(DTYPES["int8"], self.fewest_elements)
+    def token(self) -> Buffer:
+        """Return a buffer of one byte, for a message that only acknowledges others."""
+        return self.allocate(DTYPES["int8"], 1)
 
     @contextmanager
     def allocating(self, kind: str) -> Iterator[None]:
