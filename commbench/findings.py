@@ -18,6 +18,8 @@ from commbench.words import SENTENCES, Estimate, sentence_of
 Level = Literal["verdict", "warning", "note"]
 #: What a field of a sentence may hold; a tuple has names, or further findings.
 Value: TypeAlias = "str | int | float | Estimate | tuple[str, ...] | tuple[Finding, ...]"
+#: The fields of a sentence by name.
+Numbers: TypeAlias = "dict[str, Value]"
 #: Fields with text from outside: reasons that differ in these have different causes.
 _QUOTED = frozenset({"cause", "error", "last_line", "remedy", "sentence"})
 #: Fields of one prediction: reasons that differ in these alone are alike.

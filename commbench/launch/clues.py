@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from commbench.collectives.cases import Case
-from commbench.findings import Finding, Value, as_text
+from commbench.findings import Finding, Numbers, Value, as_text
 from commbench.launch.events import MAIN, RankError, Stack
 from commbench.launch.heartbeat import stack_in
 from commbench.launch.launcher_output import (
@@ -214,7 +214,7 @@ def exit_clues(
         code = "launcher_killed"
     elif last:
         code = "launcher_ended_saying"
-    numbers: dict[str, Value] = {
+    numbers: Numbers = {
         "status": returncode,
         "last_line": last,
         "signal": -returncode,
@@ -267,7 +267,7 @@ def _exit_clue(rank_exit: RankExit, kills_before: int | None, remedy: Finding | 
         code = "rank_left"
         if remedy:
             code = "rank_left_because"
-    numbers: dict[str, Value] = {
+    numbers: Numbers = {
         "signal": rank_exit.signal,
         "meaning": _meaning(rank_exit.signal),
         "status": rank_exit.status,

@@ -12,7 +12,7 @@ from typing import Literal, NoReturn
 import numpy as np
 
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Numbers, Value
 from commbench.launch.clues import Ending, in_case
 from commbench.launch.events import CaseFinished, LaunchStarted, Listener, Notice
 from commbench.launch.signals import Interrupts
@@ -504,7 +504,7 @@ class Schedule:
         if ending.is_host_lost or not (launch.has_begun or launch.is_trial):
             raise self._failed(ending.reason)
         if self._failures >= MOST_FAILURES_IN_A_ROW:
-            numbers: dict[str, Value] = {"failures": self._failures, "cause": ending.reason}
+            numbers: Numbers = {"failures": self._failures, "cause": ending.reason}
             raise self._failed(str(Finding("failures_in_a_row", numbers=numbers)))
         code = "launch_goes_on"
         if not launch.has_begun:
@@ -530,7 +530,7 @@ class Schedule:
     def _cut(self, made: int) -> None:
         """End the present stage, whose time limit is reached after ``made`` launches."""
         stage = self._stage
-        numbers: dict[str, Value] = {
+        numbers: Numbers = {
             "made": made,
             "launches": stage.budget.launches,
             "limit_s": stage.time_limit_s or 0.0,
@@ -565,7 +565,7 @@ class Schedule:
         if not self._left_out:
             return Stop(kind="failed", reason=reason)
         first = next(iter(self._left_out.values()))
-        numbers: dict[str, Value] = {"failed": len(self._left_out), "cause": first}
+        numbers: Numbers = {"failed": len(self._left_out), "cause": first}
         findings = [Finding("cases_failed", numbers=numbers)]
         if reason:
             findings.append(Finding.stated(reason))
@@ -575,7 +575,7 @@ class Schedule:
 def _comes_next(request: RunRequest, launch: int) -> str:
     """Return what of a stage is left to further invocations."""
     launches = request.budget.launches
-    numbers: dict[str, Value] = {
+    numbers: Numbers = {
         "launch": launch + 1,
         "launches": launches,
         "invocations": launches - launch,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Numbers
 from commbench.launch.clues import Clue, name_ranks, worst
 from commbench.launch.events import Heartbeat
 
@@ -168,7 +168,7 @@ class Watchdog:
             return self._lost_clue(lost, now)
         if not silent:
             return None
-        numbers: dict[str, Value] = {"since": self._since(silent[0], now)}
+        numbers: Numbers = {"since": self._since(silent[0], now)}
         code, process = "rank_silent", ""
         if silent[0] in self.processes:
             process = _STATES.get(self.state_of(*self.processes[silent[0]]), "")
@@ -240,7 +240,7 @@ class Watchdog:
         return self._clue("idle", "rank_idle", idle)
 
     def _clue(
-        self, kind: str, code: str, ranks: Sequence[int], numbers: dict[str, Value] | None = None
+        self, kind: str, code: str, ranks: Sequence[int], numbers: Numbers | None = None
     ) -> Clue | None:
         """Return the clue that ranks are in some state; None without ranks."""
         if not ranks:
