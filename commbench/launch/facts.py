@@ -28,8 +28,6 @@ from commbench.system.software import UNTIMED_PACKAGES, collect_versions
 from commbench.system.topology import Emulated, collect_topology, nodes_of
 from commbench.system.variables import relevant_variables
 
-_MPI_VARIABLES = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "MPICH_", "I_MPI_", "UCX_", "FI_")
-
 
 class Carrier(Protocol):
     """A carrier of messages in a launch: an open backend, or a device that trains."""
@@ -242,35 +240,23 @@ def remark(session: RunInfo) -> str:
     )
 
 
-def changed_conditions(session: RunInfo, info: RunInfo, *, trains: bool = False) -> list[str]:
+def changed_conditions(session: RunInfo, info: RunInfo) -> list[str]:
     """Return how the conditions of a session differ from those in run.json.
 
-    Empty if run.json has none. While a session ``trains``, MPI carries nothing that is measured, so
-    its settings are ignored.
+    Empty if run.json has none.
     """
     if not info.get("environment"):
         return []
-    before, after = info["environment"], session["environment"]
-    if trains:
-        before, after = _without_mpi(before), _without_mpi(after)
-    return unlike(before, after)
+    return unlike(info["environment"], session["environment"])
 
 
-def _without_mpi(environment: Environment) -> Environment:
-    variables = dict(environment.get("variables") or {})
-    for name in list(variables):
-        if name.startswith(_MPI_VARIABLES):
-            del variables[name]
-    return {**environment, "variables": variables}
-
-
-def refuse_other_conditions(session: RunInfo, info: RunInfo, *, trains: bool = False) -> None:
+def refuse_other_conditions(session: RunInfo, info: RunInfo) -> None:
     """Refuse to add measurements to a run that was begun under other conditions.
 
     Raises:
         InputError: the conditions differ; the sentence names the differences.
     """
-    changes = changed_conditions(session, info, trains=trains)
+    changes = changed_conditions(session, info)
     if changes:
         raise InputError(
             f"This run was begun under other conditions ({'; '.join(changes[:3])}), and unlike"

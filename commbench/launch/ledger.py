@@ -195,15 +195,15 @@ class Ledger:
     def _begin_session(self, launch: Launch, session: SessionStarted) -> None:
         """State the conditions of a launch; the first session of a run fixes them."""
         startup_s = time.monotonic() - launch.begun
-        facts, trains = session.facts, launch.plan.training is not None
+        facts = session.facts
         started, requested = len(facts["ranks"]), launch.request.ranks
         if started != requested:  # sizes and cases were planned for another number
             raise InputError(
                 f"{counted(requested, 'rank')} were asked for and the launcher has started"
                 f" {started}; leave that number to -n, also in --launcher-arg."
             )
-        refuse_other_conditions(facts, self._info_before, trains=trains)
-        changes = changed_conditions(facts, self.store.info, trains=trains)
+        refuse_other_conditions(facts, self._info_before)
+        changes = changed_conditions(facts, self.store.info)
         if changes:
             numbers = {"changes": tuple(changes[:3])}
             self._warn_once(str(Finding("conditions_changed", numbers=numbers)))

@@ -111,25 +111,6 @@ def test_other_conditions_are_refused():
         refuse_other_conditions(session("slide rule"), header)
 
 
-@pytest.mark.parametrize(
-    ("name", "minds"),
-    [
-        *[(f"{prefix}_X", False) for prefix in ("OMPI", "PRTE", "UCX", "FI", "I_MPI")],
-        *[(name, True) for name in ("NCCL_ALGO", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")],
-    ],
-)
-def test_training_minds_all_but_how_mpi_is_set(name, *, minds):
-    """Allow training to resume with other MPI settings only, and collectives with none."""
-    header = {"environment": session(variables={name: "a"})["environment"]}
-    for variables in ({name: "b"}, {}):
-        after = session(variables=variables)
-        assert 1 == len(changed_conditions(after, header))
-        assert minds == bool(changed_conditions(after, header, trains=True))
-    same = session("slide rule", variables={name: "a"})
-    with pytest.raises(InputError, match="slide rule"):
-        refuse_other_conditions(same, header, trains=True)
-
-
 def test_a_session_has_the_values_of_varied_variables(monkeypatch, stub):
     """Gather the value of each rank and what its NCCL read.
 

