@@ -206,7 +206,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "{backend}'s {operation} waits on the host, which no graph can hold; use --cadence"
             " isolated"
         ),
-        "graphs_unsupported": "NCCL {version} cannot be captured in CUDA graphs, 2.9 or newer can",
         "hook_bytes_unknown": "what hook {hook} sends is measured, not predicted",
         "hosts_unequal": (
             "pattern hierarchical needs several hosts with equally many ranks, two or more, on"

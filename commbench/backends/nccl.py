@@ -62,9 +62,6 @@ extern "C" __global__ void spin(long long cycles) {
     }
 }
 """
-#: NCCL's operations can be captured in graphs since 2.9 (NCCL's user guide, "Using NCCL with CUDA
-#: Graphs").
-_FIRST_WITH_GRAPHS = 20900
 
 
 class NcclCommunicator(NcclBase, CupyMemory):
@@ -142,12 +139,6 @@ class NcclCommunicator(NcclBase, CupyMemory):
         LOG.remove()
 
     # Graphs
-
-    def check_capture(self) -> None:
-        """See `Communicator.check_capture`."""
-        version = nccl.get_version()
-        if version < _FIRST_WITH_GRAPHS:
-            raise UnsupportedError("graphs_unsupported", version=version_text(version))
 
     def capture(self, calls: Sequence[Call]) -> Call:
         """Capture the calls in a CUDA graph.

@@ -129,10 +129,8 @@ def loaded_version() -> str:
 
 
 def version_text(number: int) -> str:
-    """Return NCCL's version number as text: 22809 is 2.28.9; before 2.9, 2708 is 2.7.8."""
-    major, rest = (
-        divmod(number, 10_000) if number >= 10_000 else divmod(number, 1000)
-    )  # NCCL's rule
+    """Return NCCL's version number as text: 22809 is 2.28.9."""
+    major, rest = divmod(number, 10_000)
     return f"{major}.{rest // 100}.{rest % 100}"
 
 

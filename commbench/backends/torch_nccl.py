@@ -268,9 +268,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
 
     # Graphs
 
-    def check_capture(self) -> None:
-        """Accept every version: every NCCL that torch loads is new enough."""
-
     def capture(self, calls: Sequence[Call]) -> Call:
         """Capture the calls in a CUDA graph on torch's own stream.
 

@@ -158,15 +158,14 @@ class Communicator(ABC):
         """Return the size of the last-level cache in bytes; 0 if unknown."""
         return 0
 
-    def check_capture(self) -> None:
-        """Raise `UnsupportedError` if calls cannot be captured in a graph."""
-        raise self._cannot("graphs of operations; use --cadence isolated or pipelined")
-
     def capture(self, calls: Sequence[Call]) -> Call:
         """Return one call that replays several, each of which has run before, without Python in
         between.
+
+        Raises:
+            UnsupportedError: the backend has no graphs.
         """
-        raise self._cannot("graphs of operations")
+        raise self._cannot("graphs of operations; use --cadence isolated or pipelined")
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:
         """In place, the element of the whole buffer at which this rank's own block begins."""

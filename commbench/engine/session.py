@@ -68,8 +68,6 @@ class Session:
                 sync=case.sync,
                 syncs=" or ".join(communicator.syncs),
             )
-        if case.graph:
-            communicator.check_capture()
 
     def timer(self, case: Case, communicator: Communicator, *, lasting_ns: float = 0.0) -> Timer:
         """Return the timed loop for a case, calibrated once per launch; collective.

@@ -333,17 +333,11 @@ def test_a_group_ends_where_a_message_is_refused(nccl):
     assert [11, 11] == run_threads(2, work)
 
 
-def test_an_old_nccl_has_no_graphs(nccl, monkeypatch):
-    """Refuse graphs for an old NCCL, and name the required version; refuse agreed instants, because
-    events have no common clock.
-    """
-    monkeypatch.setattr(nccl.nccl, "get_version", lambda: 2804)
-    record, instant, _ = records_of(
-        nccl, 2, [plain_case(graph=True), plain_case(sync="round-time")]
-    )
-    assert ["unsupported"] * 2 == fields_of([record, instant], "status")
-    assert "round-time" in instant.reason
-    assert "NCCL 2.8.4 cannot be captured in CUDA graphs, 2.9 or newer can" == record.reason
+def test_ranks_do_not_start_at_an_instant(nccl):
+    """Refuse agreed instants, because events have no common clock."""
+    record, _ = records_of(nccl, 2, [plain_case(sync="round-time")])
+    assert "unsupported" == record.status
+    assert "round-time" in record.reason
 
 
 @pytest.mark.parametrize("graph", [False, True])
