@@ -157,7 +157,7 @@ def collect_host() -> Host:
 
 def is_superuser() -> bool:
     """Return whether this process runs as root."""
-    return hasattr(os, "geteuid") and os.geteuid() == 0
+    return os.geteuid() == 0
 
 
 def is_virtualised() -> bool | None:
@@ -170,9 +170,7 @@ def is_virtualised() -> bool | None:
 
 def usable_cpus() -> list[int]:
     """Return the CPUs that this process may use, by its affinity mask."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 def cpu_model() -> str | None:

@@ -118,7 +118,7 @@ def _socket_bytes(descriptor: int) -> int | None:
             if duplicate.family not in families or duplicate.type != socket.SOCK_STREAM:
                 return None
             info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    except (OSError, AttributeError):  # closed meanwhile, or not Linux
+    except OSError:  # closed meanwhile
         return None
     if len(info) < _BYTES_SENT + 16:
         return None
