@@ -114,9 +114,6 @@ def _slurm(environ: Mapping[str, str]) -> Identity | None:
         return None
     if _number(environ, "SLURM_STEP_ID", 0) >= _SLURM_SPECIAL_STEPS:
         return None
-    size = "SLURM_NTASKS"
-    if "SLURM_STEP_NUM_TASKS" in environ:
-        size = "SLURM_STEP_NUM_TASKS"
     per_node = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     node = _number(environ, "SLURM_NODEID", 0)
     pmi = {"PMIX_NAMESPACE", "PMI_RANK", "I_MPI_PMI_LIBRARY"}
@@ -124,7 +121,7 @@ def _slurm(environ: Mapping[str, str]) -> Identity | None:
         role="rank",
         launcher="slurm",
         rank=_number(environ, "SLURM_PROCID", 0),
-        world_size=_number(environ, size, 1),
+        world_size=_number(environ, "SLURM_STEP_NUM_TASKS", 1),
         local_rank=_number(environ, "SLURM_LOCALID", 0),
         local_size=per_node[node] if node < len(per_node) else 1,
         carries_mpi=not pmi.isdisjoint(environ),

@@ -22,7 +22,7 @@ TORCHRUN = {
 SLURM = {
     "SLURM_STEP_ID": "0",
     "SLURM_PROCID": "3",
-    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_LOCALID": "1",
     "SLURM_NODEID": "1",
     "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
