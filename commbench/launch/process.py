@@ -136,7 +136,8 @@ class Launched:
 
     def stop(self, handle: Callable[[Output | None], None]) -> bool:
         """End the launch: by SIGTERM to the launcher, which reaches other hosts, then by SIGKILL on
-        this host.
+        this host. Handle its remaining output: a rank that outlives its launcher holds the streams
+        open.
 
         Return whether the launcher has ended in time, which shows that it reached all hosts.
         """
@@ -146,13 +147,6 @@ class Launched:
         self.kill()
         self.drain(REST_S, handle)
         return in_time
-
-    def finish(self, handle: Callable[[Output | None], None]) -> int:
-        """Handle the remaining output once the launcher has ended; return its exit status."""
-        self.drain(REST_S, handle)  # a rank that outlives its launcher holds the streams open
-        self.kill()
-        self.drain(REST_S, handle)
-        return self._process.wait()
 
     def close(self) -> None:
         """End the launch if it still runs, and leave nothing behind."""

@@ -103,7 +103,7 @@ class Supervisor:
 
     def _watch(self, launched: Launched) -> Ending:
         last_look = time.monotonic()
-        while launched.returncode is None:
+        while (returncode := launched.returncode) is None:
             self._handle(launched.next_output(LOOK_S))
             if self.interrupts.number and self._is_over(launched):
                 launched.stop(self._handle)
@@ -120,7 +120,8 @@ class Supervisor:
                 return Ending(status="cut", cause=Finding("launch_cut"))
             if self._doomed_at is not None and now > self._doomed_at:
                 launched.stop(self._handle)
-        return self._judge(launched.finish(self._handle))
+        launched.stop(self._handle)
+        return self._judge(returncode)
 
     def _is_over(self, launched: Launched) -> bool:
         """Return whether a signal ends the launch at once.
