@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import IO, Literal, NamedTuple
+from typing import IO
 
 import psutil
 
@@ -28,13 +28,6 @@ REST_S = 1.0
 STACKS_S = 2.0
 
 
-class Output(NamedTuple):
-    """A line that a launch has written, without its end."""
-
-    source: Literal["stdout", "stderr"]
-    line: str
-
-
 class Launched:
     """A launcher and the ranks it has started.
 
@@ -47,7 +40,7 @@ class Launched:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], text: str) -> None:
         self._token = uuid.uuid4().hex
-        self._outputs: queue.SimpleQueue[Output | None] = queue.SimpleQueue()
+        self._outputs: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         """None: a stream has ended."""
         self._process = subprocess.Popen(
             command,
@@ -63,16 +56,13 @@ class Launched:
         self._open = 2
         """Streams whose end has not been read."""
         threading.Thread(target=self.tell, args=(text,), daemon=True).start()
-        for stream, source in (
-            (self._process.stdout, "stdout"),
-            (self._process.stderr, "stderr"),
-        ):
-            threading.Thread(target=self._read, args=(stream, source), daemon=True).start()
+        for stream in (self._process.stdout, self._process.stderr):
+            threading.Thread(target=self._read, args=(stream,), daemon=True).start()
 
-    def _read(self, stream: IO[str], source: Literal["stdout", "stderr"]) -> None:
+    def _read(self, stream: IO[str]) -> None:
         with stream:
             for line in stream:
-                self._outputs.put(Output(source, line.rstrip("\r\n")))
+                self._outputs.put(line.rstrip("\r\n"))
         self._outputs.put(None)
 
     def tell(self, line: str) -> None:
@@ -84,9 +74,9 @@ class Launched:
                 stdin.write(f"{line}\n")
                 stdin.flush()
 
-    def next_output(self, timeout_s: float) -> Output | None:
-        """Return the next line, in order per stream; None if none comes for ``timeout_s``, or a
-        stream ends.
+    def next_output(self, timeout_s: float) -> str | None:
+        """Return the next line without its end, in order per stream; None if none comes for
+        ``timeout_s``, or a stream ends.
         """
         try:
             output = self._outputs.get(timeout=timeout_s)
@@ -104,7 +94,7 @@ class Launched:
     def drain(
         self,
         seconds: float,
-        handle: Callable[[Output | None], None],
+        handle: Callable[[str | None], None],
         until: Callable[[], bool] = lambda: False,
     ) -> None:
         """Handle output for ``seconds``, or until the launcher has ended and all that was written
@@ -134,7 +124,7 @@ class Launched:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def stop(self, handle: Callable[[Output | None], None]) -> bool:
+    def stop(self, handle: Callable[[str | None], None]) -> bool:
         """End the launch: by SIGTERM to the launcher, which reaches other hosts, then by SIGKILL on
         this host. Handle its remaining output: a rank that outlives its launcher holds the streams
         open.

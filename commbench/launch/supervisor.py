@@ -40,7 +40,7 @@ from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
 from commbench.launch.identity import without_rank
 from commbench.launch.launcher_output import find_warning
 from commbench.launch.launchers.base import Launcher
-from commbench.launch.process import STACKS_S, Launched, Output
+from commbench.launch.process import STACKS_S, Launched
 from commbench.launch.schedule import LEAVING_S, Launch
 from commbench.launch.signals import LOOK_S, Interrupts
 from commbench.launch.watchdog import Watchdog
@@ -208,13 +208,13 @@ class Supervisor:
         output = [*lines, *self._evidence.lines()]
         return Ending(status="failed", cause=clue.reason, failed_rank=failed_rank, output=output)
 
-    def _handle(self, output: Output | None) -> None:
-        if output is None:
+    def _handle(self, line: str | None) -> None:
+        if line is None:
             return
-        foreign, event = split_line(output.line)
+        foreign, event = split_line(line)
         if event is not None:
             self._on(event)
-        elif output.source == "stdout" and output.line.startswith(MARK):
+        elif line.startswith(MARK):
             return  # a torn event
         if (
             foreign.strip()

@@ -102,9 +102,9 @@ def test_signals_reach_a_launcher_behind_a_script():
     """Send signals past a site's script around mpirun, which SIGUSR1 would end, as SIGTERM does."""
     wrapped = ["sh", "-c", '"$@"; true', "mpirun", sys.executable, "-c", FORWARDING]
     launched = Launched(wrapped, os.environ, "")
-    assert ("stdout", "ready") == launched.next_output(60)
+    assert "ready" == launched.next_output(60)
     launched.ask_for_stacks([], by_launcher=True)
-    assert ("stdout", "forwarded") == launched.next_output(60)
+    assert "forwarded" == launched.next_output(60)
     begun = time.monotonic()
     assert launched.stop(lambda _: None)
     assert time.monotonic() - begun < GRACE_S
