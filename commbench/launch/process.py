@@ -131,8 +131,11 @@ class Launched:
 
         Return whether the launcher has ended in time, which shows that it reached all hosts.
         """
+        seconds = GRACE_S
+        if self.returncode is not None:
+            seconds = REST_S
         self._signal_group(signal.SIGTERM)
-        self.drain(GRACE_S, handle)
+        self.drain(seconds, handle)
         in_time = self.returncode is not None
         self.kill()
         self.drain(REST_S, handle)
