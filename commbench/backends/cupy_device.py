@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import socket
 from contextlib import AbstractContextManager
 from typing import Any
@@ -55,14 +54,10 @@ def find_nccl_gpus(backend: str) -> list[str]:
     gpus = find_gpus(backend)
     if getattr(nccl, "available", True) and hasattr(nccl, "get_version"):
         return gpus
-    cuda, reason = cupy.cuda.runtime.runtimeGetVersion() // 1000, ""
-    try:
-        importlib.import_module("cupy_backends.cuda.libs.nccl")
-    except ImportError as error:  # which cupy suppressed
-        reason = f" ({error})"
+    cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
     raise InputError(
         f"Backend nccl needs NCCL, and cupy {cupy.__version__} finds none that it can use on"
-        f" {socket.gethostname()}{reason}: pip install nvidia-nccl-cu{cuda}."
+        f" {socket.gethostname()}: pip install nvidia-nccl-cu{cuda}."
     )
 
 

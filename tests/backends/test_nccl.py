@@ -155,20 +155,14 @@ def test_a_missing_gpu_is_bad_input(nccl, monkeypatch):
 
 
 def test_a_missing_nccl_is_bad_input(nccl, monkeypatch):
-    """Print the import error that cupy suppressed, and the package to install."""
+    """Name the package to install."""
     check = sys.modules[MODULES[1]]
     assert 8 == len(check.find_nccl_gpus("nccl"))
 
-    def fail(name: str) -> None:
-        assert "cupy_backends.cuda.libs.nccl" == name
-        raise ImportError("libnccl.so.2: cannot open shared object file")
-
-    monkeypatch.setattr(check.importlib, "import_module", fail)
     monkeypatch.setattr(nccl.nccl, "available", False, raising=False)
     monkeypatch.delattr(nccl.nccl, "get_version")
     with pytest.raises(
-        InputError,
-        match=r"14\.0\.1 finds none .* \(libnccl.*file\): pip install nvidia-nccl-cu13\.$",
+        InputError, match=r"14\.0\.1 finds none .*: pip install nvidia-nccl-cu13\.$"
     ):
         check.find_nccl_gpus("nccl")
 
