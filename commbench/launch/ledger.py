@@ -38,7 +38,7 @@ from commbench.launch.schedule import Launch, Stop
 from commbench.launch.tables import write_tables
 from commbench.results import Store
 from commbench.results.info import Launch as Entry
-from commbench.results.plan import DONE, launch_times, slice_seconds
+from commbench.results.plan import DONE, launch_times
 from commbench.results.record_types import AnyCase, blank_record
 from commbench.results.summary import latest
 from commbench.units import counted
@@ -226,8 +226,7 @@ class Ledger:
         eta_s = launch.times.eta_s(
             time.monotonic(),
             slices=remaining.slices,
-            launches=max(0, remaining.launches - 1),
-            slice_s=slice_seconds(launch.request, self.store.records),
+            launches=remaining.launches - 1,
         )
         done = remaining.total - math.ceil(remaining.cases - _ROUNDING)
         progress = CaseProgress(done=done, total=remaining.total, case=str(case), eta_s=eta_s)

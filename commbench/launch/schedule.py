@@ -64,14 +64,15 @@ class TimePlan:
     """When the run began."""
     startup_s: float = STARTUP_S
     """Time until the ranks have come together."""
-    per_slice_s: float | None = field(default=None, init=False)
-    """Time of a slice with all that belongs to it; None before a launch has finished."""
+    per_slice_s: float = field(init=False)
+    """Time of a slice with all that belongs to it."""
     other_s: float = field(init=False)
     """Time of a slice beside measuring."""
     _launches: list[tuple[float, float, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.other_s = OTHER_S + self.request.budget.energy_s
+        self.per_slice_s = self.request.budget.slice_s + self.other_s
 
     def learn(self, entry: Entry, slices: float) -> None:
         """Learn from a finished launch of ``slices``, with its entry in run.json."""
@@ -115,18 +116,9 @@ class TimePlan:
         """Return how long after its session a launch that is started now may begin cases."""
         return max(0.0, left_s - self.startup_s)
 
-    def eta_s(
-        self, now: float, *, slices: float, launches: int, slice_s: float | None = None
-    ) -> float:
-        """Return the time for ``slices``, of ``slice_s`` each if that is fixed, and for
-        ``launches`` further starts.
-        """
-        per_slice_s = self.per_slice_s
-        if per_slice_s is None:
-            per_slice_s = self.request.budget.slice_s + self.other_s
-            if slice_s is not None:
-                per_slice_s = slice_s + self.other_s
-        eta_s = launches * self.startup_s + slices * per_slice_s
+    def eta_s(self, now: float, *, slices: float, launches: int) -> float:
+        """Return the time for ``slices``, and for ``launches`` further starts."""
+        eta_s = launches * self.startup_s + slices * self.per_slice_s
         return min(eta_s, max(0.0, self.left_s(now)))
 
 

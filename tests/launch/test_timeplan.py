@@ -72,9 +72,6 @@ def test_a_launch_beyond_the_limit_does_not_fit(slice_s):
     assert pytest.approx(100.0) == plan.left_s(100)
     assert plan.fits(needed + 0.01, slices=5, slice_s=slice_s)
     assert not plan.fits(needed - 0.01, slices=5, slice_s=slice_s)
-    if slice_s:
-        eta_s = plan.eta_s(100, slices=5, launches=0, slice_s=slice_s)
-        assert pytest.approx(5 * (slice_s + OTHER_S)) == eta_s
 
 
 def test_the_whole_limit_may_be_used():
