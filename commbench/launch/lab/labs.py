@@ -202,7 +202,7 @@ class Lab:
             if state in {"up", "down"}:
                 after = replace(before, is_up=state == "up")
             else:
-                after = replace(before, rate_bps=parse_rate(state, "; or up or down"))
+                after = replace(before, rate_bps=parse_rate(state))
             holder = json.load(file)[before.name]
             lab = ["nsenter", f"--target={self.pid}"]
             net = ["--net", "--"]

@@ -243,10 +243,10 @@ def host_range(hosts: int) -> str:
     return f"host0 to host{hosts - 1}"
 
 
-def parse_rate(text: str, others: str = "") -> int | None:
+def parse_rate(text: str) -> int | None:
     """Return the bits per second that ``text`` names (``1gbit``, ``200mbit``, as tc writes them).
 
-    None for ``none``. ``others`` says in the error what else could be written.
+    None for ``none``.
 
     Raises:
         InputError: it is not a rate, or too low or high to shape a link to.
@@ -255,7 +255,7 @@ def parse_rate(text: str, others: str = "") -> int | None:
         return None
     rate_bps = parse_link_rate(text)
     if rate_bps is None or not _SLOWEST <= rate_bps <= _FASTEST:
-        raise InputError(f"The rate {text!r} cannot be emulated; {RATE_HINT}{others}.")
+        raise InputError(f"The rate {text!r} cannot be emulated; {RATE_HINT}.")
     return rate_bps
 
 
