@@ -266,10 +266,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "heard_ago": "for {seconds:.0f} s",
         "heard_never": "since the start",
         "host_silent": "host {hosts:list} has not been heard of {since}",
-        "hosts_silent": "hosts {hosts:list} have not been heard of {since}",
-        "hosts_silent_here": (
-            "hosts {hosts:list} have not been heard of {since}; it may be {here} that has lost its"
-            " network"
+        "hosts_silent": (
+            "hosts {hosts:list} have not been heard of {since}; if no other host answers, it may be"
+            " {here} that has lost its network"
         ),
         "launcher_ended": "the launcher ended with exit status {status}",
         "launcher_ended_saying": "the launcher ended with exit status {status}: {last_line}",

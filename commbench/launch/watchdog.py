@@ -191,15 +191,10 @@ class Watchdog:
         return {host: ranks for host, ranks in hosts.items() if set(ranks) <= set(silent)}
 
     def _lost_clue(self, lost: dict[str, list[int]], now: float) -> Clue:
-        """Name silent hosts; if several are silent and no other host answers, this host may be cut
-        off.
-        """
+        """Name silent hosts; if several are, this host may be cut off."""
         code = "host_silent"
         if len(lost) > 1:
             code = "hosts_silent"
-            others = {host for host, _ in self.processes.values()} - {self.here}
-            if lost.keys() >= others:
-                code = "hosts_silent_here"
         hosts = tuple(f"{host} ({name_ranks(ranks)})" for host, ranks in lost.items())
         host, ranks = next(iter(lost.items()))
         since = self._since(ranks[0], now)
