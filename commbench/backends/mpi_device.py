@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Request
 from commbench.engine.communicator import STALE, HostBuffer
 from commbench.engine.control import Control
-from commbench.engine.timing.loops import Call, Progress, Timer
+from commbench.engine.timing.loops import Call, Progress, Step, Timer
 from commbench.engine.timing.sync import Synchroniser
 from commbench.errors import InputError
 
@@ -168,9 +168,9 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
 
         return Call(run=run, keep=(call, request))
 
-    def _copies(self, buffers: Sequence[Any], *, to_host: bool) -> list[Callable[[], object]]:
+    def _copies(self, buffers: Sequence[Any], *, to_host: bool) -> list[Step]:
         runtime = cupy.cuda.runtime
-        copies: list[Callable[[], object]] = []
+        copies: list[Step] = []
         for buffer in buffers:
             ends, kind = [buffer.address, buffer.host.address], runtime.memcpyHostToDevice
             if to_host:

@@ -17,6 +17,7 @@ from commbench.launch.heartbeat import stack_in
 from commbench.launch.launcher_output import (
     CONNECTION_LOST,
     LOST_DAEMON,
+    Processes,
     RankExit,
     find_exit,
     find_lost_peer,
@@ -27,8 +28,6 @@ from commbench.launch.launcher_output import (
 from commbench.results import info
 from commbench.results.record_types import AnyCase
 
-#: Host and process number of each rank.
-Processes = Mapping[int, tuple[str, int]]
 #: Kinds of clues, from the surest cause to what only follows from it: partners of a dead rank raise
 #: errors as well, and before the launcher notices its death.
 CAUSES = (

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 from commbench.findings import Finding
 
+#: Host and process number of each rank.
+Processes = Mapping[int, tuple[str, int]]
 #: Message of a rank's communication library that lost its connection to another rank: this rank is
 #: a victim.
 CONNECTION_LOST = re.compile(
@@ -118,7 +120,7 @@ def one_line(lines: Sequence[str]) -> str:
     return " ".join(" ".join(lines).split())
 
 
-def find_exit(text: str, processes: Mapping[int, tuple[str, int]]) -> RankExit | None:
+def find_exit(text: str, processes: Processes) -> RankExit | None:
     """Return the exit that ended the launch; None if the launcher reports none.
 
     Args:
@@ -153,9 +155,7 @@ def _without_victims(exits: list[RankExit]) -> list[RankExit]:
     return [replace(exits[0], rank=None, host="")]
 
 
-def _read_exit(
-    groups: Mapping[str, str | None], processes: Mapping[int, tuple[str, int]]
-) -> RankExit:
+def _read_exit(groups: Mapping[str, str | None], processes: Processes) -> RankExit:
     """Return the exit that the groups of a pattern in `_EXITS` describe."""
     host, number = groups.get("host") or "", int(groups.get("signal") or 0)
     word = groups.get("word") or ""
@@ -172,7 +172,7 @@ def _read_exit(
     return RankExit(rank=rank, host=host, signal=number, status=status)
 
 
-def _rank_of(pid: int, host: str, processes: Mapping[int, tuple[str, int]]) -> int | None:
+def _rank_of(pid: int, host: str, processes: Processes) -> int | None:
     """Return the rank of a process on a host: in containers, processes of several hosts can have
     the same number.
     """
@@ -192,9 +192,7 @@ def _without_domain(host: str) -> str:
     return host.partition(".")[0]
 
 
-def find_lost_peer(
-    text: str, processes: Mapping[int, tuple[str, int]]
-) -> tuple[int | None, str] | None:
+def find_lost_peer(text: str, processes: Processes) -> tuple[int | None, str] | None:
     """Return rank and host of the rank to which others lost their connection, from Open MPI's
     message; None without one.
 

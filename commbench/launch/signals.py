@@ -77,9 +77,7 @@ def _heeded(numbers: Iterable[signal.Signals]) -> set[signal.Signals]:
 
 
 @contextlib.contextmanager
-def _handling(
-    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
-) -> Iterator[None]:
+def _handling(numbers: Iterable[signal.Signals], handler: _Handler) -> Iterator[None]:
     """Handle signals; none outside the main thread."""
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -93,7 +91,7 @@ def _handling(
 
 
 def passing_on(
-    handler: Callable[[int, FrameType | None], None],
+    handler: _Handler,
 ) -> contextlib.AbstractContextManager[None]:
     """Return the context in which the signals of `PASSED_ON` are handled.
 

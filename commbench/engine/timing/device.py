@@ -5,15 +5,22 @@ device itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from time import perf_counter_ns
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from commbench.engine.timing.loops import Call, Progress, Repetitions, order_of, quiet_interpreter
+from commbench.engine.timing.loops import (
+    Call,
+    Progress,
+    Repetitions,
+    Step,
+    Times,
+    order_of,
+    quiet_interpreter,
+)
 from commbench.engine.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser
 
 #: Resolution of a CUDA event, about half a microsecond (CUDA Runtime API, cudaEventElapsedTime).
@@ -101,9 +108,7 @@ class EventTimer:
             return self._follow(steps)
         return self._isolate(steps, batch, blocking=any(call.blocking for call in calls))
 
-    def _isolate(
-        self, steps: Sequence[Callable[[], object]], batch: int, *, blocking: bool
-    ) -> Repetitions:
+    def _isolate(self, steps: Sequence[Step], batch: int, *, blocking: bool) -> Repetitions:
         """Time repetitions of ``batch`` operations that begin when all devices have met.
 
         ``blocking`` calls include the host's time.
@@ -142,7 +147,7 @@ class EventTimer:
         lasting = _rounded([device.elapsed_ns(*pair) for pair in pairs])
         return Repetitions(start_ns=start, end_ns=start + lasting, late=late)
 
-    def _follow(self, steps: Sequence[Callable[[], object]]) -> Repetitions:
+    def _follow(self, steps: Sequence[Step]) -> Repetitions:
         """Time repetitions that begin when the previous one has ended."""
         device, counters = self._device, self._counters
         events = self._reused_events(1 + len(steps))
@@ -167,5 +172,5 @@ class EventTimer:
         return self._events[:count]
 
 
-def _rounded(times_ns: Sequence[float]) -> NDArray[np.int64]:
+def _rounded(times_ns: Sequence[float]) -> Times:
     return np.rint(times_ns).astype(np.int64)

@@ -52,13 +52,14 @@ class Progress:
 
 
 Times = NDArray[np.int64]
+Step = Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """A prepared, repeatable call: from Python, and from native code if it has ``rows``."""
 
-    run: Callable[[], object]
+    run: Step
     rows: Sequence[tuple[int, ...]] = ()
     """(address of a C function, its integer arguments...), called in order; each must return 0."""
     keep: Sequence[object] = ()
@@ -95,7 +96,7 @@ class Order:
         """Return all calls of a repetition, of each turn."""
         return [[*turn] * self.batch for turn in self.turns]
 
-    def steps(self, repetitions: int) -> list[Callable[[], object]]:
+    def steps(self, repetitions: int) -> list[Step]:
         """Return one function for each repetition."""
         functions = [run_in_order([call.run for call in turn]) for turn in self.unrolled()]
         places = range(self.first, self.first + repetitions)
@@ -217,7 +218,7 @@ class PythonTimer:
         return Repetitions(start_ns=clock.to_global(start), end_ns=clock.to_global(end), late=late)
 
 
-def run_in_order(functions: Sequence[Callable[[], object]]) -> Callable[[], object]:
+def run_in_order(functions: Sequence[Step]) -> Step:
     """Return one function that calls all.
 
     A single function is returned as it is, without a loop.

@@ -37,7 +37,8 @@ ROW = 2 + MAX_ARGUMENTS
 CLOCK_MONOTONIC = 1
 READINGS = 1000
 
-Table = NDArray[np.int64]
+Integers = NDArray[np.int64]
+Table = Integers
 Rows = Sequence[tuple[int, ...]]
 """C calls as in `commbench.engine.timing.loops.Call.rows`."""
 
@@ -98,14 +99,14 @@ def _issue(table: Table) -> int:
 
 
 @compiled
-def _now(clock: int, timespec: NDArray[np.int64]) -> int:
+def _now(clock: int, timespec: Integers) -> int:
     _call_address(clock, (CLOCK_MONOTONIC, timespec.ctypes.data))
     # For numba it is an int64.
     return timespec[0] * 1_000_000_000 + timespec[1]  # type: ignore[no-any-return]
 
 
 @compiled
-def _stamp(clock: int, stamps: NDArray[np.int64]) -> None:
+def _stamp(clock: int, stamps: Integers) -> None:
     """Fill ``stamps`` with successive readings of the clock."""
     timespec = np.zeros(2, dtype=np.int64)
     for i in range(stamps.shape[0]):
@@ -120,16 +121,16 @@ def _timed_loop(
     barrier: Table,
     has_instant: bool,
     broadcast: Table,
-    instant: NDArray[np.int64],
+    instant: Integers,
     slack_ns: int,
     origin_ns: int,
     offset_ns: int,
     drift: float,
     yield_address: int,
     clock: int,
-    counters: NDArray[np.int64],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
+    counters: Integers,
+    start: Integers,
+    end: Integers,
     late: NDArray[np.bool_],
 ) -> int:
     """Fill ``start``, ``end`` and ``late``; return the number of errors.
@@ -186,7 +187,7 @@ class NativeTimer:
         *,
         barrier: Rows,
         broadcast: Rows,
-        instant: NDArray[np.int64],
+        instant: Integers,
     ) -> None:
         self.sync = sync
         self._instant = instant
