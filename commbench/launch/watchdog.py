@@ -76,17 +76,13 @@ class Watchdog:
         """CPU time of each rank in ms at its first heartbeat since the last progress, and when."""
         self._moved = self._looked = self.begun
         self._polls = True
-        self._cases = 0
+        self.case_number = -1
+        """As `Heartbeat.case`, of the case that has begun last."""
 
     @property
     def pids(self) -> dict[int, int]:
         """The process number of each known rank, on its own host."""
         return {rank: pid for rank, (_, pid) in self.processes.items()}
-
-    @property
-    def case_number(self) -> int:
-        """As `Heartbeat.case`, of the case that has begun last."""
-        return self._cases - 1
 
     def introduce(self, rank: int, host: str, pid: int) -> None:
         """Note that rank ``rank`` is process ``pid`` of ``host``; a heartbeat states it, too."""
@@ -97,7 +93,7 @@ class Watchdog:
         before = self._last.get(beat.rank)
         self._last[beat.rank], self._heard[beat.rank] = beat, now
         self.introduce(beat.rank, beat.host, beat.pid)
-        if self._cases and beat.entered:
+        if self.case_number >= 0 and beat.entered:
             self.timeout = self.case_timeout
         if before is None or before.position != beat.position:
             self.progress(now)
@@ -111,8 +107,8 @@ class Watchdog:
     def case(self, now: float, *, polls: bool = True) -> None:
         """Note that a case begins, in which waiting ranks use a CPU if ``polls``."""
         self._polls = polls
-        self._cases += 1
-        if self._cases > 1 or any(beat.entered for beat in self._last.values()):
+        self.case_number += 1
+        if self.case_number > 0 or any(beat.entered for beat in self._last.values()):
             self.timeout = self.case_timeout
         self.progress(now)
 
