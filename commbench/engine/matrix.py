@@ -135,7 +135,6 @@ def sample_matrix(
         per=matrix.operations(settings.batch),
     )
     for turn in turns:
-        session.refresh_clock()
         timer.sync.reset()
         prepared = in_turn(matrix, turn)
         wrong = prepared.verify(session.control, timer)

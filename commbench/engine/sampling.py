@@ -198,8 +198,6 @@ class Step:
     repetitions: int
     widen: bool = False
     """Whether to widen the slack first."""
-    refresh: bool = False
-    """Whether to compare the hosts' clocks again first."""
 
 
 @dataclass(kw_only=True)
@@ -334,8 +332,7 @@ class Sampler:
             chunk_begun = time.perf_counter()
             if step.widen:
                 sync.handle_late_starts()
-            elif step.refresh:
-                sync.clock.refresh()
+            self.session.refresh_clock()
             gathered = control.gather(self.timer.run(self.calls, step.repetitions, self.batch))
             if gathered is not None:
                 step = self._next_step(samples, gathered, chunk_begun)
@@ -381,7 +378,6 @@ class Sampler:
         return Step(
             repetitions=max(1, plan.floor - valid, min(repetitions, affordable)),
             widen=late > TOLERATED_LATE,
-            refresh=self.timer.sync.clock.is_stale(),
         )
 
     def _elapsed(self) -> float:
