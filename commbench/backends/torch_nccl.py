@@ -177,18 +177,12 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         )
 
     def _new_group(self, ranks: list[int]) -> Any:
-        return dist.new_group(ranks, TIMEOUT, self.carrier, self._options())
-
-    def _options(self) -> Any:
-        """Return the options with the number of NCCL's channels (CTAs in its configuration).
-
-        None without a request.
-        """
-        if not self._choice.channels:
-            return None
-        options = dist.ProcessGroupNCCL.Options()
-        options.config.min_ctas = options.config.max_ctas = self._choice.channels
-        return options
+        """Make a process group, with the requested number of NCCL's channels (its CTAs)."""
+        options = None
+        if self._choice.channels:
+            options = dist.ProcessGroupNCCL.Options()
+            options.config.min_ctas = options.config.max_ctas = self._choice.channels
+        return dist.new_group(ranks, TIMEOUT, self.carrier, options)
 
     def close(self) -> None:
         """Destroy the groups, and remove the log."""

@@ -302,11 +302,19 @@ class Record(Times):
         """Rebuild a record; fields that this version does not know are ignored.
 
         Raises:
-            InputError: a required field is missing or has another type.
+            InputError: a required field is missing or has another type, a flag is unknown, or the
+                fields of pairs differ in length.
             UnsupportedError: the pattern does not have the operation.
         """
         record = read_as(cls, {**data, "case": _known_case(data.get("case"))})
-        _check_record(record)
+        check_flags(record.flags)
+        for group in record.groups:
+            check_flags(group.flags)
+        if len({len(values) for values in vars(record.pairs).values()}) > 1:
+            raise InputError("pairs: the fields of pairs differ in length")
+        if len(record.times_us):
+            ranks = max(1, record.group_size)
+            operation_in_pattern(record.case.operation, record.case.pattern, ranks)
         return record
 
 
@@ -328,22 +336,6 @@ def _known_case(data: object) -> Case:
         check_case(case)
         _CASES[text] = case
     return _CASES[text]
-
-
-def _check_record(record: Record) -> None:
-    """Check the flags, the pairs, and the operation and pattern of a timed case.
-
-    Raises:
-        InputError: a flag is unknown, or the fields of pairs differ in length.
-        UnsupportedError: the pattern does not have the operation.
-    """
-    check_flags(record.flags)
-    for group in record.groups:
-        check_flags(group.flags)
-    if len({len(values) for values in vars(record.pairs).values()}) > 1:
-        raise InputError("pairs: the fields of pairs differ in length")
-    if len(record.times_us):
-        operation_in_pattern(record.case.operation, record.case.pattern, max(1, record.group_size))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,8 @@ class Supervisor:
             hang = self._watchdog.stuck(now)
             if hang:
                 return self._tear_down(launched, hang)
-            if self._is_late():
+            left_s = self.launch.times.left_s(now, whole=True) + LEAVING_S
+            if self.launch.startup_s is None and left_s <= 0:  # ranks that run heed it themselves
                 launched.stop(self._handle)
                 return Ending(status="cut", cause=Finding("launch_cut"))
             if self._doomed_at is not None and now > self._doomed_at:
@@ -135,13 +136,6 @@ class Supervisor:
             launched.tell(FINISH)
             self.listener.on(LastCase())
         return False
-
-    def _is_late(self) -> bool:
-        """Return whether the time limit is over before the ranks have come together; after that
-        they heed it themselves.
-        """
-        left_s = self.launch.times.left_s(time.monotonic(), whole=True) + LEAVING_S
-        return self.launch.startup_s is None and left_s <= 0
 
     def _tear_down(self, launched: Launched, hang: Clue) -> Ending:
         """End a hung launch after its ranks had time to report their stacks."""

@@ -47,11 +47,14 @@ def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
     out, as it holds credentials. A value that contains ``user:password@`` or ``token=...`` is
     replaced by '<redacted>'. Both rules hide too much rather than too little.
     """
-    return {
-        name: REDACTED if looks_secret(environ[name], is_value=True) else environ[name]
-        for name in sorted(environ)
-        if _is_relevant(name)
-    }
+    relevant = {}
+    for name in sorted(environ):
+        is_allowed = name in _ALLOWED_NAMES or name.startswith(_ALLOWED_PREFIXES)
+        if is_allowed and not looks_secret(name) and not _RANK_BOOKKEEPING.fullmatch(name):
+            relevant[name] = environ[name]
+            if looks_secret(environ[name], is_value=True):
+                relevant[name] = REDACTED
+    return relevant
 
 
 def looks_secret(text: str, *, is_value: bool = False) -> bool:
@@ -62,8 +65,3 @@ def looks_secret(text: str, *, is_value: bool = False) -> bool:
 def is_of_one_rank(name: str) -> bool:
     """Return whether the launcher sets a variable of this name for each rank."""
     return bool(_RANK_BOOKKEEPING.fullmatch(name) or _PLACE.fullmatch(name))
-
-
-def _is_relevant(name: str) -> bool:
-    is_allowed = name in _ALLOWED_NAMES or name.startswith(_ALLOWED_PREFIXES)
-    return is_allowed and not looks_secret(name) and not _RANK_BOOKKEEPING.fullmatch(name)
