@@ -233,7 +233,11 @@ class Heart:
                 self._stopped.wait(INTERVAL_S)
             self._note_stall(*before)
             for number in signals:
-                self._answer(number)
+                self.on_signal(number)
+                if number == signal.SIGUSR1 or number in DEADLY:
+                    self.report_stacks()
+                if number in DEADLY:
+                    die_of(number)
 
     def _note_stall(self, begun: float, cpu_s: float) -> None:
         """Note a stall if the wait since ``begun`` took much too long and the process used little
@@ -246,13 +250,6 @@ class Heart:
         if stalled_s > STALL_S and time.process_time() - cpu_s < waited_s / 2:
             lasted_s = stalled_s + INTERVAL_S / 2
             self.progress.add_stall(time.time() - lasted_s, lasted_s)
-
-    def _answer(self, number: signal.Signals) -> None:
-        self.on_signal(number)
-        if number == signal.SIGUSR1 or number in DEADLY:
-            self.report_stacks()
-        if number in DEADLY:
-            die_of(number)
 
     def _look_for_stall(self, beat: Heartbeat) -> None:
         now, limit_s = time.monotonic(), self.limit_s

@@ -120,14 +120,11 @@ def nodes_to_name(mpirun: str, environ: Mapping[str, str]) -> Mapping[str, int]:
     if "SLURM_JOB_ID" not in environ:
         return {}
     nodes = find_hosts(None, environ)
-    if len(nodes) == 1 or _knows_slurm(mpirun):
+    if len(nodes) == 1:
         return {}
-    return nodes
-
-
-def _knows_slurm(mpirun: str) -> bool:
-    """Return whether an Open MPI can start its daemons by Slurm; assumed if it does not tell."""
     report = ""
     for name in ("prte_info", "ompi_info"):
         report += output_of([str(Path(mpirun).with_name(name))])
-    return "MCA plm: " not in report or "MCA plm: slurm" in report
+    if "MCA plm: " not in report or "MCA plm: slurm" in report:  # assumed if it does not tell
+        return {}
+    return nodes
