@@ -13,11 +13,11 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from commbench.backends.mpi_control import MpiControl
+from commbench.backends.mpi_control import COMPONENT_QUERY, MpiControl
 from commbench.backends.mpi_report import takes_gpu_memory
 from commbench.collectives.datatypes import DataType
 from commbench.collectives.layouts import Shape
-from commbench.collectives.operations import Operation
+from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Request
 from commbench.engine.communicator import HostCommunicator
@@ -68,7 +68,9 @@ _REDOPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
 
 
 class MpiCommunicator(HostCommunicator):
-    """A duplicate of MPI_COMM_WORLD, or ``comm`` on ``hosts``, for measured messages only."""
+    """A duplicate of MPI_COMM_WORLD, or the communicator of ``make`` on ``hosts``, for measured
+    messages only.
+    """
 
     backend = "mpi"
     loops = ("native", "python")
@@ -77,11 +79,11 @@ class MpiCommunicator(HostCommunicator):
     def __init__(
         self,
         control: MpiControl,
-        comm: MPI.Comm | None = None,
+        make: Callable[[], MPI.Comm] = MPI.COMM_WORLD.Dup,
         hosts: Sequence[str] | None = None,
     ) -> None:
         self._control = control
-        self._comm = comm or MPI.COMM_WORLD.Dup()
+        self._comm, self._component = COMPONENT_QUERY.with_component(make)
         self._hosts = hosts or gather_everywhere(control, MPI.Get_processor_name())
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
@@ -118,6 +120,14 @@ class MpiCommunicator(HostCommunicator):
             connections.append(off_host)
         return "+".join(filter(None, connections))
 
+    def algorithm(self, operation: str) -> str:
+        """Return the component of Open MPI that carries a collective, e.g. ``coll/tuned``; empty
+        if the preferred one may lack the collective.
+        """
+        if self._component not in OPERATIONS[operation].open_mpi_components:
+            return ""
+        return f"coll/{self._component}"
+
     def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
         """Return the native loop unless the Python loop is requested."""
         if loop == "python":
@@ -147,10 +157,11 @@ class MpiCommunicator(HostCommunicator):
     def _split(self, groups: Sequence[Group]) -> MpiCommunicator | None:
         """Make all groups by one MPI_Comm_split."""
         number = next((i for i, group in enumerate(groups) if self.rank in group), MPI.UNDEFINED)
-        comm = self._comm.Split(number, self.rank)
+        make = partial(self._comm.Split, number, self.rank)
         if number == MPI.UNDEFINED:
+            make()
             return None
-        return type(self)(self._control, comm, [self._hosts[rank] for rank in groups[number]])
+        return type(self)(self._control, make, [self._hosts[rank] for rank in groups[number]])
 
     def persistent(self) -> MpiCommunicator:
         """Return a duplicate whose collectives are persistent requests."""
@@ -158,7 +169,7 @@ class MpiCommunicator(HostCommunicator):
 
     @cached_property
     def _persistent(self) -> PersistentMpiCommunicator:
-        return PersistentMpiCommunicator(self._control, self._comm.Dup(), self._hosts)
+        return PersistentMpiCommunicator(self._control, self._comm.Dup, self._hosts)
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:
         """Return 0 for reduce_scatter: in place, MPI leaves its result at the start of the
@@ -260,6 +271,10 @@ class PersistentMpiCommunicator(MpiCommunicator):
     """Collectives as persistent requests of MPI 4: initialised once, then started and completed by
     each call.
     """
+
+    def algorithm(self, operation: str) -> str:
+        """Return an empty text: the component of persistent collectives is unknown."""
+        return ""
 
     def call(self, request: Request) -> Call:
         """Initialise a persistent request; return the call of MPI_Start and MPI_Wait.

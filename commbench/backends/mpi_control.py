@@ -11,7 +11,7 @@ from typing import TypeVar
 import mpi4py
 import numpy as np
 
-from commbench.backends.mpi_report import captured
+from commbench.backends.mpi_report import ComponentQuery, captured
 from commbench.errors import InputError
 
 # We time MPI_Init and capture its report, so the import must not run it; `MpiControl.close`
@@ -39,6 +39,8 @@ _PR_SET_TIMERSLACK = 29
 #: Variables that make Open MPI print the component of each connection (its hook/comm_method
 #: component).
 REPORT = {"OMPI_MCA_ompi_display_comm": "mpi_init", "OMPI_MCA_hook_comm_method_brief": "true"}
+#: Queries the collective component of each new communicator.
+COMPONENT_QUERY = ComponentQuery(ctypes.CDLL(MPI.__file__))
 
 #: Differs from the tag of `MpiControl.exchange`.
 _INT_TAG = 1
@@ -57,7 +59,7 @@ def start_mpi() -> tuple[float, tuple[str, str]]:
     for name, value in REPORT.items():
         os.environ.setdefault(name, value)
     start = time.perf_counter()
-    with captured(1) as output:
+    with captured(1) as output, COMPONENT_QUERY.starting():
         MPI.Init_thread(MPI.THREAD_FUNNELED)
     seconds = time.perf_counter() - start
     return seconds, parse_connections(output.text)
@@ -91,7 +93,7 @@ class MpiControl:
         self.init_s, connections = start_mpi()
         # this thread's timer slack, the time that Linux may add to a sleep, from 50 us to 1 ns
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-        self.comm = MPI.COMM_WORLD.Dup()
+        self.comm, _ = COMPONENT_QUERY.with_component(MPI.COMM_WORLD.Dup)
         self.rank = self.comm.Get_rank()
         self.size = self.comm.Get_size()
         self.instant = np.zeros(1, dtype=np.int64)

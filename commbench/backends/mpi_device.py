@@ -66,6 +66,10 @@ class DeviceMpiCommunicator(CupyMemory):
         """Return the carrier's transport."""
         return self._carrier.transport()
 
+    def algorithm(self, operation: str) -> str:
+        """Return the carrier's algorithm."""
+        return self._carrier.algorithm(operation)
+
     def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
         """Return the carrier's timer on the host: an operation ends when MPI's function returns."""
         return self._carrier.timer(self.loops[0] if loop == "auto" else loop, sync, progress)

@@ -115,6 +115,9 @@ class Operation:
     has_nccl_algorithms: bool = False
     """Whether NCCL chooses among several algorithms; it implements the other operations by sends
     and receives."""
+    open_mpi_components: frozenset[str] = frozenset()
+    """Components of Open MPI 5 (``coll/han``, ``coll/tuned``) that implement the operation in
+    every version."""
     compares_ranks: bool = False
     """Whether its times reveal stragglers: every rank sends and receives the same, so all should
     take equally long."""
@@ -225,6 +228,9 @@ class Operation:
         return osu_bytes * size if self.osu_per_rank else osu_bytes
 
 
+#: ``coll/han`` lacks reduce_scatter and all_to_all; a component of lower priority implements them.
+_HAN_AND_TUNED = frozenset({"han", "tuned"})
+
 _ENTRIES = (
     Operation(
         name="all_reduce",
@@ -237,6 +243,7 @@ _ENTRIES = (
         default_in_place=True,
         names=ToolNames(osu="Allreduce Latency Test", imb="Allreduce", param=("all_reduce",)),
         has_nccl_algorithms=True,
+        open_mpi_components=_HAN_AND_TUNED,
         compares_ranks=True,
     ),
     Operation(
@@ -253,6 +260,7 @@ _ENTRIES = (
             osu="Allgather Latency Test", imb="Allgather", param=("all_gather", "all_gather_base")
         ),
         has_nccl_algorithms=True,
+        open_mpi_components=_HAN_AND_TUNED,
         compares_ranks=True,
     ),
     Operation(
@@ -272,6 +280,7 @@ _ENTRIES = (
             param=("reduce_scatter", "reduce_scatter_base"),
         ),
         has_nccl_algorithms=True,
+        open_mpi_components=frozenset({"tuned"}),
         compares_ranks=True,
     ),
     Operation(
@@ -290,6 +299,7 @@ _ENTRIES = (
             imb="Alltoall",
             param=("all_to_all", "all_to_all_single"),
         ),
+        open_mpi_components=frozenset({"tuned"}),
         compares_ranks=True,
     ),
     Operation(
@@ -303,6 +313,7 @@ _ENTRIES = (
             osu="Broadcast Latency Test", other_osu=("Bcast",), imb="Bcast", param=("broadcast",)
         ),
         has_nccl_algorithms=True,
+        open_mpi_components=_HAN_AND_TUNED,
     ),
     Operation(
         name="reduce",
@@ -315,6 +326,7 @@ _ENTRIES = (
         default_in_place=True,
         names=ToolNames(osu="Reduce Latency Test", imb="Reduce", param=("reduce",)),
         has_nccl_algorithms=True,
+        open_mpi_components=_HAN_AND_TUNED,
     ),
     Operation(
         name="gather",
@@ -328,6 +340,7 @@ _ENTRIES = (
         has_in_place=True,
         in_place_slice="send_in_receive",
         names=ToolNames(osu="Gather Latency Test", imb="Gather", param=("gather",)),
+        open_mpi_components=_HAN_AND_TUNED,
     ),
     Operation(
         name="scatter",
@@ -341,12 +354,14 @@ _ENTRIES = (
         has_in_place=True,
         in_place_slice="receive_in_send",
         names=ToolNames(osu="Scatter Latency Test", imb="Scatter", param=("scatter",)),
+        open_mpi_components=_HAN_AND_TUNED,
     ),
     Operation(
         name="barrier",
         summary="no rank leaves before the last has entered",
         moves_data=False,
         names=ToolNames(osu="Barrier Latency Test", imb="Barrier"),
+        open_mpi_components=_HAN_AND_TUNED,
         compares_ranks=True,
         quantity="time",
     ),

@@ -103,6 +103,14 @@ def test_a_persons_own_launcher_adds_launches(tmp_path, launcher, line):
     assert {"ok"} == set(fields_of(rows, "status"))
 
 
+def test_open_mpi_says_nothing_from_within_operations():
+    """Use Open MPI's hierarchical component over several hosts without its log lines."""
+    options = BY_HAND.replace("-n 2", "-n 4 --map-by ppr:2:node:OVERSUBSCRIBE")
+    done = run(f"MPIRUN {options} {sys.executable} -m mpi4py {ROOT}/tests/ranks/silent.py 4")
+    assert "coll/han" == done.stdout.strip()
+    assert [] == re.findall(".*coll:.*", done.stderr)
+
+
 #: Makes a host's own name lead to 127.0.1.1, as Debian's installer does, and gives the host a
 #: default route.
 DEBIAN = """
