@@ -151,12 +151,26 @@ def _default_route_address() -> str:
         return address
 
 
+def _rendezvous() -> None:
+    """Create the default process group at MASTER_ADDR and MASTER_PORT."""
+    try:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        port = os.environ.get("MASTER_PORT")
+        raise InputError(
+            f"Port {port} of this host, where the ranks were to meet, is in use; set MASTER_PORT to"
+            " a free one."
+        ) from error
+
+
 class TorchControl:
     """The control plane over the default process group, whose rendezvous is at MASTER_ADDR and
     MASTER_PORT.
 
     Raises:
-        InputError: other hosts cannot reach this host.
+        InputError: the port is in use, or other hosts cannot reach this host.
     """
 
     def __init__(self) -> None:
@@ -165,7 +179,7 @@ class TorchControl:
             one_host=os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", "1")
         )
         with unpinned():
-            dist.init_process_group("gloo", timeout=TIMEOUT)
+            _rendezvous()
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._integer = torch.zeros(1, dtype=torch.int64)
