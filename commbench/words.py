@@ -199,7 +199,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "dtype_not_reduced": (
             "this MPI library has no {dtype} to reduce in; use float32, or backend gloo"
         ),
-        "elements_wrong": "the data differs from the known answer in {wrong:element}",
+        "elements_wrong": "the data differs from the known answer in {wrong:element}{where}",
         "gpu_memory_full": "the GPU's memory has no room for {size} more; choose smaller --sizes",
         "graph_refused": "no graph can hold {operation} here: {error}",
         "graph_waits": (

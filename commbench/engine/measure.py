@@ -135,7 +135,12 @@ class CaseRun:
         wrong = self._conditions["wrong"]
         if not wrong:
             return self._measure(prepared, begun)
-        return {"groups": groups_of(prepared, self._wrong), **_wrong(wrong)}
+        groups = groups_of(prepared, self._wrong)
+        wrong_groups = ", ".join(group.group for group in groups if group.wrong)
+        where = ""
+        if wrong_groups:
+            where = f" in group {wrong_groups}"
+        return {"groups": groups, **_wrong(wrong, where)}
 
     # ---------------------------------------------------------------------------------- preparation
 
@@ -486,9 +491,10 @@ def _with_affordable_window(
     return prepared.with_window(max(1, min(prepared.usual_window, affordable)))
 
 
-def _wrong(elements: int) -> Fields:
-    """Return the fields of a record with wrong data."""
-    return no_result("wrong", Finding(code="elements_wrong", numbers={"wrong": elements}))
+def _wrong(elements: int, where: str = "") -> Fields:
+    """Return the fields of a record with wrong data; ``where`` ends the sentence."""
+    reason = Finding(code="elements_wrong", numbers={"wrong": elements, "where": where})
+    return no_result("wrong", reason)
 
 
 def _stalls(of_ranks: Sequence[Sequence[tuple[float, float]]]) -> list[Stall]:

@@ -76,11 +76,11 @@ def test_what_cannot_be_grouped_is_a_row():
     )
 
 
-def test_wrong_data_is_counted_by_group():
+def test_wrong_data_is_named_by_group():
     """Count wrong elements by group, and time no group of the case."""
     script = replace(EXACT, wrong=lambda rank: 5 if rank == 3 else 0)
     (record,) = FakeRun(script=script, ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
-    assert ("wrong", 5, "the data differs from the known answer in 5 elements") == (
+    assert ("wrong", 5, "the data differs from the known answer in 5 elements in group 2-3") == (
         record.status,
         record.wrong,
         record.reason,
