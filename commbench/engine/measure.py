@@ -29,7 +29,7 @@ from commbench.engine.observers import (
     probe_of,
     slowest_us,
 )
-from commbench.engine.records import Clocks, FixedSettings, Record, Stall, no_result
+from commbench.engine.records import Clocks, FixedSettings, Pairs, Record, Stall, no_result
 from commbench.engine.samples import Samples, groups_of, join_transports, timed_groups
 from commbench.engine.sampling import USUAL_OPERATIONS, Sampler, repeatable
 from commbench.engine.session import Session
@@ -40,6 +40,8 @@ from commbench.engine.timing.loops import Timer
 from commbench.engine.visits import are_many_late
 from commbench.findings import Finding, UnsupportedError
 
+#: Pairs that the reason of a wrong matrix names.
+NAMED_PAIRS = 3
 #: Probed operations, of which the shortest gives an operation's length, and their share of a case's
 #: time slice.
 PROBES = 5
@@ -449,7 +451,7 @@ class CaseRun:
             **_wall_times(begun, measuring_s),
         }
         if samples.wrong:
-            return {**fields, **_wrong(samples.wrong)}
+            return {**fields, **_wrong(samples.wrong, _name_wrong_pairs(pairs))}
         if not pairs:
             return {**fields, **self._no_times()}
         flags = self._warnings(pairs.time_us, samples.late, samples.counted)
@@ -491,10 +493,22 @@ def _with_affordable_window(
     return prepared.with_window(max(1, min(prepared.usual_window, affordable)))
 
 
-def _wrong(elements: int, where: str = "") -> Fields:
+def _wrong(elements: int, where: str) -> Fields:
     """Return the fields of a record with wrong data; ``where`` ends the sentence."""
     reason = Finding(code="elements_wrong", numbers={"wrong": elements, "where": where})
     return no_result("wrong", reason)
+
+
+def _name_wrong_pairs(pairs: Pairs) -> str:
+    """Return the end of a sentence: the first pairs with wrong data, and the number of others."""
+    ends = zip(pairs.source, pairs.target, pairs.wrong, strict=True)
+    wrong = [f"rank {source} to {target}" for source, target, wrong in ends if wrong]
+    if not wrong:
+        return ""
+    where = f", sent from {', '.join(wrong[:NAMED_PAIRS])}"
+    if len(wrong) > NAMED_PAIRS:
+        where += f" and {len(wrong) - NAMED_PAIRS} other pairs"
+    return where
 
 
 def _stalls(of_ranks: Sequence[Sequence[tuple[float, float]]]) -> list[Stall]:

@@ -76,7 +76,7 @@ def test_pairs_with_a_slow_rank_are_slow():
 
 
 def test_wrong_data_is_counted_by_pair():
-    """Count wrong elements at the receiver; the record has no times."""
+    """Count wrong elements at the receiver; the record names the pairs and has no times."""
     record = matrix(ranks=4, script=replace(EXACT, wrong=lambda rank: 7 * (rank == 2)))
     assert "wrong" == record.status
     assert 21 == record.wrong
@@ -84,6 +84,7 @@ def test_wrong_data_is_counted_by_pair():
     assert {(0, 2): 7, (1, 2): 7, (3, 2): 7} == {
         (p.source, p.target): p.wrong for p in pairs_of(record) if p.wrong
     }
+    assert record.reason.endswith("sent from rank 0 to 2, rank 1 to 2, rank 3 to 2")
 
 
 def test_launches_are_alike_and_take_turns_otherwise():
