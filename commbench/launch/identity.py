@@ -129,15 +129,29 @@ def _slurm(environ: Mapping[str, str]) -> Identity | None:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Expand Slurm's ``2(x3),1`` to [2, 2, 2, 1]; empty for an empty text."""
+    """Expand Slurm's ``2(x3),1`` to [2, 2, 2, 1]; empty for an empty text.
+
+    Raises:
+        InputError: another form.
+    """
     tasks = []
-    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        tasks += [int(number)] * int(times or 1)
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise InputError(
+                f"Slurm's tasks per node are {text!r}, which is not understood; name the hosts by"
+                " --hostfile."
+            )
+        tasks += [int(match[1])] * int(match[2] or 1)
     return tasks
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Expand Slurm's ``rack1-n[07-08,20],login`` to rack1-n07, rack1-n08, rack1-n20, login."""
+    """Expand Slurm's ``rack1-n[07-08,20],login`` to rack1-n07, rack1-n08, rack1-n20, login.
+
+    Raises:
+        InputError: a range is not one of numbers.
+    """
     names = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         expanded = [""]
@@ -152,9 +166,15 @@ def expand_nodes(text: str) -> list[str]:
 
 def _expand_ranges(text: str) -> list[str]:
     numbers = []
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
-        for number in range(int(first), int(last or first) + 1):
-            numbers.append(str(number).zfill(len(first)))
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None:
+            raise InputError(
+                f"Slurm's list of nodes has {text!r}, which is not understood; name the hosts by"
+                " --hostfile."
+            )
+        for number in range(int(match[1]), int(match[2] or match[1]) + 1):
+            numbers.append(str(number).zfill(len(match[1])))
     return numbers
 
 

@@ -112,3 +112,10 @@ def test_tasks_per_node_expands_repetition(text, expected):
 def test_node_lists_are_expanded(text, expected):
     """Expand the names as ``scontrol show hostnames`` does."""
     assert expected.split() == expand_nodes(text)
+
+
+def test_lists_that_are_not_understood_are_refused():
+    """Refuse what is not Slurm's."""
+    for expand, text in ((tasks_per_node, "2(x"), (expand_nodes, "n[a-b]")):
+        with pytest.raises(InputError, match="not understood"):
+            expand(text)
