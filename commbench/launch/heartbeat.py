@@ -5,6 +5,7 @@ threads.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import re
 import signal
@@ -112,6 +113,8 @@ STARTUP_TIMEOUT_S = 60.0
 #: reach. Between repetitions it may wait for ranks that make progress, so it waits at least the
 #: time limit once more.
 ABANDONED_S = 10.0
+#: If this thread hangs, too, the interpreter ends the process this many seconds later.
+LAST_RESORT_S = 5.0
 #: Launchers' daemons that serve one launch only; on a host that is cut off only its ranks can end
 #: them.
 _DAEMONS = frozenset({"prted", "orted", "hydra_pmi_proxy", "hydra_bstrap_proxy"})
@@ -148,8 +151,7 @@ class Heart:
         self.progress = Progress()
         """Written by the timed loops."""
         self.case = -1
-        self.timeout_s = self._startup_s = startup_s
-        """The time without progress that is too long, in seconds, once repetitions have begun."""
+        self._timeout_s = self._startup_s = startup_s
         self._signals = signals
         self._parent = os.getppid() if leave_with_parent else None
         self._position = (-1, -1)
@@ -175,8 +177,9 @@ class Heart:
         threading.Thread(target=self._beat_on, name="heartbeat", daemon=True).start()
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Beat no more, and disarm the net."""
         self._stopped.set()
+        faulthandler.cancel_dump_traceback_later()
 
     def enter(self, index: int, text: str) -> None:
         """Note that the case number ``index``, named ``text``, begins; -1 and no name: the rank
@@ -185,12 +188,18 @@ class Heart:
         self.case = index
         self.progress.case = text
 
+    def limit(self, timeout_s: float) -> None:
+        """Let a time without progress be too long from now on, in seconds."""
+        self._timeout_s = timeout_s
+        # the next look takes what it sees for progress, and arms the net again
+        self._position = (-1, -1)
+
     @property
     def limit_s(self) -> float:
         """The present limit of seconds without progress; compiling counts as start-up."""
         if self.case < 0 or not self.progress.total:
-            return max(self.timeout_s, self._startup_s)
-        return self.timeout_s
+            return max(self._timeout_s, self._startup_s)
+        return self._timeout_s
 
     def state(self) -> Heartbeat:
         """Return the next heartbeat."""
@@ -255,6 +264,10 @@ class Heart:
         now, limit_s = time.monotonic(), self.limit_s
         if beat.position != self._position:
             self._position, self._moved_at, self._stalled = beat.position, now, False
+            if not self._stopped.is_set():
+                faulthandler.dump_traceback_later(
+                    2 * limit_s + ABANDONED_S + LAST_RESORT_S, exit=True
+                )
         elif now - self._moved_at > limit_s:
             if not self._stalled:
                 self._stalled = True

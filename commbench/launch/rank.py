@@ -203,7 +203,7 @@ class RankProcess(Heart, ABC):
         Raises:
             InputError: a backend cannot be opened.
         """
-        self.timeout_s = plan.case_timeout_s
+        self.limit(plan.case_timeout_s)
         self.enter(-1, "")
         self.plan, self.listener = plan, listener
         self.launch_begun, self.visits = time.monotonic(), itertools.count()

@@ -189,7 +189,7 @@ def test_a_stalled_rank_notices_by_itself():
 def test_a_rank_has_more_time_to_start():
     """Use the start-up timeout until the first repetition, then the case timeout."""
     heart = Heart(0, startup_s=60.0)
-    heart.timeout_s = 2.0
+    heart.limit(2.0)
     limits = [heart.limit_s]
     heart.enter(0, "a case")
     limits.append(heart.limit_s)
@@ -358,6 +358,21 @@ def test_a_rank_leaves_when_its_launcher_is_gone():
     script = script_of("import time; print(flush=True); time.sleep(600)", launcher="openmpi")
     orphan = int(succeeded(sys.executable, "-c", ORPHAN.format(script=script)))
     assert wait_until(lambda: has_ended(orphan))
+
+
+def test_a_longer_limit_arms_the_net_again(monkeypatch):
+    """Extend the interpreter's own timeout when the limit grows."""
+    armed = []
+    monkeypatch.setattr(
+        "faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds)
+    )
+    heart = Heart(0, startup_s=1.0)
+    heart.start()
+    assert wait_until(lambda: len(armed) == 1)
+    heart.limit(100.0)
+    assert wait_until(lambda: len(armed) == 2)
+    heart.stop()
+    assert 198.0 == armed[1] - armed[0]
 
 
 def test_a_process_that_did_not_run_notes_its_stall(stub):
