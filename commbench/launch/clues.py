@@ -365,7 +365,7 @@ class Evidence:
         clue: Clue,
         case: AnyCase | None,
         processes: Processes,
-        printed: Sequence[str] = (),
+        printed: Iterable[str],
     ) -> info.FailedRank:
         """Return all that is known of a failure.
 
@@ -373,7 +373,7 @@ class Evidence:
             clue: to the cause of the launch's end.
             case: the case in which the launch ended, if any.
             processes: of the ranks, as far as known.
-            printed: the report of the interpreter on a dying rank.
+            printed: reports of interpreters on dying ranks.
         """
         host, pid = clue.host, None
         if clue.rank is not None and clue.rank in processes:
@@ -388,7 +388,7 @@ class Evidence:
             "pid": pid,
             "case": str(case or ""),
             "state": clue.state,
-            "stack": self._stack(clue.rank, printed),
+            "stack": self._stack(clue.rank, list(printed)),
             "others": [{"ranks": ranks, "in": place} for place, ranks in by_place.items()],
         }
 

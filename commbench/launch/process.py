@@ -124,6 +124,13 @@ class Launched:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
+    def make_print(self, pid: int) -> None:
+        """Make the interpreter of a rank on this host print its stacks on stderr, even if all
+        threads hang.
+        """
+        if pid in self._members(set()):
+            _signal(pid, signal.SIGUSR2)
+
     def stop(self, handle: Callable[[str | None], None]) -> bool:
         """End the launch: by SIGTERM to the launcher, which reaches other hosts, then by SIGKILL on
         this host. Handle its remaining output: a rank that outlives its launcher holds the streams

@@ -85,7 +85,7 @@ class RankProcess(Heart, ABC):
 
     code = 0
     """Exit status of a rank that has done its work."""
-    caught: Sequence[signal.Signals] = (signal.SIGUSR1, signal.SIGUSR2, *DEADLY)
+    caught: Sequence[signal.Signals] = (signal.SIGUSR1, *DEADLY)
     """Signals that `on_signal` is told of."""
     control: Control
     """The ranks, once they are connected."""
@@ -139,6 +139,8 @@ class RankProcess(Heart, ABC):
         """
         self.start()
         faulthandler.enable()
+        # also works if the heartbeat hangs: see `Supervisor`
+        faulthandler.register(signal.SIGUSR2, all_threads=True)
         control: Control | None = None
         try:
             identity = self.identity

@@ -4,6 +4,7 @@ ended.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ from commbench.launch.watchdog import Watchdog
 PROGRAM = ("-m", "commbench.launch.rank")
 #: Seconds that a launch may continue after a rank reported an error.
 DOOMED_S = 10.0
+#: Seconds for a rank's interpreter to print its stacks.
+PRINTING_S = 0.5
 #: Lines of stderr kept for the user after a failure.
 KEPT_LINES = 200
 
@@ -147,7 +150,9 @@ class Supervisor:
             lines, processes = list(self._stderr), self._watchdog.processes
             hang = worst([hang, *written_clues(lines, processes, self._kills_before)])
         hang = worst([hang, *map(error_clue, self._errors())])
-        failed_rank = self._evidence.failed_rank(hang, self.launch.case, self._watchdog.processes)
+        failed_rank = self._evidence.failed_rank(
+            hang, self.launch.case, self._watchdog.processes, self._printed(launched, hang)
+        )
         stacks = self._evidence.lines()
         is_reached = launched.stop(self._handle)
         if self.launch.is_complete:
@@ -167,6 +172,22 @@ class Supervisor:
             if not error.is_of_case or error.case == self._watchdog.case_number:
                 errors.append(error)
         return errors
+
+    def _printed(self, launched: Launched, hang: Clue) -> list[str]:
+        """Return the interpreter's report on a rank of this host that cannot report its stacks
+        itself.
+        """
+        pids = self._watchdog.pids
+        is_here = hang.host == socket.gethostname()
+        if hang.rank not in pids or hang.rank in self._evidence.located or not is_here:
+            return []
+        before = list(self._stderr)
+        self._stderr.clear()
+        launched.make_print(pids[hang.rank])
+        launched.drain(PRINTING_S, self._handle)
+        printed = list(self._stderr)
+        self._stderr = deque([*before, *printed], maxlen=KEPT_LINES)
+        return printed
 
     def _judge(self, returncode: int) -> Ending:
         """Return how a launch ended whose launcher has left."""

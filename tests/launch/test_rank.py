@@ -32,7 +32,7 @@ from commbench.launch.events import (
     Stack,
     split_line,
 )
-from commbench.launch.heartbeat import Heart
+from commbench.launch.heartbeat import Heart, stack_in
 from commbench.launch.identity import Identity
 from commbench.launch.rank import RankProcess
 from commbench.results.plan import LaunchPlan
@@ -255,6 +255,15 @@ def test_a_rank_that_raises_reports_the_error(error, code, said, bad_input):
     is_foreign = error in said
     assert is_foreign == ('"stack":["<string>:' in process.stderr)
     assert is_foreign == ("Traceback" in process.stderr)
+
+
+def test_a_rank_prints_its_stacks_when_asked():
+    """Print the stacks on SIGUSR2 without another thread, and continue."""
+    process = run("os.kill(os.getpid(), signal.SIGUSR2)")
+    assert 0 == process.returncode
+    assert ["work"] == [
+        frame.rpartition(" ")[2] for frame in stack_in(process.stderr.splitlines())[:1]
+    ]
 
 
 def listen(body: str, **options: object) -> tuple[int, list[Stack], str]:
