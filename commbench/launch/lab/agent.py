@@ -7,8 +7,8 @@ It runs as a script, without site packages, because a launcher starts it once fo
 
 PIDS is a JSON file: a process id for each host. A visit has the signals that are passed on
 blocked. CONNECTION is the number of a socket. Each byte that arrives there is a signal's number;
-when the socket closes, everything that the program has started ends. The script answers with an
-empty line once the program is being started.
+when the socket closes, everything that the program has started ends. The script answers with one
+line once the program is being started: empty, or why it cannot be.
 """
 
 from __future__ import annotations
@@ -75,7 +75,12 @@ def visit(pids: str, descriptor: str, directory: str, host: str, *command: str) 
     connection = socket.socket(fileno=int(descriptor))
     connection.set_inheritable(False)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    os.chdir(directory)  # entering a mount namespace leads to its root
+    try:
+        os.chdir(directory)  # entering a mount namespace leads to its root
+    except OSError as error:
+        problem = f"The command cannot be started in {directory}: {error}"
+        connection.sendall(f"{problem}; choose another directory.".encode())
+        os._exit(2)
     pid = os.fork()
     if not pid:
         start(pids, host, command)

@@ -181,6 +181,9 @@ class Lab:
                 while received := connection.recv(4096):
                     report += received
             code = process.wait()
+        problem = report.decode().strip()
+        if problem:
+            raise InputError(problem)
         if code < 0:
             return 128 - code
         return code
@@ -320,7 +323,12 @@ def _started(plan: LabPlan, name: str, life: str) -> Iterator[Lab]:
             f"An emulated cluster called {name!r} is there already; "
             f"end it by `commbench lab down {name}`, or choose another --name."
         )
-    DIRECTORY.mkdir(mode=0o755, exist_ok=True)
+    try:
+        DIRECTORY.mkdir(mode=0o755, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"An emulated cluster needs the directory {DIRECTORY}: {error.strerror}; remove it."
+        ) from error
     run_program([*FRESH, "true"])
     connection, inner = socket.socketpair()
     with inner:
