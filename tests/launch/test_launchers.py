@@ -225,7 +225,7 @@ def test_open_mpi_gets_a_home():
         ("a:2\nb:6\n", "a:2,b:6"),
         ("a\na\na\nb\nb\n", "a:3,b:2"),
         ("# mine\n\na slots=2\nb\n", "a:2,b:4"),
-        ("a max-slots=8 slots=2\nc count=1 // mine\n", "a:2,c:1"),
+        ("a max-slots=8 slots=2\nb cpu_max=3\nc count=1 // mine\n", "a:2,b:3,c:1"),
         ("\ufeffa slots=2\r\nb.org slots=1\r\n", "a:2,b.org:1"),
         ("a 16 all.q@a UNDEFINED\na 4 short.q@a 0,1:0,2\n", "a:20"),
         ("a slots=2\na\nb:1\nb:1\n", "a:3,b:2"),
@@ -268,6 +268,7 @@ def test_a_hostfile_of_powershell_is_read():
         ("a,b slots=2\n", "Line 1"),
         ("a:2222\n", "Line 1"),
         ("a 4 b 2\n", "Line 1"),
+        ("a slots=4 max-slots=2\n", "Line 1"),
     ],
 )
 def test_a_hostfile_that_is_not_understood_is_refused(text, error):

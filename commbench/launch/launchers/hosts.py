@@ -70,7 +70,7 @@ def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> dict[str, i
     )
 
 
-#: Options of a host that state its slots, and those that limit them, which are ignored.
+#: Options of a host that state its slots, and the most slots.
 _SLOTS = ("slots", "cpu", "count")
 _MOST = ("max_slots", "slots_max", "max_cpu", "cpu_max", "max_count", "count_max")
 #: Other options, of Open MPI and, at the end, of Hydra.
@@ -101,26 +101,31 @@ def _read_line(words: list[str]) -> tuple[str, int | None, bool]:
     """
     name, colon, number = words[0].partition(":")
     options = words[1:]
-    slots: int | None = None
+    stated = {}
     is_plain = "@" not in name
     if ":" in number:
         name, is_plain = str(ipaddress.IPv6Address(words[0])), False
     elif not _NAME.fullmatch(name):
         raise ValueError(name)
     elif colon:
-        slots = _count(number, below=_FIRST_PORT)
+        stated["slots"] = _count(number, below=_FIRST_PORT)
     elif options and options[0].isdecimal():  # Grid Engine: slots, queue, processor range
-        slots = int(options[0])
+        stated["slots"] = int(options[0])
         # a second number is of a second host: LSF names all in one line
         options = [option for option in options[1:] if option.isdecimal()]
     for option in options:
         key, _, value = option.replace("-", "_").partition("=")
         if key in _SLOTS:
-            slots = _count(value)
+            stated["slots"] = _count(value)
+        elif key in _MOST:
+            stated["most"] = _count(value)
         elif key in _OTHERS and value:
             is_plain = False
-        elif key not in _MOST:
+        else:
             raise ValueError(option)
+    slots = stated.get("slots", stated.get("most"))
+    if slots is not None and slots > stated.get("most", slots):
+        raise ValueError(slots)
     return name, slots, is_plain
 
 
