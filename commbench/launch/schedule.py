@@ -338,14 +338,14 @@ class Schedule:
                 yield number
             return
         launch, launches = next_launch(request, self.store.records), request.budget.launches
-        if request.is_fixed_length:
-            if launch >= launches:
-                return
-            if self._has_trained and not request.searches:
-                self._later = self._later or _comes_next(request, launch)
-                raise self._end()
-            if launch + 1 < launches:
-                self._later = _comes_next(request, launch + 1)
+        if request.is_fixed_length and launch >= launches:
+            return
+        depends = request.is_fixed_length and not request.searches
+        if depends and (self._later or self._has_trained):
+            self._later = self._later or _comes_next(request, launch)
+            raise self._end()
+        if request.is_fixed_length and launch + 1 < launches:
+            self._later = _comes_next(request, launch + 1)
         self._has_trained = self._has_trained or request.training is not None
         yield launch
 
@@ -430,8 +430,8 @@ class Schedule:
         length_s = slices * request.budget.slice_s
         while True:
             self._heed_signals()
-            now = self.clock()
-            left_s = ends - now - self._times.startup_s
+            now, startup_s = self.clock(), self._times.startup_s
+            left_s = ends - now - startup_s
             if left_s <= LEAST_SOAK_S:
                 if any(entry.get("status") in {"failed", "hung"} for entry in self._entries):
                     raise Stop(kind="faulty")
@@ -443,12 +443,12 @@ class Schedule:
             plan = plan_launch(
                 request, self.store.records, number, slice_s=slice_s, deadline_s=left_s
             )
-            cases = len(request.cases)
+            launches = 1 + max(0, math.ceil((left_s - length_s) / (length_s + startup_s)))
             remaining = Remaining(
-                cases=cases,
-                slices=slices,
-                launches=1,
-                total=cases,
+                cases=launches * len(request.cases),
+                slices=launches * slices,
+                launches=launches,
+                total=(number + launches) * len(request.cases),
             )
             self._start(request, plan, remaining, now)
 
