@@ -262,10 +262,20 @@ class Passes:
                 return True
         return False
 
+    def _may_be_called(self) -> bool:
+        """Return whether a call of ``backward()`` by this thread may belong to the model.
+
+        Each thread may train a model of its own. A call by another thread than that of the forward
+        pass belongs to the model if it is the only one under way: if it does not, gradients of the
+        model are not accumulated in it.
+        """
+        thread = threading.get_ident()
+        return self._thread == thread or _Calls.threads == {thread}
+
     def before_backward(self) -> None:
         """Take the begin of an outermost call of ``backward()``."""
         self._is_called = True
-        if self._thread != threading.get_ident():
+        if not self._may_be_called():
             return
         self._begun = self.clock()
         if not self.open.backwards:  # scripts may remove gradients behind the forward pass
@@ -273,7 +283,7 @@ class Passes:
 
     def after_backward(self, tensors: object) -> None:
         """Take the end of an outermost call of ``backward()``."""
-        if not self.fired or self._thread != threading.get_ident():
+        if not self.fired or not self._may_be_called():
             return
         self.fired.clear()
         with Harmless():
@@ -338,6 +348,8 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
 class _Calls:
     """Tells observers of optimiser steps, and of calls of ``backward()``, which has no hooks."""
 
+    threads: ClassVar[set[int]] = set()
+    """Threads with an outermost call under way."""
     _observers: ClassVar[weakref.WeakValueDictionary[int, Passes]] = weakref.WeakValueDictionary()
     """By ``id``, in the order in which their models were made."""
     _wrapper: Any = None
@@ -375,23 +387,36 @@ class _Calls:
             with Harmless():
                 method(observer, *arguments)
 
+    @classmethod
+    def begin(cls) -> None:
+        """Note and tell the begin of an outermost call."""
+        cls.threads.add(threading.get_ident())
+        cls.tell(Passes.before_backward)
+
+    @classmethod
+    def end(cls, tensors: object) -> None:
+        """Tell the end of an outermost call; until then the call is under way for other threads."""
+        cls.tell(Passes.after_backward, tensors)
+        cls.threads.discard(threading.get_ident())
+
 
 def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``torch.autograd.backward`` with observers of the outermost call.
 
     A script may compile the function that calls it: what commbench does there is not compiled.
     """
-    tell = torch.compiler.disable(_Calls.tell)
+    begin = torch.compiler.disable(_Calls.begin)
+    end = torch.compiler.disable(_Calls.end)
 
     @functools.wraps(backward)
     def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
         if _is_in_backward():  # an inner call
             return backward(tensors, *arguments, **keywords)
-        tell(Passes.before_backward)
+        begin()
         try:
             return backward(tensors, *arguments, **keywords)
         finally:  # the handler of a signal may raise when the gradients are exchanged
-            tell(Passes.after_backward, tensors)
+            end(tensors)
 
     return call
 

@@ -54,15 +54,19 @@ def test_the_losses_of_a_pass_are_added():
     assert np.isnan(times[1, 2])
 
 
-def test_a_backward_pass_of_another_thread_is_not_counted():
-    """Leave the gradients of a pass under way alone when another thread ends a pass."""
+@pytest.mark.parametrize("others", [set(), {0}])
+def test_a_backward_pass_of_another_thread_counts_if_it_is_alone(monkeypatch, others):
+    """Leave the gradients of a pass that may be under way alone when another thread ends a pass."""
     passes = object.__new__(Passes)
     passes.fired = deque([torch.nn.Parameter(torch.ones(1))])
-    passes._thread = threading.get_ident()
-    thread = threading.Thread(target=passes.after_backward, args=(None,))
+    passes._thread, passes._is_armed = threading.get_ident(), False
+    monkeypatch.setattr(_Calls, "threads", {*others})
+    monkeypatch.setattr(_Calls, "_observers", {0: passes})
+    thread = threading.Thread(target=_wrapped(bool), args=(None,))
     thread.start()
     thread.join()
-    assert passes.fired
+    assert bool(passes.fired) == bool(others)
+    assert _Calls.threads == others
 
 
 class PreemptedError(Exception):

@@ -55,6 +55,7 @@ OTHERS = (
     "late_buffer",
     "moved_out",
     "in_threads",
+    "handed_over",
 )
 #: Kinds that torchrun starts; it takes two seconds longer.
 BY_TORCHRUN = {"halves", "restarted", "leaving"}

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -190,6 +191,21 @@ def in_threads(rank: int) -> list[nn.Module]:
     for thread in threads:
         thread.join()
     return [*models]
+
+
+def handed_over(rank: int) -> list[nn.Module]:
+    """Let another thread of rank 1 make some backward passes."""
+    ddp = DistributedDataParallel(network())
+    optimizer = sgd(ddp)
+    with ThreadPoolExecutor(1) as pool:
+        for step, x in enumerate(batches(rank)):
+            loss = ddp(x).square().mean()
+            if rank == 1 and step % 20 == 3:
+                pool.submit(loss.backward).result()
+            else:
+                loss.backward()
+            update(optimizer)
+    return [ddp]
 
 
 def detached(rank: int) -> list[nn.Module]:
