@@ -36,6 +36,7 @@ _KEPT = (
     "require_backward_grad_sync",
     "require_forward_param_sync",
     "_ddp_sink_clone",
+    "bucket_bytes_cap",  # torch.compile divides a graph inside DDP by it, whenever it compiles
     "modules_buffers",  # without any at its construction, DDP broadcasts no later ones
     "named_module_buffers",
 )
