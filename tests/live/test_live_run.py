@@ -343,6 +343,18 @@ def test_writing_takes_no_time_of_the_training(tmp_path, monkeypatch):
     assert 10 == sum(len(record.block_at) for record in written)
 
 
+def test_a_script_may_wait_until_its_threads_have_ended(tmp_path):
+    """Write by a thread that Python's list of threads does not have."""
+    threads = threading.enumerate()
+    run = open_run(tmp_path / "mine")
+    assert threads == threading.enumerate()
+    for record in CONFIRMED:
+        run.append(record)
+    end(run, "decided")
+    assert threads == threading.enumerate()
+    assert (tmp_path / "mine" / "ddp.csv").exists()
+
+
 def test_each_block_is_one_line(tmp_path):
     """Read blocks as the one record of their setting, and each of an earlier version's records."""
     parts = [
