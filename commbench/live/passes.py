@@ -39,7 +39,7 @@ from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 #: Passes whose signatures decide the period, and the share of them that may differ from it.
 SIGNATURES, IRREGULAR_SHARE = 64, 0.1
 #: Marks of a pass that is taken to have no end.
-MOST_MARKS = 1000
+MOST_MARKS = 10000
 #: DDP's method that broadcasts the buffers of a module, such as the statistics of BatchNorm.
 SYNC_BUFFERS = "_sync_buffers"
 
@@ -321,7 +321,7 @@ class Passes:
         """
         marks = len(self.open.forwards) + len(self.open.backwards) + len(self.open.updates)
         if marks > MOST_MARKS:
-            self.open = Pass(index=self.open.index)
+            self.open = Pass(index=self.open.index, resumed=self.open.resumed)
 
     def _present_version(self) -> int:
         """Return a count of the changes in place of the first parameter."""

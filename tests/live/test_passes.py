@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from commbench.live.passes import (
+    MOST_MARKS,
     Harmless,
     Pass,
     Passes,
@@ -52,6 +53,14 @@ def test_the_losses_of_a_pass_are_added():
     times = pass_times(passes)
     assert times[0].tolist() == [2, 1, 3]
     assert np.isnan(times[1, 2])
+
+
+def test_a_pass_of_very_many_batches_keeps_its_begin():
+    """Forget the marks of a pass that seems to have no end, but for those of its time."""
+    passes = object.__new__(Passes)
+    passes.open = Pass(index=3, resumed=MS, forwards=[0] * (MOST_MARKS + 1))
+    passes._forget_much()
+    assert passes.open == Pass(index=3, resumed=MS)
 
 
 @pytest.mark.parametrize("others", [set(), {0}])
