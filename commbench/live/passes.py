@@ -231,6 +231,10 @@ class Passes:
             return
         self._thread = threading.get_ident()
         if module.require_backward_grad_sync:
+            if self._is_called and not _is_in_backward():
+                if self._is_armed:
+                    self.after_backward(None)  # of a pass whose end was interrupted, or not seen
+                self.fired.clear()
             self._is_armed = True
         with Harmless():
             self._forget_much()
@@ -285,14 +289,15 @@ class Passes:
         """Take the end of an outermost call of ``backward()``."""
         if not self.fired or not self._may_be_called():
             return
-        self.fired.clear()
         with Harmless():
             self._forget_much()
             self.open.ended = self.clock()
             self.open.backwards.append((self._begun, self.open.ended))
             if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
                 self.open.losses.append(tensors.detach().clone())  # scripts average it in place
-        if not self._is_armed or not self._is_reduced():
+        is_over = self._is_armed and self._is_reduced()
+        self.fired.clear()
+        if not is_over:
             return
         self._is_armed = False
         ended, self.open = self.open, Pass(index=self.open.index + 1)

@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -106,6 +107,26 @@ def test_a_pass_is_counted_although_a_signal_handler_raises_behind_it(monkeypatc
     with pytest.raises(PreemptedError):
         _wrapped(preempt)(None)
     assert told == [Passes.before_backward, Passes.after_backward]
+
+
+def test_a_pass_whose_end_was_interrupted_counts_at_the_next_forward_pass(monkeypatch):
+    """Count on each rank what DDP has exchanged, also if a signal handler raises behind it."""
+    passes, counted = object.__new__(Passes), []
+    passes.registered = [torch.nn.Parameter(torch.ones(1))]
+    passes.fired = deque(passes.registered)
+    passes.open, passes.clock, passes._begun = Pass(index=4), int, 0
+    passes._thread, passes._version = threading.get_ident(), 0
+    passes._is_armed = passes._is_called = True
+    passes._on_pass, passes._on_forward = counted.append, list
+    monkeypatch.setattr(Passes, "_is_reduced", preempt)
+    with pytest.raises(PreemptedError):
+        passes.after_backward(None)
+    monkeypatch.setattr(Passes, "_is_reduced", lambda _: True)
+    for _ in "ab":  # the second one has no backward pass before it
+        passes._before_forward(SimpleNamespace(require_backward_grad_sync=True), (), {})
+    assert [each.index for each in counted] == [4]
+    assert passes.open.index == 5
+    assert len(passes.open.forwards) == 2
 
 
 @pytest.mark.parametrize("gradient", [None, torch.ones(1)])

@@ -104,6 +104,7 @@ OTHER_FAULTS = [
     ("handle", "33", "1"),
     ("forward", "1", "all"),
     ("interrupt", "3", "1"),
+    ("interrupt_end", "30", "1"),
     ("stop", "11", "1"),
     ("stop", "12", "0"),
     ("stop", "31", "1"),
