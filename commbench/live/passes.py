@@ -269,9 +269,8 @@ class Passes:
     def _may_be_called(self) -> bool:
         """Return whether a call of ``backward()`` by this thread may belong to the model.
 
-        Each thread may train a model of its own. A call by another thread than that of the forward
-        pass belongs to the model if it is the only one under way: if it does not, gradients of the
-        model are not accumulated in it.
+        Each thread may train a model of its own. A call in another thread than the forward pass
+        belongs to the model if it accumulates the model's gradients and overlaps no other call.
         """
         thread = threading.get_ident()
         return self._thread == thread or _Calls.threads == {thread}
@@ -354,7 +353,9 @@ class _Calls:
     """Tells observers of optimiser steps, and of calls of ``backward()``, which has no hooks."""
 
     threads: ClassVar[set[int]] = set()
-    """Threads with an outermost call under way."""
+    """Threads with an outermost call since no call was under way."""
+    _under_way: ClassVar[set[int]] = set()
+    """Those whose call has not ended."""
     _observers: ClassVar[weakref.WeakValueDictionary[int, Passes]] = weakref.WeakValueDictionary()
     """By ``id``, in the order in which their models were made."""
     _wrapper: Any = None
@@ -395,14 +396,17 @@ class _Calls:
     @classmethod
     def begin(cls) -> None:
         """Note and tell the begin of an outermost call."""
+        cls._under_way.add(threading.get_ident())
         cls.threads.add(threading.get_ident())
         cls.tell(Passes.before_backward)
 
     @classmethod
     def end(cls, tensors: object) -> None:
-        """Tell the end of an outermost call; until then the call is under way for other threads."""
+        """Tell and note the end of an outermost call."""
         cls.tell(Passes.after_backward, tensors)
-        cls.threads.discard(threading.get_ident())
+        cls._under_way.discard(threading.get_ident())
+        if not cls._under_way:
+            cls.threads.clear()
 
 
 def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
