@@ -294,17 +294,19 @@ class Passes:
             self.open.backwards.append((self._begun, self.open.ended))
             if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
                 self.open.losses.append(tensors.detach().clone())  # scripts average it in place
-        is_over = self._is_armed and self._is_reduced()
-        self.fired.clear()
-        if not is_over:
+        if not self._is_armed or not self._is_reduced():
+            self.fired.clear()
             return
-        self._is_armed = False
-        ended, self.open = self.open, Pass(index=self.open.index + 1)
         with Harmless():
             version = self._present_version()
-            ended.signature = version - self._version, len(ended.forwards)
+            self.open.signature = version - self._version, len(self.open.forwards)
             self._version = version
+        following = Pass(index=self.open.index + 1)
+        # Until here an interrupted pass counts at the next forward pass.
+        self._is_armed = False
+        ended, self.open = self.open, following
         self._on_pass(ended)
+        self.fired.clear()
         with Harmless():
             self.open.resumed = self.clock()
             self._idle_since_ns = time.perf_counter_ns()
