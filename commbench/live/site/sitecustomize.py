@@ -50,9 +50,8 @@ def take(instance: object) -> None:
     """
     try:
         from commbench.live import adopt
-    # This Python may have no commbench, or another one; a script beside the training's may have the
-    # name of a module that commbench needs, and end.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
+    # This Python may have no commbench, or another one.
+    except Exception as error:  # noqa: BLE001
         failure = f"{sys.executable} cannot import commbench ({type(error).__name__}: {error})"
         reason = f"{failure}; install commbench and torch 2.7 or newer there"
     else:
