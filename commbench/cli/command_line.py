@@ -89,14 +89,18 @@ class _Group:
         kinds = get_type_hints(self.made)
         options = {}
         for each in self.fields:
-            kind, default = kinds[each.name], each.default
-            if not self.is_whole:
+            if self.is_whole:
+                kind, default = kinds[each.name], each.default
+                parser = each.metadata["read"]
+            else:
                 kind, default = each.metadata["kind"] | None, each.metadata["text"]
+                parser = None  # `read` reads it, and states the option where it fails
             shown = typer.Option(
                 default,
                 *each.metadata["spellings"],
                 metavar=each.metadata["metavar"],
                 help=each.metadata["about"],
+                parser=parser,
             )
             options[each.name] = inspect.Parameter(
                 each.name, _KEYWORD, default=shown, annotation=kind

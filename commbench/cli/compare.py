@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import shlex
 import sys
@@ -32,6 +31,7 @@ from commbench.report.comparison import (
 from commbench.results import runs_in
 from commbench.results.files import refusing
 from commbench.stats import MARGIN
+from commbench.units import parse_duration
 
 #: Seconds of --until-decided without --time-limit.
 DECIDING_S = 600.0
@@ -110,7 +110,12 @@ def compare(
     ] = False,
     time_limit: Annotated[
         float | None,
-        opt("--time-limit", "Time limit of --until-decided in seconds; 600 by default.", "S"),
+        opt(
+            "--time-limit",
+            "Time limit of --until-decided: seconds, or e.g. 20min; 600 by default.",
+            "TIME",
+            parse_duration,
+        ),
     ] = None,
     given: Given = (),
 ) -> int:
@@ -156,8 +161,7 @@ def _decide(
     """Measure two commands in turn until a verdict, and return the comparison.
 
     Raises:
-        InputError: these are not two commands, the time limit is no time, or the directory cannot
-            be made.
+        InputError: these are not two commands, or the directory cannot be made.
     """
     if len(commands) != 2 or baselines:  # A and B
         raise InputError(
@@ -167,8 +171,6 @@ def _decide(
         )
     if seconds is None:
         seconds = DECIDING_S
-    if not 0 < seconds < math.inf:
-        raise InputError(f"--time-limit {seconds:g} is no number of seconds above 0.")
     folder = out or default_out("compare")
     sides = [parse_side(text, name, folder) for text, name in zip(commands, SIDES, strict=True)]
     with refusing(folder, InputError):
