@@ -324,8 +324,8 @@ def complete(options: LiveOptions) -> list[str]:
         return lines
     done = DONE[options.mode]
     if options.witness and Path(options.witness).exists():
-        host = f"The ranks of this host were {done}."
-        return [f"{host} Rank 0, on another host, has the results in {options.out}."]
+        here = f"The ranks of this command were {done}."
+        return [f"{here} The command that started rank 0 has the results in {options.out}."]
     return [NOTHING_DONE.format(done)]
 
 

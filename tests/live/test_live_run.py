@@ -271,7 +271,7 @@ def test_only_launches_of_the_command_are_its_conclusion(whole, tmp_path):
     for options in (make_options(out), make_options(whole, invocation="second")):
         assert complete(options)[0].startswith("Nothing was tuned: a line above says why, or no")
     (line,) = complete(make_options(out, witness=str(witness)))
-    assert line.startswith("The ranks of this host were tuned.")
+    assert line.startswith("The ranks of this command were tuned.")
 
 
 def test_a_run_under_a_command_leaves_the_tables_to_it(tmp_path, monkeypatch):
