@@ -230,6 +230,8 @@ def run_command(
     is_leader = os.getpgrp() == os.getpid()
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel keeps no exit code
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         if child is None:
