@@ -275,6 +275,14 @@ def test_a_failure_to_conclude_leaves_the_exit_code(options, monkeypatch, capfd)
     assert "could not be completed: [Errno 5] the disk is gone" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_behind_the_command_leaves_the_exit_code(options, monkeypatch, capfd, number):
+    """Return the code of a training that a first signal has ended in order."""
+    monkeypatch.setattr(live_command, "complete", lambda _: signal.raise_signal(number))
+    assert 4 == attach_to(["sh", "-c", "exit 4"], options)
+    assert "because a signal came" in capfd.readouterr().err
+
+
 # ------------------------------------------------------------------------------- unwritable results
 
 
