@@ -108,7 +108,7 @@ def measure_after(directory: Path, pairs: int) -> dict[str, object]:
     )
     while not tuning.done:
         tuned.step()
-    cap_mb = tuned.model.bucket_bytes_cap / 2**20
+    cap_mb = tuned.model._get_ddp_logging_data()["bucket_cap_bytes"] / 2**20  # noqa: SLF001
     is_default = tuned.model.bucket_bytes_cap_default
     by_hand = Training(
         None if is_default else cap_mb, has_views=tuned.model.gradient_as_bucket_view

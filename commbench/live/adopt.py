@@ -32,7 +32,7 @@ from commbench.live.options import (
     checked_then,
     say,
 )
-from commbench.live.switching import Spare
+from commbench.live.switching import BY_COMPILED_AUTOGRAD, Spare
 from commbench.results.recommendation import Choice, Recommendation
 from commbench.system.software import git_commit
 
@@ -68,11 +68,15 @@ def take(instance: object) -> str:
 
 
 def why_untouchable(ddp_model: DistributedDataParallel) -> str:
-    """Return why not even a mark may be taken in a training, as a clause; empty if one may.
+    """Return why nothing may be added to a training, as a clause; empty if something may.
+
+    The hooks that commbench adds cannot be compiled, and compiled autograd compiles all hooks.
 
     To wait for an event ends the capture of a CUDA graph with an error. A model whose steps are
     captured has to be made on a stream of its own. Lightning makes every model so.
     """
+    if getattr(ddp_model, "_use_python_reducer", False):
+        return BY_COMPILED_AUTOGRAD
     device = ddp_model.device
     if device.type != "cuda" or not ON_OWN_STREAMS.isdisjoint(_packages()):
         return ""

@@ -230,6 +230,8 @@ def run_command(
     is_leader = os.getpgrp() == os.getpid()
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel keeps no exit code
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         if child is None:
@@ -269,9 +271,14 @@ def _conclude(options: LiveOptions) -> None:
     """
     results = f"The results in {options.out}"
     try:
-        lines = complete(options)
+        with passing_on(_interrupt):
+            lines = complete(options)
     except KeyboardInterrupt:
-        lines = [f"{results} were not completed, because of a second Ctrl-C."]
+        lines = [f"{results} were not completed, because a signal came."]
     except Exception as error:  # noqa: BLE001 - as the docstring says
         lines = [f"{results} could not be completed: {str(error) or type(error).__name__}"]
     say("\n".join(lines))
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

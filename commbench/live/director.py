@@ -594,6 +594,6 @@ def _say_if_too_short(doing: str) -> None:
     needed = WARM_UP_PASSES + AGREEING + 1
     if Director.most_passes < needed and not Director.is_any_over:
         say(
-            f"the training made {counted(Director.most_passes, 'backward pass')} with"
+            f"commbench saw {counted(Director.most_passes, 'backward pass')} with"
             f" synchronisation, and {doing} begins after {needed}."
         )

@@ -39,7 +39,7 @@ from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 #: Passes whose signatures decide the period, and the share of them that may differ from it.
 SIGNATURES, IRREGULAR_SHARE = 64, 0.1
 #: Marks of a pass that is taken to have no end.
-MOST_MARKS = 1000
+MOST_MARKS = 10000
 #: DDP's method that broadcasts the buffers of a module, such as the statistics of BatchNorm.
 SYNC_BUFFERS = "_sync_buffers"
 
@@ -231,6 +231,10 @@ class Passes:
             return
         self._thread = threading.get_ident()
         if module.require_backward_grad_sync:
+            if self._is_called and not _is_in_backward():
+                if self._is_armed:
+                    self.after_backward(None)  # of a pass whose end was interrupted, or not seen
+                self.fired.clear()
             self._is_armed = True
         with Harmless():
             self._forget_much()
@@ -262,10 +266,19 @@ class Passes:
                 return True
         return False
 
+    def _may_be_called(self) -> bool:
+        """Return whether a call of ``backward()`` by this thread may belong to the model.
+
+        Each thread may train a model of its own. A call in another thread than the forward pass
+        belongs to the model if it accumulates the model's gradients and overlaps no other call.
+        """
+        thread = threading.get_ident()
+        return self._thread == thread or _Calls.threads == {thread}
+
     def before_backward(self) -> None:
         """Take the begin of an outermost call of ``backward()``."""
         self._is_called = True
-        if self._thread != threading.get_ident():
+        if not self._may_be_called():
             return
         self._begun = self.clock()
         if not self.open.backwards:  # scripts may remove gradients behind the forward pass
@@ -273,9 +286,8 @@ class Passes:
 
     def after_backward(self, tensors: object) -> None:
         """Take the end of an outermost call of ``backward()``."""
-        if not self.fired or self._thread != threading.get_ident():
+        if not self.fired or not self._may_be_called():
             return
-        self.fired.clear()
         with Harmless():
             self._forget_much()
             self.open.ended = self.clock()
@@ -283,14 +295,18 @@ class Passes:
             if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
                 self.open.losses.append(tensors.detach().clone())  # scripts average it in place
         if not self._is_armed or not self._is_reduced():
+            self.fired.clear()
             return
-        self._is_armed = False
-        ended, self.open = self.open, Pass(index=self.open.index + 1)
         with Harmless():
             version = self._present_version()
-            ended.signature = version - self._version, len(ended.forwards)
+            self.open.signature = version - self._version, len(self.open.forwards)
             self._version = version
+        following = Pass(index=self.open.index + 1)
+        # Until here an interrupted pass counts at the next forward pass.
+        self._is_armed = False
+        ended, self.open = self.open, following
         self._on_pass(ended)
+        self.fired.clear()
         with Harmless():
             self.open.resumed = self.clock()
             self._idle_since_ns = time.perf_counter_ns()
@@ -311,7 +327,7 @@ class Passes:
         """
         marks = len(self.open.forwards) + len(self.open.backwards) + len(self.open.updates)
         if marks > MOST_MARKS:
-            self.open = Pass(index=self.open.index)
+            self.open = Pass(index=self.open.index, resumed=self.open.resumed)
 
     def _present_version(self) -> int:
         """Return a count of the changes in place of the first parameter."""
@@ -338,6 +354,10 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
 class _Calls:
     """Tells observers of optimiser steps, and of calls of ``backward()``, which has no hooks."""
 
+    threads: ClassVar[set[int]] = set()
+    """Threads with an outermost call since no call was under way."""
+    _under_way: ClassVar[set[int]] = set()
+    """Those whose call has not ended."""
     _observers: ClassVar[weakref.WeakValueDictionary[int, Passes]] = weakref.WeakValueDictionary()
     """By ``id``, in the order in which their models were made."""
     _wrapper: Any = None
@@ -375,23 +395,39 @@ class _Calls:
             with Harmless():
                 method(observer, *arguments)
 
+    @classmethod
+    def begin(cls) -> None:
+        """Note and tell the begin of an outermost call."""
+        cls._under_way.add(threading.get_ident())
+        cls.threads.add(threading.get_ident())
+        cls.tell(Passes.before_backward)
+
+    @classmethod
+    def end(cls, tensors: object) -> None:
+        """Tell and note the end of an outermost call."""
+        cls.tell(Passes.after_backward, tensors)
+        cls._under_way.discard(threading.get_ident())
+        if not cls._under_way:
+            cls.threads.clear()
+
 
 def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``torch.autograd.backward`` with observers of the outermost call.
 
     A script may compile the function that calls it: what commbench does there is not compiled.
     """
-    tell = torch.compiler.disable(_Calls.tell)
+    begin = torch.compiler.disable(_Calls.begin)
+    end = torch.compiler.disable(_Calls.end)
 
     @functools.wraps(backward)
     def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
         if _is_in_backward():  # an inner call
             return backward(tensors, *arguments, **keywords)
-        tell(Passes.before_backward)
+        begin()
         try:
             return backward(tensors, *arguments, **keywords)
         finally:  # the handler of a signal may raise when the gradients are exchanged
-            tell(Passes.after_backward, tensors)
+            end(tensors)
 
     return call
 

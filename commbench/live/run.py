@@ -4,6 +4,7 @@ it afterwards.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import concurrent.futures.thread  # noqa: F401 - pandas needs it, and it cannot load at the end
 import os
@@ -161,13 +162,15 @@ class LiveRun:
             "invocation": options.invocation,
         }
         self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="commbench-writer", daemon=True)
-        self._writer.start()
+        self._has_written = threading.Event()
+        # A script may wait until threading.enumerate() has no other thread.
+        _thread.start_new_thread(self._write, ())
         self._requests.put(partial(self._store.update, status="running", reason=""))
         self._enter("running")
         atexit.register(self._end)
-        # A data loader that outlives this process must not hold the lock.
+        # A forked process, as of a data loader, must not hold the lock, and has no writer.
         os.register_at_fork(after_in_child=self._store.close)
+        os.register_at_fork(after_in_child=partial(atexit.unregister, self._end))
 
     def append(self, record: TrainingRecord) -> None:
         """Write a record: of one block, or of a setting that has failed."""
@@ -216,7 +219,7 @@ class LiveRun:
 
     def wait(self) -> None:
         """Wait until all is written, after `close`, before the process ends."""
-        self._writer.join(PATIENCE_S)
+        self._has_written.wait(PATIENCE_S)
 
     def _end(self) -> None:
         """Conclude, and finish writing, when the process ends."""
@@ -254,6 +257,7 @@ class LiveRun:
             for _ in requests:
                 pass
         self._store.close()
+        self._has_written.set()
 
 
 def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:
@@ -320,8 +324,8 @@ def complete(options: LiveOptions) -> list[str]:
         return lines
     done = DONE[options.mode]
     if options.witness and Path(options.witness).exists():
-        host = f"The ranks of this host were {done}."
-        return [f"{host} Rank 0, on another host, has the results in {options.out}."]
+        here = f"The ranks of this command were {done}."
+        return [f"{here} The command that started rank 0 has the results in {options.out}."]
     return [NOTHING_DONE.format(done)]
 
 

@@ -36,6 +36,7 @@ _KEPT = (
     "require_backward_grad_sync",
     "require_forward_param_sync",
     "_ddp_sink_clone",
+    "bucket_bytes_cap",  # torch.compile divides a graph inside DDP by it, whenever it compiles
     "modules_buffers",  # without any at its construction, DDP broadcasts no later ones
     "named_module_buffers",
 )
@@ -59,11 +60,13 @@ OWN_GROUPS = (
 COMPILED = "torch.compile was applied to the DDP object, and its graph follows the buckets"
 #: Why another DDP object would average fewer gradients.
 MOVED = "parameters whose gradients DDP averages are no longer in the model"
+#: Why a model is left alone whose gradients no reducer of DDP averages.
+BY_COMPILED_AUTOGRAD = "compiled autograd reduces its gradients"
 #: Attributes of a DDP object that another reducer would not heed, and what they mean.
 _UNTUNABLE = {
     "mixed_precision": "DDP's own mixed precision is in use",
     "_delay_all_reduce_params": "the all-reduce of some parameters is delayed",
-    "_use_python_reducer": "compiled autograd reduces its gradients",
+    "_use_python_reducer": BY_COMPILED_AUTOGRAD,
 }
 #: Arguments of DDP's constructor, but for the switches, that it keeps under the same name.
 _SAME_NAME = (

@@ -268,6 +268,13 @@ def test_a_model_for_a_cuda_graph_is_left_alone(monkeypatch, stream, maker, *, i
     assert is_left_alone == ("CUDA graph" in why)
 
 
+def test_a_model_whose_hooks_are_compiled_gets_none():
+    """Touch no model that compiled autograd reduces."""
+    adopt = pytest.importorskip("commbench.live.adopt")
+    model = SimpleNamespace(_use_python_reducer=True)
+    assert "compiled autograd" in adopt.why_untouchable(model)
+
+
 @pytest.mark.parametrize(
     ("own", "copied"), [({"epoch": 1, "join_hook": 2}, {"epoch": 1}), ((1, "x"), (1, "x"))]
 )

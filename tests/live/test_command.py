@@ -213,6 +213,15 @@ def test_the_exit_code_is_that_of_the_command(options, capfd, script, code):
     assert NOTHING in err
 
 
+def test_the_exit_code_is_known_although_children_are_ignored(options):
+    """Return the command's code if the parent process has left SIGCHLD ignored."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert 3 == attach_to(["sh", "-c", "exit 3"], options)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_a_command_may_be_longer_than_a_variable_of_the_environment(options):
     """Start a command of more than the 128 KiB that Linux allows in a variable."""
     command = ["sh", "-c", "exit 5", *(f"/data/shards/training-{n:06}.tar" for n in range(5000))]
@@ -264,6 +273,14 @@ def test_a_failure_to_conclude_leaves_the_exit_code(options, monkeypatch, capfd)
     monkeypatch.setattr(live_command, "complete", fail)
     assert 4 == attach_to(["sh", "-c", "exit 4"], options)
     assert "could not be completed: [Errno 5] the disk is gone" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_behind_the_command_leaves_the_exit_code(options, monkeypatch, capfd, number):
+    """Return the code of a training that a first signal has ended in order."""
+    monkeypatch.setattr(live_command, "complete", lambda _: signal.raise_signal(number))
+    assert 4 == attach_to(["sh", "-c", "exit 4"], options)
+    assert "because a signal came" in capfd.readouterr().err
 
 
 # ------------------------------------------------------------------------------- unwritable results

@@ -271,7 +271,7 @@ def test_only_launches_of_the_command_are_its_conclusion(whole, tmp_path):
     for options in (make_options(out), make_options(whole, invocation="second")):
         assert complete(options)[0].startswith("Nothing was tuned: a line above says why, or no")
     (line,) = complete(make_options(out, witness=str(witness)))
-    assert line.startswith("The ranks of this host were tuned.")
+    assert line.startswith("The ranks of this command were tuned.")
 
 
 def test_a_run_under_a_command_leaves_the_tables_to_it(tmp_path, monkeypatch):
@@ -341,6 +341,18 @@ def test_writing_takes_no_time_of_the_training(tmp_path, monkeypatch):
     end(run, "decided")
     written = load_run(tmp_path / "mine").training_records
     assert 10 == sum(len(record.block_at) for record in written)
+
+
+def test_a_script_may_wait_until_its_threads_have_ended(tmp_path):
+    """Write by a thread that Python's list of threads does not have."""
+    threads = threading.enumerate()
+    run = open_run(tmp_path / "mine")
+    assert threads == threading.enumerate()
+    for record in CONFIRMED:
+        run.append(record)
+    end(run, "decided")
+    assert threads == threading.enumerate()
+    assert (tmp_path / "mine" / "ddp.csv").exists()
 
 
 def test_each_block_is_one_line(tmp_path):

@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from commbench.live.passes import (
+    MOST_MARKS,
     Harmless,
     Pass,
     Passes,
@@ -54,15 +56,28 @@ def test_the_losses_of_a_pass_are_added():
     assert np.isnan(times[1, 2])
 
 
-def test_a_backward_pass_of_another_thread_is_not_counted():
-    """Leave the gradients of a pass under way alone when another thread ends a pass."""
+def test_a_pass_of_very_many_batches_keeps_its_begin():
+    """Forget the marks of a pass that seems to have no end, but for those of its time."""
+    passes = object.__new__(Passes)
+    passes.open = Pass(index=3, resumed=MS, forwards=[0] * (MOST_MARKS + 1))
+    passes._forget_much()
+    assert passes.open == Pass(index=3, resumed=MS)
+
+
+@pytest.mark.parametrize("others", [set(), {0}])
+def test_a_backward_pass_of_another_thread_counts_if_it_is_alone(monkeypatch, others):
+    """Leave the gradients of a pass that may be under way alone when another thread ends a pass."""
     passes = object.__new__(Passes)
     passes.fired = deque([torch.nn.Parameter(torch.ones(1))])
-    passes._thread = threading.get_ident()
-    thread = threading.Thread(target=passes.after_backward, args=(None,))
+    passes._thread, passes._is_armed = threading.get_ident(), False
+    monkeypatch.setattr(_Calls, "_under_way", {*others})
+    monkeypatch.setattr(_Calls, "threads", {*others})
+    monkeypatch.setattr(_Calls, "_observers", {0: passes})
+    thread = threading.Thread(target=_wrapped(bool), args=(None,))
     thread.start()
     thread.join()
-    assert passes.fired
+    assert bool(passes.fired) == bool(others)
+    assert _Calls._under_way == others
 
 
 class PreemptedError(Exception):
@@ -93,6 +108,26 @@ def test_a_pass_is_counted_although_a_signal_handler_raises_behind_it(monkeypatc
     with pytest.raises(PreemptedError):
         _wrapped(preempt)(None)
     assert told == [Passes.before_backward, Passes.after_backward]
+
+
+def test_a_pass_whose_end_was_interrupted_counts_at_the_next_forward_pass(monkeypatch):
+    """Count on each rank what DDP has exchanged, also if a signal handler raises behind it."""
+    passes, counted = object.__new__(Passes), []
+    passes.registered = [torch.nn.Parameter(torch.ones(1))]
+    passes.fired = deque(passes.registered)
+    passes.open, passes.clock, passes._begun = Pass(index=4), int, 0
+    passes._thread, passes._version = threading.get_ident(), 0
+    passes._is_armed = passes._is_called = True
+    passes._on_pass, passes._on_forward = counted.append, list
+    monkeypatch.setattr(Passes, "_is_reduced", preempt)
+    with pytest.raises(PreemptedError):
+        passes.after_backward(None)
+    monkeypatch.setattr(Passes, "_is_reduced", lambda _: True)
+    for _ in "ab":  # the second one has no backward pass before it
+        passes._before_forward(SimpleNamespace(require_backward_grad_sync=True), (), {})
+    assert [each.index for each in counted] == [4]
+    assert passes.open.index == 5
+    assert len(passes.open.forwards) == 2
 
 
 @pytest.mark.parametrize("gradient", [None, torch.ones(1)])

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from commbench.ddp.plan.arguments import setting_of_model
 from commbench.errors import InputError
 from commbench.live.adopt import autotune
 from commbench.live.switching import Switcher
@@ -49,6 +50,15 @@ def test_an_exchange_leaves_the_warnings_of_the_script_alone(model, switcher):
             setting = make_training_case(bucket_cap_mb=cap, world_size=1)
             assert switcher.exchange(model, setting, is_trial=True)
     assert [str(warning.message) for warning in shown] == ["the loss is large"]
+
+
+def test_an_exchange_leaves_the_size_by_which_torch_compile_divides_graphs(model, switcher):
+    """Keep the script's bucket size as an attribute; find the size of the reducer in use."""
+    before = model.bucket_bytes_cap
+    setting = make_training_case(bucket_cap_mb="5", world_size=1)
+    assert switcher.exchange(model, setting, is_trial=False)
+    assert before == model.bucket_bytes_cap
+    assert "5" == setting_of_model(model)["bucket_cap_mb"]
 
 
 @pytest.mark.parametrize(("rank", "commit"), [(0, "c0ffee"), (1, None)])

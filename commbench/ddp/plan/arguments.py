@@ -61,5 +61,6 @@ def _cap_of(ddp_model: Any) -> str:
     if not caps:
         if getattr(ddp_model, "bucket_bytes_cap_default", False):
             return DEFAULT_CAP
-        caps = [ddp_model.bucket_bytes_cap]
+        # The attribute of a tuned model stays as the script made it.
+        caps = [ddp_model._get_ddp_logging_data()["bucket_cap_bytes"]]  # noqa: SLF001
     return canonical_cap("+".join(f"{cap / MIB:.9f}" for cap in caps))

@@ -15,7 +15,7 @@ from kinds import plain
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.live import agreement, director, switching
+from commbench.live import agreement, director, passes, switching
 
 
 class PlantedError(Exception):
@@ -32,6 +32,7 @@ METHODS = {
     "forward": (director, "is_compiled"),
     "stop": (director.Director, "_handle"),
     "interrupt": (director.Director, "_turn"),
+    "interrupt_end": (passes.Passes, "_is_reduced"),
 }
 
 
@@ -55,7 +56,7 @@ def plant(method: str, at: str, rank: str) -> None:
         if is_due and rank in {"all", os.environ["RANK"]}:
             if method == "stop":
                 stop()
-            elif method == "interrupt":
+            elif method.startswith("interrupt"):
                 signal.raise_signal(signal.SIGINT)
             else:
                 raise PlantedError
@@ -83,6 +84,6 @@ def interrupted(rank: int) -> list[nn.Module]:
 
 if __name__ == "__main__":
     plant(*sys.argv[1:])
-    if sys.argv[1] == "interrupt":
+    if sys.argv[1].startswith("interrupt"):
         report(*interrupted(begin()))
     report(*plain(begin()))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -190,6 +191,21 @@ def in_threads(rank: int) -> list[nn.Module]:
     for thread in threads:
         thread.join()
     return [*models]
+
+
+def handed_over(rank: int) -> list[nn.Module]:
+    """Let another thread of rank 1 make some backward passes."""
+    ddp = DistributedDataParallel(network())
+    optimizer = sgd(ddp)
+    with ThreadPoolExecutor(1) as pool:
+        for step, x in enumerate(batches(rank)):
+            loss = ddp(x).square().mean()
+            if rank == 1 and step % 20 == 3:
+                pool.submit(loss.backward).result()
+            else:
+                loss.backward()
+            update(optimizer)
+    return [ddp]
 
 
 def detached(rank: int) -> list[nn.Module]:
@@ -401,15 +417,23 @@ def scaled(rank: int) -> list[nn.Module]:
 
 
 def compiled(rank: int) -> list[nn.Module]:
-    """Compile the module inside DDP, and the optimiser."""
-    ddp = DistributedDataParallel(torch.compile(network(), backend="aot_eager"))
+    """Compile the module inside DDP, again for each length of a batch, and the optimiser; count the
+    graphs.
+    """
+    graphs = nn.ParameterList([torch.zeros(1)])
+
+    def compile_graph(graph: Any, inputs: Any) -> Any:
+        graphs[0].data += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    ddp = DistributedDataParallel(torch.compile(network(), backend=compile_graph, dynamic=False))
     optimizer = sgd(ddp)
     make_step = torch.compile(optimizer.step, backend="eager")
-    for x in batches(rank):
-        backward(ddp, x)
+    for step, x in enumerate(batches(rank)):
+        backward(ddp, x[step // 25 :])
         make_step()
         optimizer.zero_grad()
-    return [ddp]
+    return [ddp, graphs]
 
 
 def compiled_whole(rank: int) -> list[nn.Module]:
