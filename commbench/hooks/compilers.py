@@ -113,7 +113,7 @@ class Kernels:
                 )
                 self._blocks[name] = min(int(each) * processors, busy_blocks)
 
-    def launch(self, name: str, *arguments: Tensor | int | np.uint64 | None) -> None:
+    def launch(self, name: str, *arguments: Tensor | int | None) -> None:
         """Queue a kernel on the current stream: tensors by their addresses, None as 0, int as
         unsigned int.
         """
@@ -123,10 +123,8 @@ class Kernels:
                 values.append(np.uint64(argument.data_ptr()))
             elif argument is None:
                 values.append(np.uint64(0))
-            elif isinstance(argument, int):
-                values.append(np.uint32(argument))
             else:
-                values.append(argument)
+                values.append(np.uint32(argument))
         queue = Queue(stream_of(self._device))
         with self._cupy.cuda.Device(self._device.index or 0):
             blocks = (self._blocks[name],)

@@ -47,20 +47,18 @@ class TorchSelector:
         gradient: Tensor,
         residual: Tensor | None,
         payload: Tensor,
-        step: int,
     ) -> None:
         """Write the payload of a = gradient + residual; the unsent part of a is the new residual.
 
         If a is not finite, the payload's values are NaN and the residual is kept. If fewer than k
         elements are not zero, unused slots add 0. In compiled work strictly larger elements come
-        before ties, and the choice among ties rotates with ``step``.
+        before ties, of which the first ones are sent.
 
         Args:
             gradient: float32, shape (n,); may be overwritten.
             residual: shape (n,), the unsent part of earlier steps; a sent element becomes zero or,
                 with float16 values, the exact rounding error. None: nothing is kept.
             payload: written.
-            step: the number of this step.
         """
         total = gradient if residual is None else gradient.add_(residual)
         magnitudes, positions = torch.topk(total.abs(), self._k, sorted=False)
@@ -92,12 +90,12 @@ class NativeSelector(TorchSelector):
         super().__init__(k, values)
         self._kernels = kernels
 
-    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor, step: int) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor) -> None:
         """See `TorchSelector.encode`."""
         kernels = self._kernels
         arrays = gradient.numpy(), array_of(residual)
         indices, values = (part.numpy() for part in split(payload, self._k, self._dtype))
-        count = kernels.select(*arrays, step, indices)
+        count = kernels.select(*arrays, indices)
         if count == kernels.NOT_FINITE:
             indices[:] = np.arange(self._k)
             values[:] = np.nan
@@ -155,7 +153,7 @@ class CudaSelector(TorchSelector):
         busy = -(-n // (CHUNK * THREADS // WARP))
         self._kernels = Kernels(SOURCE, KERNELS, threads=THREADS, busy_blocks=busy, device=device)
 
-    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor, step: int) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor) -> None:
         """See `TorchSelector.encode`."""
         rest = torch.empty_like(gradient) if residual is None else residual
         launch, n, k, state, counts = (
@@ -170,8 +168,8 @@ class CudaSelector(TorchSelector):
         for shift in (DIGIT_BITS, 0):
             launch("refine", gradient, n, k, shift, state, counts, self._histogram)
         launch("tally", gradient, n, state, counts, self._before)
-        step_halves = np.uint64(step), int(self._dtype == torch.float16)
-        launch("emit", gradient, rest, n, k, *step_halves, state, counts, self._before, payload)
+        halves = int(self._dtype == torch.float16)
+        launch("emit", gradient, rest, n, k, halves, state, counts, self._before, payload)
 
     def add(self, payload: Tensor, into: Tensor) -> None:
         """See `TorchSelector.add`.
@@ -202,7 +200,7 @@ def prepare(device: torch.device) -> None:
             selector = make_selector(4, 2, values, fast=True, device=device)
             payload = torch.zeros(payload_bytes(2, values), dtype=torch.uint8, device=device)
             for rest in (None, residual):
-                selector.encode(elements, rest, payload, 0)
+                selector.encode(elements, rest, payload)
             selector.add(payload, elements)
 
     compilers.prepare(

@@ -116,7 +116,7 @@ class TopK(catalogue.TopK, OrderedHook):
             unsent = None
             if residual is not None:
                 unsent = _elements(part, residual)
-            selector.encode(_elements(part, buffer), unsent, payload, step=self.step)
+            selector.encode(_elements(part, buffer), unsent, payload)
             indices, values = split(payload, part.k, DTYPES[self.values])
             if momentum is not None:
                 _forget(_elements(part, momentum), indices, values)

@@ -60,8 +60,6 @@ def send(
     residual: Floats | None,
     k: int,
     values: Any = "float32",
-    *,
-    step: int = 0,
 ) -> Sent:
     """Encode a step in copies of the arrays with margins."""
     source, payload = guarded(gradient), guarded(np.zeros(payload_bytes(k, values), dtype=np.uint8))
@@ -69,7 +67,7 @@ def send(
     tensors = [
         None if array is None else torch.from_numpy(array) for array in (source, rest, payload)
     ]
-    selector.encode(*tensors, step)
+    selector.encode(*tensors)
     check_margins(source, rest, payload)
     sent_values = payload[4 * k :].view(values)[:k]
     return Sent(
@@ -90,12 +88,10 @@ def make_selectors(n: int, k: int, values: Any = "float32") -> list[Any]:
     return made
 
 
-def send_alike(
-    gradient: Floats, residual: Floats | None, k: int, *options: Any, **how: Any
-) -> Sent:
+def send_alike(gradient: Floats, residual: Floats | None, k: int, *options: Any) -> Sent:
     """Send by all selectors, which must send and keep the same bits."""
     made = make_selectors(len(gradient), k, *options)
-    sent, *others = [send(each, gradient, residual, k, *options, **how) for each in made]
+    sent, *others = [send(each, gradient, residual, k, *options) for each in made]
     for other in others:
         assert np.array_equal(sent.payload, other.payload)
         if sent.rest is not None and other.rest is not None:
@@ -113,9 +109,9 @@ def decoded(sent: Sent, n: int) -> Floats:
     return total.numpy()
 
 
-def check(gradient: Floats, residual: Floats | None, k: int, *options: Any, **how: Any) -> None:
+def check(gradient: Floats, residual: Floats | None, k: int, *options: Any) -> None:
     """Check that k slots hold the largest elements, and that sent values and residual add up."""
-    sent = send_alike(gradient, residual, k, *options, **how)
+    sent = send_alike(gradient, residual, k, *options)
     total = gradient if residual is None else gradient + residual
     filled = min(k, int(np.count_nonzero(total)))
     assert 0 <= sent.indices.min()
@@ -140,8 +136,8 @@ def test_the_largest_are_sent_and_nothing_is_lost(number, name):
     """Fill k slots with the largest elements; sent plus residual is exactly the input."""
     k = math.ceil(DENSITIES[number % len(DENSITIES)] * N)
     gradient, values = make(name, seed=3), VALUE_TYPES[number % 2]
-    check(gradient, make(name, seed=1), k, values, step=5)
-    check(gradient, None, k, values, step=7)
+    check(gradient, make(name, seed=1), k, values)
+    check(gradient, None, k, values)
 
 
 @settings(max_examples=repetitions(150), deadline=None)
@@ -149,9 +145,9 @@ def test_the_largest_are_sent_and_nothing_is_lost(number, name):
 def test_any_small_array(data):
     """Send the largest and lose nothing, for a few elements of any size."""
     n = data.draw(st.integers(1, 40))
-    k, step = data.draw(st.integers(1, n)), data.draw(st.integers(0, 2**40))
+    k = data.draw(st.integers(1, n))
     gradient, residual = draw_small(data, n)
-    check(gradient, residual, k, data.draw(st.sampled_from(VALUE_TYPES)), step=step)
+    check(gradient, residual, k, data.draw(st.sampled_from(VALUE_TYPES)))
 
 
 @settings(max_examples=repetitions(60), deadline=None)
@@ -162,7 +158,7 @@ def test_any_number_of_equal_elements(n, density, levels, seed):
     """
     rng = np.random.default_rng(seed)
     gradient, residual = rng.integers(-levels, levels + 1, (2, n)).astype(np.float32)
-    check(gradient, residual, max(1, int(density * n)), step=seed)
+    check(gradient, residual, max(1, int(density * n)))
 
 
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 255, 1023, 1024, 1025, 4 * 1024, 4 * 1024 + 1])
@@ -176,13 +172,13 @@ def test_every_end_of_a_row_and_a_chunk(n):
 def test_more_chunks_than_threads_add_up(chunks):
     """Add up if threads of the last block have several chunks or none."""
     n = 1024 * chunks - 5
-    check(make("few values", n), make("gauss", n, 1), n // 90, step=3)
+    check(make("few values", n), make("gauss", n, 1), n // 90)
 
 
 def test_blocks_of_full_size(monkeypatch):
     """Send the same with a GPU's number of threads per block."""
     monkeypatch.setattr(selectors, "THREADS", 1024)
-    check(make("few values", 200_003), make("few values", 200_003, 1), 2001, step=3)
+    check(make("few values", 200_003), make("few values", 200_003, 1), 2001)
 
 
 def test_no_more_candidates_than_there_is_room_for():
@@ -192,23 +188,6 @@ def test_no_more_candidates_than_there_is_room_for():
     rows, columns = kernels.MOST_ROWS, kernels.COLUMNS
     gradient[: rows * columns].reshape(rows, columns)[:, : k - 1] += 10  # a block is a column
     check(gradient, np.zeros(n, dtype=np.float32), k)
-
-
-@pytest.mark.parametrize(
-    ("levels", "larger"),
-    [((1.0,), 0), ((1.0, -1.0), 100), ((1.0, 0.5, 0.25), 100), ((1.0, 0.0), 0)],
-)
-def test_equal_elements_take_turns_without_feedback(levels, larger):
-    """Send each of m equal elements equally often, within ceil(m / free slots) steps."""
-    k = 300
-    gradient = np.random.default_rng(0).choice(np.array(levels, dtype=np.float32), N)
-    gradient[5 : 5 + larger] = 7
-    tied = np.flatnonzero(np.abs(gradient) == 1)
-    selector, times = NativeSelector(k, "float32"), np.zeros(N, dtype=int)
-    steps = math.ceil(len(tied) / (k - larger))
-    for step in range(1000, 1000 + steps):
-        times[send(selector, gradient, None, k, step=step).indices] += 1
-    assert {1, 2} >= set(times[tied].tolist())
 
 
 @pytest.mark.parametrize(

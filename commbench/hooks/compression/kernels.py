@@ -96,10 +96,9 @@ def _find_maxima(gradient: Floats, residual: Floats | None, rows: int) -> Words:
 
 
 @compiled
-def _find_kth(magnitudes: Words, k: int) -> tuple[int, int, int]:
-    """Return the k-th largest magnitude, by radix selection.
-
-    Also return how many of the k largest, and how many of all, are equal to it.
+def _find_kth(magnitudes: Words, k: int) -> tuple[int, int]:
+    """Return the k-th largest magnitude, by radix selection, and how many of the k largest are
+    equal to it.
     """
     candidates = np.empty_like(magnitudes)
     histogram = np.empty((1 << DIGITS[0][1], COPIES), dtype=np.int32)
@@ -122,43 +121,28 @@ def _find_kth(magnitudes: Words, k: int) -> tuple[int, int, int]:
             candidates[kept] = magnitude  # the next one overwrites it unless it is counted
             kept += ((magnitude >> shift) & last) == digit
         rest = candidates[:kept]
-    return prefix, k, rest.shape[0]
+    return prefix, k
 
 
 @compiled
-def _mark(
-    gradient: Floats | None, values: Floats, level: int, marks: NDArray[np.uint8]
-) -> np.int32:
+def _mark(gradient: Floats | None, values: Floats, level: int, marks: NDArray[np.uint8]) -> None:
     """Add the gradient, if given, to ``values``; write whether each magnitude is above ``level``.
 
-    The comparisons are made while the additions wait for memory. Returns how many magnitudes are
-    equal to the level.
+    The comparisons are made while the additions wait for memory.
     """
-    equal = np.int32(0)
     for i in range(values.shape[0]):
         if gradient is not None:
             values[i] += gradient[i]
-        magnitude = _magnitude(values[i])
-        marks[i] = magnitude > level
-        equal = np.int32(equal + np.int32(magnitude == level))
-    return equal
+        marks[i] = _magnitude(values[i]) > level
 
 
 @compiled
-def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
-    gradient: Floats | None,
-    source: Floats,
-    level: int,
-    positions: Words,
-    magnitudes: Words,
-    counts: Words,
+def _collect(
+    gradient: Floats | None, source: Floats, level: int, positions: Words, magnitudes: Words
 ) -> int:
     """Add the gradient, if given, to ``source``.
 
-    Write ``positions`` and ``magnitudes`` of the elements above ``level``, and to ``counts`` how
-    many elements of each chunk are equal to it.
-
-    Returns how many elements are above the level.
+    Write ``positions`` and ``magnitudes`` of the elements above ``level``, and return their number.
     """
     threshold = np.int32(level)
     words = source.view(np.int32)
@@ -166,15 +150,14 @@ def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
     groups = marks.view(np.uint64)
     marked_groups = np.empty(groups.shape[0], dtype=np.int32)
     above = 0
-    for chunk in range(counts.shape[0]):
-        start = chunk * CHUNK
+    for start in range(0, source.shape[0], CHUNK):
         end = min(start + CHUNK, source.shape[0])
         values = source[start:end]
         marks[end - start :] = 0
         if gradient is None:
-            counts[chunk] = _mark(None, values, threshold, marks)
+            _mark(None, values, threshold, marks)
         else:
-            counts[chunk] = _mark(gradient[start:end], values, threshold, marks)
+            _mark(gradient[start:end], values, threshold, marks)
         marked, before = 0, above
         for group in range(groups.shape[0]):
             marked_groups[marked] = group  # the next one overwrites it unless it is counted
@@ -189,66 +172,39 @@ def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
 
 
 @compiled
-# Numba compiles positional arguments only.
-def _take_ties(  # noqa: PLR0917
-    words: Words, start: int, level: int, equal: int, slot: int, ties: Words
-) -> int:
-    """Write ``start`` + positions of magnitudes equal to ``level`` to their slots of ``ties``.
-
-    Slots count from 0 to ``equal`` - 1; those beyond ``ties`` are not chosen.
-
-    Returns the slot of the next such element.
-    """
-    for i in range(words.shape[0]):
-        if (words[i] & MAGNITUDE) == level:
-            if slot < ties.shape[0]:
-                ties[slot] = start + i
-            slot += 1
-            if slot == equal:
-                slot = 0
-    return slot
+def _take_ties(words: Words, level: int, ties: Words) -> None:
+    """Fill ``ties`` with the positions of the first magnitudes that are equal to ``level``."""
+    position = 0
+    for slot in range(ties.shape[0]):
+        while (words[position] & MAGNITUDE) != level:
+            position += 1
+        ties[slot] = position
+        position += 1
 
 
 @compiled
-def _choose(positions: Words, magnitudes: Words, step: int, chosen: Words) -> None:
+def _choose(positions: Words, magnitudes: Words, chosen: Words) -> None:
     """Fill ``chosen`` from ``positions``, at least as many."""
     k = chosen.shape[0]
-    level, ties, equal = _find_kth(magnitudes, k)
+    level, _ = _find_kth(magnitudes, k)
     taken = 0
     for i in range(positions.shape[0]):
         chosen[taken] = positions[i]  # the next one overwrites it unless it is counted
         taken += magnitudes[i] > level
-    slot = -((step % equal) * ties) % equal
-    _take_ties(magnitudes, 0, level, equal, slot, chosen[taken:])
+    _take_ties(magnitudes, level, chosen[taken:])
     for i in range(taken, k):
         chosen[i] = positions[chosen[i]]
 
 
 @compiled
-def _fill(source: Floats, level: int, counts: Words, step: int, ties: Words) -> None:
-    """Fill ``ties`` with positions of elements equal to ``level``, whose number in each chunk is in
-    ``counts``.
-    """
-    words, equal = source.view(np.int32), counts.sum()
-    slot = -((step % equal) * ties.shape[0]) % equal
-    for chunk in range(counts.shape[0]):
-        after = slot + counts[chunk]
-        if slot < ties.shape[0] or after > equal:  # else no slot of this chunk is chosen
-            start = chunk * CHUNK
-            _take_ties(words[start : start + CHUNK], start, level, equal, slot, ties)
-        slot = after % equal
-
-
-@compiled
-def select(gradient: Floats, residual: Floats | None, step: int, chosen: Words) -> int:
+def select(gradient: Floats, residual: Floats | None, chosen: Words) -> int:
     """Fill ``chosen`` with the positions of the largest elements of gradient + residual, ties last.
 
     Args:
         gradient: shape (n,).
         residual: shape (n,), becomes gradient + residual, but is unchanged if one is not finite;
             None stands for zeros.
-        step: the choice among equal elements rotates with it.
-        chosen: shape (k,).
+        chosen: shape (k,); of equal elements the first ones are chosen.
 
     Returns:
         How many of ``chosen`` are valid: k, or the number of nonzero elements if they are fewer;
@@ -260,23 +216,22 @@ def select(gradient: Floats, residual: Floats | None, step: int, chosen: Words) 
     maxima = _find_maxima(gradient, residual, rows)
     if maxima.max() >= INFINITY:
         return NOT_FINITE
-    level, _, _ = _find_kth(maxima, k)
+    level, _ = _find_kth(maxima, k)
     room = min(n, k * rows) + GROUP  # whole groups are written
     positions, magnitudes = np.empty(room, dtype=np.int32), np.empty(room, dtype=np.int32)
-    counts = np.empty(-(-n // CHUNK), dtype=np.int32)
     if residual is None:
         source = gradient
-        above = _collect(None, source, level, positions, magnitudes, counts)
+        above = _collect(None, source, level, positions, magnitudes)
     else:
         source = residual
-        above = _collect(gradient, source, level, positions, magnitudes, counts)
+        above = _collect(gradient, source, level, positions, magnitudes)
     if above >= k:
-        _choose(positions[:above], magnitudes[:above], step, chosen)
+        _choose(positions[:above], magnitudes[:above], chosen)
         return k
     chosen[:above] = positions[:above]
     if level == 0:
         return above
-    _fill(source, level, counts, step, chosen[above:])
+    _take_ties(source.view(np.int32), level, chosen[above:])
     return k
 
 
@@ -363,7 +318,7 @@ def choose_chunks(norms: Floats, chosen: Words) -> bool:
         if (words[number] & MAGNITUDE) >= INFINITY:
             chosen[:] = np.arange(chunk_count)
             return False
-    level, ties, _ = _find_kth(words, chunk_count)
+    level, ties = _find_kth(words, chunk_count)
     slot = 0
     for number in range(words.shape[0]):
         if words[number] > level or (words[number] == level and ties > 0):

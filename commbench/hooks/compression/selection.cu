@@ -320,15 +320,14 @@ __device__ float put(unsigned *payload, unsigned k, unsigned slot, unsigned inde
     return single_of(half);
 }
 
-// First the elements above the k-th largest, then elements equal to it until the slots are full. The choice among equal
-// elements rotates with each step. Unused slots add 0 to the first elements.
+// First the elements above the k-th largest, then the first ones equal to it until the slots are full. Unused slots add
+// 0 to the first elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
-emit(const float *marks, float *rest, unsigned n, unsigned k, unsigned long long step, unsigned halves,
+emit(const float *marks, float *rest, unsigned n, unsigned k, unsigned halves,
      const State *state, const unsigned *counts, const unsigned long long *before, unsigned *payload) {
     const bool finite = state->finite != 0;
     const unsigned level = state->low & REST, larger = state->larger, equal = state->equal;
     const unsigned wanted = k - larger < equal ? k - larger : equal;
-    const unsigned first = equal != 0 ? step % equal * wanted % equal : 0;
     const unsigned before_me = (1u << lane()) - 1;
     const unsigned chunks = chunks_of(n), each = chunks_of_a_thread(chunks);
     for (unsigned chunk = first_chunk(); finite && chunk < chunks; chunk = next_chunk(chunk)) {
@@ -343,8 +342,7 @@ emit(const float *marks, float *rest, unsigned n, unsigned k, unsigned long long
             if (order > 0) slot = next + __popc(above & before_me);
             if (order == 0) {
                 const unsigned mine = number + __popc(same & before_me);
-                const unsigned turn = mine < first ? mine + equal - first : mine - first;
-                if (turn < wanted) slot = larger + turn;
+                if (mine < wanted) slot = larger + mine;
             }
             if (slot < k) {
                 const unsigned element = chunk * CHUNK + mark % CHUNK;
