@@ -33,13 +33,6 @@ def find_compiler(device: torch.device) -> str | None:
     return compiler
 
 
-def array_of(tensor: Tensor | None) -> Any:
-    """Return a tensor on the host as an array of the same memory; None for None."""
-    if tensor is None:
-        return None
-    return tensor.numpy()
-
-
 def prepare(
     device: torch.device, run_all: Callable[[], object], *, work: str, alternative: str
 ) -> None:
@@ -113,16 +106,12 @@ class Kernels:
                 )
                 self._blocks[name] = min(int(each) * processors, busy_blocks)
 
-    def launch(self, name: str, *arguments: Tensor | int | None) -> None:
-        """Queue a kernel on the current stream: tensors by their addresses, None as 0, int as
-        unsigned int.
-        """
+    def launch(self, name: str, *arguments: Tensor | int) -> None:
+        """Queue a kernel on the current stream: tensors by their addresses, int as unsigned int."""
         values: list[np.unsignedinteger[Any]] = []
         for argument in arguments:
             if isinstance(argument, Tensor):
                 values.append(np.uint64(argument.data_ptr()))
-            elif argument is None:
-                values.append(np.uint64(0))
             else:
                 values.append(np.uint32(argument))
         queue = Queue(stream_of(self._device))

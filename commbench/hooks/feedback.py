@@ -113,9 +113,9 @@ class Slot:
     """The buffers of its messages, see `FeedbackHook.make_channel`."""
 
     @property
-    def residual(self) -> Tensor | None:
-        """The unsent part of the gradients, shape (numel,); None without feedback."""
-        return self.memory.get("residual")
+    def residual(self) -> Tensor:
+        """The unsent part of the gradients, shape (numel,)."""
+        return self.memory["residual"]
 
     def by_name(self, kind: str) -> Tensors:
         """Return the memory by parameter name, as views of the parameters' shapes."""
@@ -231,7 +231,7 @@ class FeedbackHook(Feedback, Hook):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.memory = Memory(["residual"] if self.feedback else [])
+        self.memory = Memory(["residual"])
         self._steps = 0
         self._names: dict[int, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -276,9 +276,8 @@ class FeedbackHook(Feedback, Hook):
 
         The residual becomes zero, which it was except after a resume.
         """
-        accumulate(buffer, slot).div_(self.divisor)
-        if slot.residual is not None:
-            slot.residual.zero_()
+        buffer.add_(slot.residual).div_(self.divisor)
+        slot.residual.zero_()
         return self.reduce_whole(buffer, watch)
 
     def attach(
@@ -321,7 +320,7 @@ class FeedbackHook(Feedback, Hook):
                 self._scale = float(self._scaler.get_scale())
             else:
                 self._scale = self._scaler.scale(unit)  # a tensor, as `get_scale` would wait
-        if self._optimizer is not None and self.feedback:
+        if self._optimizer is not None:
             self._follow_rates(self._optimizer)
 
     def _follow_rates(self, optimizer: torch.optim.Optimizer) -> None:
@@ -351,15 +350,18 @@ class FeedbackHook(Feedback, Hook):
         if self.is_scaled:
             buffer.mul_(1.0 / self._scale)
         future, finish = self.exchange_bucket(buffer, slot, watch)
-        return future, lambda value: self._inspected(finish(value))
+        return future, lambda value: self._inspected(finish(value), slot)
 
-    def _inspected(self, result: Tensor) -> Tensor:
+    def _inspected(self, result: Tensor, slot: Slot) -> Tensor:
         """Return the averaged bucket.
 
-        Drop this step's updates if a scaler will skip the step because of it.
+        Drop this step's updates if a scaler will skip the step because of it. Without feedback, drop
+        what was not sent.
         """
         if self._scaler is not None:
             self.memory.reject(~is_finite(result))
+        if not self.feedback:
+            slot.residual.zero_()
         return result
 
     def channel_of(self, slot: Slot, like: Tensor) -> Any:
@@ -437,12 +439,3 @@ def poison(tensor: Tensor, *, unless: Tensor) -> None:
         tensor.masked_fill_(~unless, torch.nan)
     elif not unless:
         tensor.fill_(torch.nan)
-
-
-def accumulate(buffer: Tensor, slot: Slot) -> Tensor:
-    """Add the residual to the gradients, in the bucket's buffer: a = g + e, or g without a
-    residual.
-    """
-    if slot.residual is None:
-        return buffer
-    return buffer.add_(slot.residual)

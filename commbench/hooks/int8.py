@@ -72,7 +72,7 @@ class Int8(catalogue.Int8, OrderedHook):
     def _reduce(
         self,
         channel: _Channel,
-        residual: Tensor | None,
+        residual: Tensor,
         wait: Callable[[], object],
         watch: Stopwatch,
     ) -> Ending:
@@ -83,7 +83,7 @@ class Int8(catalogue.Int8, OrderedHook):
         """
         wait()
         start = watch.clock()
-        mine = None if residual is None else residual[channel.layout.span(self._group.rank())]
+        mine = residual[channel.layout.span(self._group.rank())]
         channel.quantiser.combine(
             channel.received, channel.own, divisor=self.divisor, residual=mine
         )

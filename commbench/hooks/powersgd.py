@@ -17,7 +17,7 @@ from torch import Tensor
 
 from commbench.hooks import catalogue
 from commbench.hooks.base import Launched, StateDict, Stopwatch
-from commbench.hooks.feedback import Layout, Slot, Span, accumulate, is_finite, on_host, poison, put
+from commbench.hooks.feedback import Layout, Slot, Span, is_finite, on_host, poison, put
 from commbench.hooks.ordering import OrderedHook
 
 
@@ -72,7 +72,7 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         if self.is_dense:
             return self.send_dense(buffer, slot, watch)
         plan = self.channel_of(slot, buffer)
-        self._project(plan, accumulate(buffer, slot))
+        self._project(plan, buffer.add_(slot.residual))
         future = self.submit(lambda: self._refine(plan, buffer, slot, watch))
         watch.encoded()
         return future, lambda _: buffer
@@ -124,9 +124,7 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         watch.worked(start)
         return total
 
-    def _project_back(
-        self, plan: _Plan, total: Tensor, residual: Tensor | None, finite: Tensor
-    ) -> None:
+    def _project_back(self, plan: _Plan, total: Tensor, residual: Tensor, finite: Tensor) -> None:
         """Orthonormalise P, compute Q = M^T P, and keep M - P Q^T as the residual.
 
         As in the paper's algorithm 2, Q is this rank's. With the mean over ranks, the residuals
@@ -136,8 +134,6 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
             matrix.p.copy_(torch.linalg.qr(matrix.p).Q)
             torch.mm(matrix.of(total).T, matrix.p, out=matrix.next_q)
         self._round(plan.second.div_(self.world_size))
-        if residual is None:
-            return
         if on_host(finite):
             self._subtract_sent(plan, total, residual)
         else:  # values that are not finite also reach this line

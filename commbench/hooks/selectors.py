@@ -13,7 +13,7 @@ from torch import Tensor
 
 from commbench.errors import WrongDataError
 from commbench.hooks import compilers
-from commbench.hooks.compilers import WARP, Kernels, array_of
+from commbench.hooks.compilers import WARP, Kernels
 from commbench.hooks.feedback import put
 from commbench.hooks.message import INDEX_BYTES, ValueType, payload_bytes
 
@@ -42,12 +42,7 @@ class TorchSelector:
         self._k = k
         self._dtype = DTYPES[values]
 
-    def encode(
-        self,
-        gradient: Tensor,
-        residual: Tensor | None,
-        payload: Tensor,
-    ) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor, payload: Tensor) -> None:
         """Write the payload of a = gradient + residual; the unsent part of a is the new residual.
 
         If a is not finite, the payload's values are NaN and the residual is kept. If fewer than k
@@ -57,10 +52,10 @@ class TorchSelector:
         Args:
             gradient: float32, shape (n,); may be overwritten.
             residual: shape (n,), the unsent part of earlier steps; a sent element becomes zero or,
-                with float16 values, the exact rounding error. None: nothing is kept.
+                with float16 values, the exact rounding error.
             payload: written.
         """
-        total = gradient if residual is None else gradient.add_(residual)
+        total = gradient.add_(residual)
         magnitudes, positions = torch.topk(total.abs(), self._k, sorted=False)
         finite = magnitudes.isfinite().all()  # torch.topk treats infinity and NaN as the largest
         indices, values = split(payload, self._k, self._dtype)
@@ -68,9 +63,8 @@ class TorchSelector:
         values.fill_(torch.nan)
         limit = torch.finfo(self._dtype).max  # the rest of larger values stays in the residual
         put(values, total[positions].clamp_(-limit, limit), where=finite)
-        if residual is not None:
-            unsent = total.index_add_(0, positions, values.to(total.dtype), alpha=-1)
-            put(residual, unsent, where=finite)
+        unsent = total.index_add_(0, positions, values.to(total.dtype), alpha=-1)
+        put(residual, unsent, where=finite)
 
     def add(self, payload: Tensor, into: Tensor) -> None:
         """Add the values of a payload to ``into``, shape (n,), at its indices."""
@@ -90,12 +84,12 @@ class NativeSelector(TorchSelector):
         super().__init__(k, values)
         self._kernels = kernels
 
-    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor, payload: Tensor) -> None:
         """See `TorchSelector.encode`."""
         kernels = self._kernels
-        arrays = gradient.numpy(), array_of(residual)
+        rest = residual.numpy()
         indices, values = (part.numpy() for part in split(payload, self._k, self._dtype))
-        count = kernels.select(*arrays, indices)
+        count = kernels.select(gradient.numpy(), rest, indices)
         if count == kernels.NOT_FINITE:
             indices[:] = np.arange(self._k)
             values[:] = np.nan
@@ -105,11 +99,10 @@ class NativeSelector(TorchSelector):
         sent = values[:count]
         if self._dtype == torch.float16:
             sent = np.empty(count, dtype=np.float32)
-        kernels.take(*arrays, indices[:count], sent)
+        kernels.take(rest, indices[:count], sent)
         if self._dtype == torch.float16:
             values[:count] = _halved(sent)
-            if residual is not None:
-                arrays[1][indices[:count]] = sent - values[:count]
+            rest[indices[:count]] = sent - values[:count]
 
     def add(self, payload: Tensor, into: Tensor) -> None:
         """See `TorchSelector.add`.
@@ -153,9 +146,8 @@ class CudaSelector(TorchSelector):
         busy = -(-n // (CHUNK * THREADS // WARP))
         self._kernels = Kernels(SOURCE, KERNELS, threads=THREADS, busy_blocks=busy, device=device)
 
-    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor, payload: Tensor) -> None:
         """See `TorchSelector.encode`."""
-        rest = torch.empty_like(gradient) if residual is None else residual
         launch, n, k, state, counts = (
             self._kernels.launch,
             self._n,
@@ -164,12 +156,12 @@ class CudaSelector(TorchSelector):
             self._counts,
         )
         launch("survey", gradient, residual, n, k, state, self._histogram)
-        launch("divide", gradient, residual, rest, n, state, counts)
+        launch("divide", gradient, residual, n, state, counts)
         for shift in (DIGIT_BITS, 0):
             launch("refine", gradient, n, k, shift, state, counts, self._histogram)
         launch("tally", gradient, n, state, counts, self._before)
         halves = int(self._dtype == torch.float16)
-        launch("emit", gradient, rest, n, k, halves, state, counts, self._before, payload)
+        launch("emit", gradient, residual, n, k, halves, state, counts, self._before, payload)
 
     def add(self, payload: Tensor, into: Tensor) -> None:
         """See `TorchSelector.add`.
@@ -199,8 +191,7 @@ def prepare(device: torch.device) -> None:
         for values in get_args(ValueType):
             selector = make_selector(4, 2, values, fast=True, device=device)
             payload = torch.zeros(payload_bytes(2, values), dtype=torch.uint8, device=device)
-            for rest in (None, residual):
-                selector.encode(elements, rest, payload)
+            selector.encode(elements, residual, payload)
             selector.add(payload, elements)
 
     compilers.prepare(

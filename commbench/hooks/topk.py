@@ -110,13 +110,10 @@ class TopK(catalogue.TopK, OrderedHook):
     def _encode(self, channel: _Channel, buffer: Tensor, slot: Slot) -> None:
         """Write the message; this overwrites ``buffer`` unless no element of it is selected."""
         self._take_whole(channel, buffer, slot)
-        residual, momentum = slot.residual, slot.memory.get("momentum")
+        momentum = slot.memory.get("momentum")
         for part, selector in zip(channel.payload.sparse, channel.selectors, strict=True):
             payload = _bytes(part, channel.sent)
-            unsent = None
-            if residual is not None:
-                unsent = _elements(part, residual)
-            selector.encode(_elements(part, buffer), unsent, payload)
+            selector.encode(_elements(part, buffer), _elements(part, slot.residual), payload)
             indices, values = split(payload, part.k, DTYPES[self.values])
             if momentum is not None:
                 _forget(_elements(part, momentum), indices, values)
@@ -128,12 +125,12 @@ class TopK(catalogue.TopK, OrderedHook):
 
         If the bucket has no others, divide them in place.
         """
-        residual = slot.residual
         selected_over = self.scope == "bucket" and channel.payload.sparse
         for part in channel.payload.dense:
             values = _elements(part, buffer)
-            if residual is not None and not selected_over:
-                unsent = _elements(part, residual)  # zero, but after a resume with other options
+            if not selected_over:
+                # zero, but after a resume with other options
+                unsent = _elements(part, slot.residual)
                 values.add_(unsent)
                 unsent.zero_()
             values.div_(self.divisor)

@@ -315,7 +315,7 @@ class Switcher:
         residuals: Mapping[str, torch.Tensor] = {}
         memory = getattr(self.hook, "memory", None)
         if memory is not None:
-            residuals = memory.state().get("residual", {})
+            residuals = memory.state()["residual"]
         kept = {name: value for name, value in vars(ddp_model).items() if name in _KEPT}
         ddp_model.__dict__ = {**vars(ddp_model), **vars(spare), **kept}
         spare.__dict__ = {}  # the model alone owns the reducer

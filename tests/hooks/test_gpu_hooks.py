@@ -124,7 +124,7 @@ def test_the_stream_under_way_is_used():
     with torch.cuda.stream(torch.cuda.Stream(DEVICE)):
         torch.cuda._sleep(50_000_000)
         gradient.copy_(source, non_blocking=True)
-        selector.encode(gradient, None, payload)
+        selector.encode(gradient, torch.zeros_like(gradient), payload)
         selector.add(payload, total)
     torch.cuda.synchronize()
     assert k == int((total != 0).sum())

@@ -51,22 +51,20 @@ class Sent:
     indices: NDArray[np.int32]
     values: NDArray[np.floating]
     payload: NDArray[np.uint8]
-    rest: Floats | None
+    rest: Floats
 
 
 def send(
     selector: Any,
     gradient: Floats,
-    residual: Floats | None,
+    residual: Floats,
     k: int,
     values: Any = "float32",
 ) -> Sent:
     """Encode a step in copies of the arrays with margins."""
     source, payload = guarded(gradient), guarded(np.zeros(payload_bytes(k, values), dtype=np.uint8))
-    rest = None if residual is None else guarded(residual)
-    tensors = [
-        None if array is None else torch.from_numpy(array) for array in (source, rest, payload)
-    ]
+    rest = guarded(residual)
+    tensors = [torch.from_numpy(array) for array in (source, rest, payload)]
     selector.encode(*tensors)
     check_margins(source, rest, payload)
     sent_values = payload[4 * k :].view(values)[:k]
@@ -88,14 +86,13 @@ def make_selectors(n: int, k: int, values: Any = "float32") -> list[Any]:
     return made
 
 
-def send_alike(gradient: Floats, residual: Floats | None, k: int, *options: Any) -> Sent:
+def send_alike(gradient: Floats, residual: Floats, k: int, *options: Any) -> Sent:
     """Send by all selectors, which must send and keep the same bits."""
     made = make_selectors(len(gradient), k, *options)
     sent, *others = [send(each, gradient, residual, k, *options) for each in made]
     for other in others:
         assert np.array_equal(sent.payload, other.payload)
-        if sent.rest is not None and other.rest is not None:
-            assert np.array_equal(sent.rest.view(np.uint32), other.rest.view(np.uint32))
+        assert np.array_equal(sent.rest.view(np.uint32), other.rest.view(np.uint32))
     for selector in made[1:]:
         check_margins(*selector.scratch)
     return sent
@@ -109,10 +106,10 @@ def decoded(sent: Sent, n: int) -> Floats:
     return total.numpy()
 
 
-def check(gradient: Floats, residual: Floats | None, k: int, *options: Any) -> None:
+def check(gradient: Floats, residual: Floats, k: int, *options: Any) -> None:
     """Check that k slots hold the largest elements, and that sent values and residual add up."""
     sent = send_alike(gradient, residual, k, *options)
-    total = gradient if residual is None else gradient + residual
+    total = gradient + residual
     filled = min(k, int(np.count_nonzero(total)))
     assert 0 <= sent.indices.min()
     assert sent.indices.max() < len(total)
@@ -124,11 +121,10 @@ def check(gradient: Floats, residual: Floats | None, k: int, *options: Any) -> N
     assert not filled or not len(kept) or np.abs(total[chosen]).min() >= kept.max()
     if sent.values.dtype == np.float32:
         assert np.array_equal(total[chosen], sent.values[:filled])
-        assert sent.rest is None or not sent.rest[chosen].any()
-    if sent.rest is not None:
-        arrived = sent.rest.astype(np.float64)
-        np.add.at(arrived, sent.indices, sent.values.astype(np.float64))
-        assert np.array_equal(total, arrived)
+        assert not sent.rest[chosen].any()
+    arrived = sent.rest.astype(np.float64)
+    np.add.at(arrived, sent.indices, sent.values.astype(np.float64))
+    assert np.array_equal(total, arrived)
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(DISTRIBUTIONS)))
@@ -137,7 +133,6 @@ def test_the_largest_are_sent_and_nothing_is_lost(number, name):
     k = math.ceil(DENSITIES[number % len(DENSITIES)] * N)
     gradient, values = make(name, seed=3), VALUE_TYPES[number % 2]
     check(gradient, make(name, seed=1), k, values)
-    check(gradient, None, k, values)
 
 
 @settings(max_examples=repetitions(150), deadline=None)
@@ -216,13 +211,6 @@ def test_values_that_are_not_finite_reach_all_ranks(bad, position, values):
         assert np.array_equal(fresh.payload, after.payload)
 
 
-def test_no_residual_is_one_of_zeros():
-    """Select alike without residual and from zeros."""
-    gradient = make("student t2")
-    from_zeros = send_alike(gradient, np.zeros(N, dtype=np.float32), 555)
-    assert from_zeros.payload.tolist() == send_alike(gradient, None, 555).payload.tolist()
-
-
 @pytest.mark.parametrize("values", VALUE_TYPES)
 @pytest.mark.parametrize("bad", [0.0, np.nan, -np.inf])
 def test_torch_sends_the_same_elements(values, bad):
@@ -245,7 +233,7 @@ def test_float16_values_are_rounded_as_numpy_rounds():
     between = (halves[:-1] + halves[1:]) / np.float32(2)
     above = np.nextafter(between, np.float32(1e9))
     for gradient in (numbers, halves, -halves, between, above):
-        sent = send_alike(gradient, None, len(gradient), "float16")
+        sent = send_alike(gradient, np.zeros_like(gradient), len(gradient), "float16")
         assert np.array_equal(gradient.astype(np.float16), decoded(sent, len(gradient)))
 
 
@@ -266,7 +254,7 @@ def test_payloads_of_several_ranks_add_up(values):
     made = make_selectors(N, k, values)
     totals = [guarded(expected) for _ in made]
     for rank, name in enumerate(("gauss", "huge", "mostly zeros", "denormals", "all zero")):
-        sent = send_alike(make(name, seed=rank), None, k, values)
+        sent = send_alike(make(name, seed=rank), make("all zero"), k, values)
         np.add.at(expected, sent.indices, sent.values.astype(np.float32))
         for selector, total in zip(made, totals, strict=True):
             selector.add(torch.from_numpy(sent.payload), torch.from_numpy(total))
@@ -280,7 +268,7 @@ def test_an_index_that_is_not_there_is_seen(index):
     """Write nothing beyond the bucket; refuse it on the host, and report it to all ranks on a
     GPU.
     """
-    sent = send_alike(make("gauss"), None, 5)
+    sent = send_alike(make("gauss"), make("all zero"), 5)
     sent.indices[3] = index
     payload, into = torch.from_numpy(sent.payload), guarded(np.zeros(N, dtype=np.float32))
     native, *others = make_selectors(N, 5)
@@ -301,7 +289,6 @@ def test_nothing_is_compiled_after_preparing():
     for values in VALUE_TYPES:
         selector = NativeSelector(9, values)
         decoded(send(selector, make("gauss"), make("gauss", seed=1), 9, values), N)
-        send(selector, make("gauss"), None, 9, values)
     assert before == [len(kernel.signatures) for kernel in compiled]
     assert all(kernel.targetoptions["nogil"] for kernel in compiled)
 

@@ -325,7 +325,7 @@ def without_feedback() -> dict[str, Any]:
     return {
         "error": distance(received, expected),
         "sent": int((received != 0).sum()),
-        "kept": len(hook.state_dict()["memory"]),
+        "kept": float(memory_of(hook).norm()),
     }
 
 

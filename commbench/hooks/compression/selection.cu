@@ -54,14 +54,13 @@ __device__ unsigned next_chunk(unsigned chunk) { return chunk + WARPS * gridDim.
 
 __device__ unsigned chunks_of(unsigned n) { return (n + CHUNK - 1) / CHUNK; }
 
-// ROWS rows of gradient + residual (which may be null) from one element on; 0 beyond the end.
+// ROWS rows of gradient + residual from one element on; 0 beyond the end.
 __device__ void load(float (&sums)[ROWS], const float *gradient, const float *residual, unsigned start, unsigned n) {
 #pragma unroll
     for (unsigned row = 0; row < ROWS; ++row) {
         const unsigned i = start + row * WARP + lane();
         sums[row] = i < n ? gradient[i] : 0.0f;
     }
-    if (residual == nullptr) return;
 #pragma unroll
     for (unsigned row = 0; row < ROWS; ++row) {
         const unsigned i = start + row * WARP + lane();
@@ -189,7 +188,7 @@ survey(const float *gradient, const float *residual, unsigned n, unsigned k, Sta
 
 // From the last chunk to the first: the cache still holds the chunks that `survey` read last.
 extern "C" __global__ void __launch_bounds__(THREADS)
-divide(float *gradient, const float *residual, float *rest, unsigned n, const State *state, unsigned *counts) {
+divide(float *gradient, float *residual, unsigned n, const State *state, unsigned *counts) {
     if (!state->finite) return;
     const unsigned low = state->low != 0 ? state->low : 1, high = state->high, chunks = chunks_of(n);
     const unsigned before_me = (1u << lane()) - 1;
@@ -202,7 +201,7 @@ divide(float *gradient, const float *residual, float *rest, unsigned n, const St
 #pragma unroll
             for (unsigned row = 0; row < ROWS; ++row) {
                 const unsigned position = at + row * WARP + lane(), key = magnitude(sums[row]);
-                if (start + position < n) rest[start + position] = sums[row];
+                if (start + position < n) residual[start + position] = sums[row];
                 // All lanes have read their elements of this row once they have voted, so marks may replace them.
                 const unsigned marked = __ballot_sync(ALL_LANES, key >= low);
                 if (key >= low) {
@@ -323,7 +322,7 @@ __device__ float put(unsigned *payload, unsigned k, unsigned slot, unsigned inde
 // First the elements above the k-th largest, then the first ones equal to it until the slots are full. Unused slots add
 // 0 to the first elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
-emit(const float *marks, float *rest, unsigned n, unsigned k, unsigned halves,
+emit(const float *marks, float *residual, unsigned n, unsigned k, unsigned halves,
      const State *state, const unsigned *counts, const unsigned long long *before, unsigned *payload) {
     const bool finite = state->finite != 0;
     const unsigned level = state->low & REST, larger = state->larger, equal = state->equal;
@@ -346,8 +345,8 @@ emit(const float *marks, float *rest, unsigned n, unsigned k, unsigned halves,
             }
             if (slot < k) {
                 const unsigned element = chunk * CHUNK + mark % CHUNK;
-                const float value = rest[element];
-                rest[element] = minus(value, put(payload, k, slot, element, value, halves));
+                const float value = residual[element];
+                residual[element] = minus(value, put(payload, k, slot, element, value, halves));
             }
             next += __popc(above);
             number += __popc(same);
