@@ -16,7 +16,7 @@ from commbench.errors import InputError
 from commbench.hooks import catalogue, chunks, selectors
 from commbench.hooks.base import Launched, Stopwatch
 from commbench.hooks.chunks import TorchChunks
-from commbench.hooks.feedback import Layout, Memory, Slot, is_finite, on_host, put
+from commbench.hooks.feedback import Layout, Memory, Slot, is_finite, put
 from commbench.hooks.message import ChunkLayout, PayloadLayout, PayloadPart
 from commbench.hooks.ordering import Ending, OrderedHook, all_gather
 from commbench.hooks.selectors import DTYPES, TorchSelector, make_selector, split
@@ -164,23 +164,13 @@ class TopK(catalogue.TopK, OrderedHook):
         for span in layout.spans:
             flat = span.flat(buffer)
             # float32 cannot hold the square of an element above 1.8e19.
-            if not on_host(flat):
-                norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
-                flat.mul_(torch.where(norm > limit, limit / norm, 1.0))
-                continue
-            norm = torch.linalg.vector_norm(flat)
-            if norm.isinf():
-                norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
-            if norm > limit:
-                flat.mul_(limit / float(norm))
+            norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
+            flat.mul_(torch.where(norm > limit, limit / norm, 1.0))
 
     def _correct(self, buffer: Tensor, momentum: Tensor) -> None:
         """Accumulate u = m u + g in place of g; a gradient that is not finite is not added."""
         finite = is_finite(buffer)
-        if not on_host(finite):
-            put(momentum, buffer.add_(momentum * self.momentum), where=finite)
-        elif finite:
-            buffer.copy_(momentum.mul_(self.momentum).add_(buffer))
+        put(momentum, buffer.add_(momentum, alpha=self.momentum), where=finite)
 
     @property
     def current_density(self) -> float:
