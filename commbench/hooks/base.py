@@ -296,7 +296,7 @@ class Hook(HookSpec):
             )
 
     def close(self) -> None:
-        """End the hook's thread, if it has one; it ends at exit in any case."""
+        """End the use of the hook; its thread, if it has one, ends at exit."""
 
     @property
     def world_size(self) -> int:
