@@ -61,8 +61,7 @@ class ParameterFacts:
     """Bytes of one element."""
     dtype: str
     """Name of its type, such as ``float32``."""
-    shape: tuple[int, ...] | None = None
-    """None if only the number of elements is known."""
+    shape: tuple[int, ...]
 
     @property
     def size_bytes(self) -> int:
