@@ -203,11 +203,6 @@ class Hook(HookSpec):
         InputError if this is no DDP model, the model has a hook, or the hook is in use.
         """
         self._check_model(ddp_model)
-        if scaler is not None and not hasattr(scaler, "get_scale"):
-            raise InputError(
-                f"Hook {self.name} was given a scaler of type {type(scaler).__name__}: pass a"
-                " GradScaler."
-            )
         self._optimizer = optimizer
         self.attach(ddp_model, scaler)
         try:
@@ -235,11 +230,6 @@ class Hook(HookSpec):
             raise InputError(
                 f"This {self.name} hook serves another model already: make a new one for each"
                 " model."
-            )
-        if getattr(ddp_model, "_comm_hooks", None):
-            raise InputError(
-                "The model has a communication hook already, and DDP takes one only: leave out"
-                f" {self.name}."
             )
 
     def attach(
@@ -369,7 +359,7 @@ def _named(name: str) -> Callable[[Any, Any], Any]:
 
 def _describe(result: object) -> str:
     if not isinstance(result, Tensor):
-        return "None" if result is None else f"a {type(result).__name__}"
+        return f"a {type(result).__name__}"
     strided = "" if result.is_contiguous() else "strided "
     return (
         f"a {strided}tensor of shape {tuple(result.shape)}, {_plain(result.dtype)}, on"

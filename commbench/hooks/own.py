@@ -34,10 +34,6 @@ class Guard(Hook):
     def __init__(
         self, hook: Callable[[Any, Any], Any], state: object = None, *, name: str = ""
     ) -> None:
-        if not callable(hook):
-            raise InputError(
-                f"Guard was given a {type(hook).__name__}: pass a function of (state, bucket)."
-            )
         self._hook = hook
         self._state = state
         own_name = getattr(hook, "__name__", type(hook).__name__)

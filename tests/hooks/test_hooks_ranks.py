@@ -279,7 +279,7 @@ def test_refused_registrations(errors):
     """
     texts = errors["registering"]
     assert "" == texts.pop("double passthrough")
-    assert 10 == len(texts)
+    assert 8 == len(texts)
     for text in texts.values():
         assert "InputError: " in text
 

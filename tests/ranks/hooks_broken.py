@@ -132,11 +132,9 @@ def registering() -> dict[str, str]:
         "builtin": refusal(FP16().register, builtin),
         "double": refusal(PowerSGD().register, double),
         "double passthrough": refusal(PassThrough().register, double),
-        "scaler": refusal(TopK(selection="exact").register, make_ddp(), scaler=1024.0),
         "another state": refusal(used.load_state_dict, PowerSGD().state_dict()),
         "another model": refusal(other.register, make_ddp()),
         "another model later": refusal(used.load_state_dict, other.state_dict()),
-        "not callable": refusal(Guard, 3),
     }
 
 
