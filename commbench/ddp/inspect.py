@@ -10,24 +10,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
-from commbench.ddp.checks import (
-    check_evaluation,
-    check_workload,
-    checked_step,
-    endless,
-    make_optimizer,
-    naming_errors,
-)
+from commbench.ddp.checks import check_evaluation, check_workload, endless
 from commbench.ddp.devices import Device, Gpu, gpus_to_train_on
-from commbench.ddp.models import parameter_facts, trainable
+from commbench.ddp.models import default_optimizer, parameter_facts, trainable
 from commbench.ddp.plan.workload import Workload, WorkloadFacts
 from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
@@ -54,9 +49,7 @@ def inspect_workload(workload: Workload, device: Device | None = None) -> Worklo
     device = device or Device()
     check_workload(workload)
     device.moved(workload.model)
-    with naming_errors("Copying the model, of which every setting trains a copy,"):
-        model = copy.deepcopy(workload.model)
-    copied = dataclasses.replace(workload, model=model)
+    copied = dataclasses.replace(workload, model=copy.deepcopy(workload.model))
     with torch.random.fork_rng(devices=[]):
         ready, unused = _gradients(copied, device)
         check_evaluation(copied)
@@ -83,18 +76,49 @@ def _gradients(workload: Workload, device: Device) -> tuple[list[str], tuple[str
     Return the names of the parameters that get a gradient in each, in the order of the first step,
     and the names of the others.
     """
+    parameters = trainable(workload.model)
+    ready: list[str] = []
+    for name, parameter in parameters.items():
+        note = functools.partial(_note_gradient, ready, name)
+        parameter.register_post_accumulate_grad_hook(note)
     batches = map(device.moved, endless(workload.batches))
-    names = list(trainable(workload.model))
-    optimizer = make_optimizer(workload, list(trainable(workload.model).values()))
+    make = workload.optimizer or default_optimizer
+    optimizer = make(list(parameters.values()))
     steps: list[list[str]] = []
     started = time.perf_counter()
     while len(steps) < MAXIMUM_STEPS and (
         len(steps) < FEWEST_STEPS or time.perf_counter() - started < ENOUGH_S
     ):
-        steps.append(checked_step(workload.model, workload.loss, next(batches), optimizer))
-    in_all = set(names).intersection(*steps)
-    ready = [name for name in steps[0] if name in in_all]
-    return ready, tuple(name for name in names if name not in in_all)
+        ready.clear()
+        workload.loss(workload.model, next(batches)).backward()
+        _check_gradients(parameters, ready)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        steps.append(ready.copy())
+    in_all = set(parameters).intersection(*steps)
+    in_order = [name for name in steps[0] if name in in_all]
+    return in_order, tuple(name for name in parameters if name not in in_all)
+
+
+def _note_gradient(ready: list[str], name: str, _: nn.Parameter) -> None:
+    if name in ready:  # a graph may accumulate twice
+        ready.remove(name)
+    ready.append(name)
+
+
+def _check_gradients(parameters: Mapping[str, nn.Parameter], ready: Sequence[str]) -> None:
+    """Raise InputError if no parameter got a gradient, or one got a sparse gradient."""
+    if not ready:
+        raise InputError(
+            "The workload's loss does not depend on the model that it is given by a way that has"
+            " gradients: compute it from model(...), without detach() or no_grad()."
+        )
+    for name, parameter in parameters.items():
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise InputError(
+                f"The parameter {name} got a sparse gradient, which commbench does not exchange:"
+                " make it dense."
+            )
 
 
 def main(arguments: str) -> int:
@@ -109,8 +133,9 @@ def main(arguments: str) -> int:
     except InputError as error:
         answer = {"error": str(error)}
         exit_code = error.exit_code
-    except Exception as error:  # noqa: BLE001 - the last words name the line of the user's file
-        sys.exit(failure(error))
+    except Exception as error:  # noqa: BLE001 - of the user's own code
+        answer = {"error": f"Trying out the workload failed ({failure(error)}): correct it."}
+        exit_code = InputError.exit_code
     sys.stdout.write(json.dumps(answer) + "\n")
     return exit_code
 
@@ -136,15 +161,7 @@ def inspect_spec(
     if spec is None:
         return None
     workload = load_workload(spec, seed=0, rank=0, world_size=1, batch_size=batch)
-    try:
-        facts = inspect_workload(workload, device)
-    except InputError as error:
-        if gpu is None:
-            raise
-        raise InputError(
-            f"{error} Its model and batches were on a GPU, where all it makes must be; --backend"
-            " gloo trains on CPUs."
-        ) from error
+    facts = inspect_workload(workload, device)
     for hook in made_hooks:
         hook.check_size(sum(parameter.numel for parameter in facts.parameters))
     return facts

@@ -19,7 +19,6 @@ from commbench.errors import InputError
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
-from stand_in import StandIn
 
 from commbench.ddp.inspect import inspect_workload, main
 
@@ -98,11 +97,6 @@ def of_used(model: Any, inputs: Any) -> Any:
     return model["used"](inputs).mean()
 
 
-def fail(*_: object) -> Any:
-    """Raise an error as a person's own code may."""
-    raise RuntimeError("shapes\ndo not fit.")
-
-
 class SparseTable(torch.nn.Module):
     """A model whose embedding has sparse gradients."""
 
@@ -117,13 +111,6 @@ class SparseTable(torch.nn.Module):
 
 #: A loss of this model has gradients that training never sees.
 OTHER = torch.nn.Linear(4, 2)
-
-
-def holding_a_result() -> torch.nn.Module:
-    """Return a model that torch cannot copy, as it keeps a tensor with a history."""
-    model = torch.nn.Linear(4, 2)
-    model.doubled = model.weight * 2
-    return model
 
 
 class OnePass:
@@ -141,28 +128,11 @@ class OnePass:
     ("parts", "says"),
     [
         ({"model": SparseTable()}, "The parameter table.weight got a sparse gradient"),
-        ({"loss": lambda m, x: m(x)}, "a tensor of shape (6, 2)"),
-        ({"loss": lambda m, x: m(x).mean().item()}, "returned a value of type float"),
-        ({"loss": lambda m, x: m(x).mean().detach()}, "does not depend on the model"),
         ({"loss": lambda _, x: OTHER(x).mean()}, "does not depend on the model"),
-        ({"model": holding_a_result()}, "Copying the model"),
-        ({"loss": fail}, "RuntimeError: shapes do not fit, test_inspect.py line"),
-        ({"loss": "mse"}, "loss is 'mse'"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"steps": 1.5}, "steps is 1.5"),
         ({"evaluate": lambda _: 0.5}, "for the metric ''"),
         ({"evaluate": lambda _: float("nan"), "metric": "accuracy"}, "returned nan"),
-        ({"evaluate": fail, "metric": "accuracy"}, "evaluate failed (RuntimeError"),
-        (
-            {"batches": [torch.randn(6, 4), torch.randn(6, 5)]},
-            "The loss of a batch failed (RuntimeError",
-        ),
-        ({"evaluate": 0.5}, "evaluate is 0.5"),
-        ({"optimizer": fail}, "optimizer failed"),
-        (
-            {"optimizer": lambda parameters: len(list(parameters))},
-            "optimizer returned a value of type int",
-        ),
         ({"batches": iter([torch.randn(6, 4)])}, "only once"),
         ({"batches": OnePass()}, "do not start over"),
         ({"model": "resnet"}, "of type str"),
@@ -189,22 +159,6 @@ def test_unused_parameters_are_named():
     ):
         check_all_used(facts.unused)
     assert () == inspect_workload(workload()).unused
-
-
-def test_failing_backward_is_one_sentence():
-    """Name the place of a failing backward pass."""
-
-    class Broken(torch.autograd.Function):
-        @staticmethod
-        def forward(_ctx: Any, value: Any) -> Any:
-            return value.clone()
-
-        @staticmethod
-        def backward(_ctx: Any, _gradient: Any) -> Any:
-            fail()
-
-    with pytest.raises(InputError, match="backward pass failed"):
-        inspect_workload(workload(loss=lambda m, x: Broken.apply(m(x).mean())))
 
 
 def test_wrapped_model_is_refused():
@@ -246,15 +200,16 @@ def test_command_prints_errors_as_json(capsys, spec):
     assert f"no workload {spec!r}" in json.loads(capsys.readouterr().out)["error"]
 
 
-def test_command_names_the_line_of_batches_that_fail(tmp_path):
-    """End with the line of the person's file where iterating the batches fails."""
+def test_command_names_the_line_that_fails(tmp_path, capsys):
+    """Name the line of the person's file where their own code fails."""
     (tmp_path / "mine.py").write_text(
         "import torch\ndef workload():\n"
         "    return torch.nn.Linear(2, 1), lambda m, x: m(x).mean(), Batches()\n"
         "class Batches:\n    def __iter__(self):\n        raise ValueError('no data')\n"
     )
-    with pytest.raises(SystemExit, match=r"ValueError: no data, mine.py line 6"):
-        main(json.dumps({"spec": f"{tmp_path / 'mine.py'}:workload"}))
+    assert 2 == main(json.dumps({"spec": f"{tmp_path / 'mine.py'}:workload"}))
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "ValueError: no data, mine.py line 6" in error
 
 
 def test_workload_needs_no_torch():
@@ -264,21 +219,3 @@ def test_workload_needs_no_torch():
         " sys.modules)"
     )
     assert 0 == subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
-
-
-def test_an_error_on_a_gpu_names_the_device(stub, tmp_path, capsys):
-    """Suggest CPUs if a workload fails on a GPU, but not on CPUs."""
-    stub("commbench.ddp.inspect.gpus_to_train_on", ["one"])
-    stub("commbench.ddp.inspect.Gpu", StandIn())
-    own = tmp_path / "own.py"
-    own.write_text(
-        "import torch\nfrom commbench.ddp.plan.workload import Workload\ndef fail(model, batch):\n "
-        "   raise RuntimeError('not the same device')\ndef workload(**_):\n    return"
-        " Workload(model=torch.nn.Linear(2, 2), loss=fail, batches=[torch.ones(1, 2)],"
-        " batch_size=1)\n"
-    )
-    for gpu, suggests_cpus in (0, True), (None, False):
-        assert 2 == main(json.dumps({"spec": f"{own}:workload", "gpu": gpu}))
-        error = json.loads(capsys.readouterr().out)["error"]
-        assert "not the same device" in error
-        assert suggests_cpus == error.endswith("--backend gloo trains on CPUs.")
