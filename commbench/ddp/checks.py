@@ -11,10 +11,9 @@ from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 
 from commbench.ddp.models import trainable
-from commbench.ddp.plan.workload import Workload, named
+from commbench.ddp.plan.workload import Workload
 from commbench.errors import InputError
 
 
@@ -22,15 +21,13 @@ def check_workload(workload: Workload) -> None:
     """Check a workload without a training step.
 
     Raises:
-        InputError: the model is no module, has no trainable parameter or parameters that DDP cannot
-            reduce together, a number is none, or the batches cannot be iterated repeatedly.
+        InputError: the model is inside DDP or has parameters that DDP cannot reduce together, a
+            number is below 1, or the batches cannot be iterated repeatedly.
     """
-    if not isinstance(workload.model, nn.Module) or isinstance(
-        workload.model, DistributedDataParallel
-    ):
+    if isinstance(workload.model, DistributedDataParallel):
         raise InputError(
-            f"The workload's model is of type {type(workload.model).__name__}: it must be a"
-            " torch.nn.Module, without the DDP that commbench puts around it."
+            "The workload's model is a DistributedDataParallel: give the torch.nn.Module inside,"
+            " which commbench wraps itself."
         )
     for name in ("batch_size", "steps"):
         number = getattr(workload, name)
@@ -47,20 +44,9 @@ def check_parameters(model: nn.Module) -> None:
     """Check that DDP can reduce a model's parameters together.
 
     Raises:
-        InputError: no parameter is trainable, or some are lazy, not floating point or on several
-            devices.
+        InputError: some are not floating point, or they are on several devices.
     """
     parameters = trainable(model)
-    if not parameters:
-        raise InputError(
-            "The model has no trainable parameters, so there is nothing to communicate: leave"
-            " requires_grad on for some."
-        )
-    lazy = [name for name, parameter in parameters.items() if is_lazy(parameter)]
-    if lazy:
-        raise InputError(
-            f"{named(lazy)} came without initial values: call the model once on a batch first."
-        )
     for name, parameter in parameters.items():
         if not parameter.is_floating_point():
             raise InputError(

@@ -135,7 +135,6 @@ class OnePass:
         ({"evaluate": lambda _: float("nan"), "metric": "accuracy"}, "returned nan"),
         ({"batches": iter([torch.randn(6, 4)])}, "only once"),
         ({"batches": OnePass()}, "do not start over"),
-        ({"model": "resnet"}, "of type str"),
     ],
 )
 def test_misuse_is_one_sentence(parts, says):

@@ -63,11 +63,9 @@ def _as_workload(spec: str, returned: Any, batch_size: int | None) -> Workload:
     if isinstance(returned, Workload):
         return returned
     if not isinstance(returned, tuple) or len(returned) != 3:  # model, loss, batches
-        description = f"a value of type {type(returned).__name__}"
-        if isinstance(returned, tuple):
-            description = f"a tuple of {len(returned)}"
         raise InputError(
-            f"{spec} returned {description}: return a Workload or (model, loss, batches)."
+            f"{spec} returned a value of type {type(returned).__name__}: return a Workload or"
+            " (model, loss, batches)."
         )
     model, loss, batches = returned
     if batch_size is None:
