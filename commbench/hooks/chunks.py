@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from commbench.hooks.compilers import find_compiler
-from commbench.hooks.feedback import is_finite, on_host, poison, put
+from commbench.hooks.feedback import is_finite, poison, put
 from commbench.hooks.message import ChunkLayout
-
-#: By it, elements are multiplied whose squares are too large.
-SCALE = 2.0**-66
 
 Memory = Mapping[str, Tensor]
 """The ``residual`` of a bucket, and its ``momentum`` if it has one, each of shape (elements,)."""
@@ -39,17 +36,14 @@ class TorchChunks:
         self._total: Tensor | None = None
 
     def measure(self, gradient: Tensor, residual: Tensor) -> None:
-        """Compute the norms of the chunks of gradient + residual, each of shape (elements,)."""
+        """Compute the norms of the chunks of gradient + residual, each of shape (elements,).
+
+        A norm is infinite if an element is above 1.8e19, whose square float32 cannot hold.
+        """
         total, flat = self._sums()
         total.view(-1)[self._layout.elements :] = 0.0  # NaN after a step that was not finite
         torch.add(gradient, residual, out=flat)
         torch.linalg.vector_norm(total, dim=1, out=self.norms)
-        infinite = self.norms.isinf()
-        if on_host(infinite) and not infinite.any():
-            return
-        # float32 cannot hold the square of an element above 1.8e19.
-        scaled = torch.linalg.vector_norm(total * SCALE, dim=1) / SCALE
-        torch.where(infinite, scaled, self.norms, out=self.norms)
 
     def take(self, *, divisor: float | Tensor, memory: Memory) -> None:
         """Choose the chunks with the largest norms.

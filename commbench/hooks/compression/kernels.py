@@ -253,27 +253,16 @@ def _sum_squares(gradient: Floats, residual: Floats) -> np.float32:
 
 
 @compiled
-def _large_norm(gradient: Floats, residual: Floats, start: int, end: int) -> np.float32:
-    """Return the norm of some elements of gradient + residual, added up in float64."""
-    total = 0.0
-    for i in range(start, end):
-        element = gradient[i] + residual[i]
-        total += np.float64(element) * element
-    return np.float32(np.sqrt(total))
-
-
-@compiled
 def measure_chunks(gradient: Floats, residual: Floats, chunk: int, norms: Floats) -> None:
     """Write the norm of each chunk of gradient + residual.
 
-    The last chunk may be shorter than ``chunk``.
+    The last chunk may be shorter than ``chunk``. A norm is infinite if an element is above 1.8e19,
+    whose square float32 cannot hold.
     """
     n = gradient.shape[0]
     for number in range(norms.shape[0]):
         start, end = number * chunk, min(number * chunk + chunk, n)
         norms[number] = np.sqrt(_sum_squares(gradient[start:end], residual[start:end]))
-        if norms[number] == np.inf:  # float32 cannot hold the square of an element above 1.8e19
-            norms[number] = _large_norm(gradient, residual, start, end)
 
 
 @compiled
