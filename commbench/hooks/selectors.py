@@ -8,10 +8,8 @@ from typing import get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from commbench.errors import WrongDataError
 from commbench.hooks import compilers
 from commbench.hooks.compilers import WARP, Kernels
 from commbench.hooks.feedback import put
@@ -75,7 +73,7 @@ class TorchSelector:
 class NativeSelector(TorchSelector):
     """The compiled selection of `commbench.hooks.compression` on host memory.
 
-    It releases the GIL while it works.
+    It releases the GIL while it selects.
     """
 
     def __init__(self, k: int, values: ValueType) -> None:
@@ -96,28 +94,10 @@ class NativeSelector(TorchSelector):
             return
         indices[count:] = np.arange(self._k - count)
         values[count:] = 0
-        sent = values[:count]
-        if self._dtype == torch.float16:
-            sent = np.empty(count, dtype=np.float32)
-        kernels.take(rest, indices[:count], sent)
-        if self._dtype == torch.float16:
-            values[:count] = _halved(sent)
-            rest[indices[:count]] = sent - values[:count]
-
-    def add(self, payload: Tensor, into: Tensor) -> None:
-        """See `TorchSelector.add`.
-
-        Raises:
-            WrongDataError: the payload has an index out of range; ``into`` is unchanged.
-        """
-        payload_indices, values = split(payload, self._k, self._dtype)
-        indices = payload_indices.numpy()
-        if indices.min() < 0 or indices.max() >= len(into):
-            raise WrongDataError(
-                f"A payload names elements outside of the {len(into)} there are; do all ranks agree"
-                " on n and k?"
-            )
-        self._kernels.add(indices, values.to(into.dtype).numpy(), into.numpy())
+        sent = rest[indices[:count]]
+        limit = torch.finfo(self._dtype).max  # the rest of larger values stays in the residual
+        values[:count] = np.clip(sent, -limit, limit)
+        rest[indices[:count]] = sent - values[:count]
 
 
 class CudaSelector(TorchSelector):
@@ -209,14 +189,3 @@ def fast_selection(device: torch.device) -> str:
 def split(payload: Tensor, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the k int32 indices and the k values of a payload, as views."""
     return payload[: INDEX_BYTES * k].view(torch.int32), payload[INDEX_BYTES * k :].view(dtype)[:k]
-
-
-def _halved(values: NDArray[np.float32]) -> NDArray[np.float16]:
-    """Return the float16 that are sent for finite values: the nearest, but no infinity.
-
-    From 2**29 on, the last place of float32 is worth more than that of 65504, 32: what is sent is
-    then a multiple of it, so that float32 can hold the remainder.
-    """
-    places = np.maximum(np.spacing(np.abs(values)), np.float32(32))
-    limits = np.float32(65504) // places * places
-    return np.copysign(np.minimum(np.abs(values), limits), values).astype(np.float16)

@@ -218,24 +218,6 @@ def select(gradient: Floats, residual: Floats, chosen: Words) -> int:
     return k
 
 
-# -------------------------------------------------------------------------------------------- slots
-
-
-@compiled
-def take(residual: Floats, indices: Words, values: Floats) -> None:
-    """Move the elements at ``indices`` from the residual to ``values``."""
-    for slot in range(indices.shape[0]):
-        values[slot] = residual[indices[slot]]
-        residual[indices[slot]] = 0
-
-
-@compiled
-def add(indices: Words, values: Floats, into: Floats) -> None:
-    """Add every value to the element at its index."""
-    for slot in range(indices.shape[0]):
-        into[indices[slot]] += values[slot]
-
-
 # ------------------------------------------------------------------------------------------- chunks
 
 

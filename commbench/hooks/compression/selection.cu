@@ -280,17 +280,13 @@ tally(const float *marks, unsigned n, State *state, const unsigned *counts, unsi
 
 // ------------------------------------------------------------------------------------------------------------ slots
 
-// The bits of the float16 that is sent: the nearest, ties to even; the largest if the nearest is infinity. From 2^29 on,
-// the last place of float32 is worth more than the last place of 65504: the value is then truncated until float32 can
-// hold the remainder.
+// The bits of the float16 that is sent: the nearest, ties to even; the largest if the nearest is infinity.
 __device__ unsigned half_of(float value) {
     const unsigned key = magnitude(value), sign = __float_as_uint(value) >> 16 & HALF_SIGN;
     if (key > INFINITE) return NOT_A_HALF;
     if (key < LEAST_NORMAL_HALF) return (__float_as_uint(__uint_as_float(key) + 0.5f) - ONE_HALF) | sign;
     if (key < TOO_LARGE_HALF) return (key - REBIAS + 0xfffu + (key >> 13 & 1u)) >> 13 | sign;
-    const int places = static_cast<int>(key >> 23) - (127 + 28);
-    if (places <= 0) return LARGEST_HALF | sign;
-    return (places < 11 ? LARGEST_HALF >> places << places : 0) | sign;
+    return LARGEST_HALF | sign;
 }
 
 // The float32 equal to a float16, given by its bits.
