@@ -271,14 +271,9 @@ class FeedbackHook(Feedback, Hook):
         hook that sends blocks may treat each block by itself.
         """
 
-    def send_dense(self, buffer: Tensor, slot: Slot, watch: Stopwatch) -> Launched:
-        """Do as `exchange_bucket` by one all-reduce.
-
-        The residual becomes zero, which it was except after a resume.
-        """
-        buffer.add_(slot.residual).div_(self.divisor)
-        slot.residual.zero_()
-        return self.reduce_whole(buffer, watch)
+    def send_dense(self, buffer: Tensor, watch: Stopwatch) -> Launched:
+        """Average the gradients by one all-reduce; the residual stays as it is."""
+        return self.reduce_whole(buffer.div_(self.divisor), watch)
 
     def attach(
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
@@ -355,8 +350,8 @@ class FeedbackHook(Feedback, Hook):
     def _inspected(self, result: Tensor, slot: Slot) -> Tensor:
         """Return the averaged bucket.
 
-        Drop this step's updates if a scaler will skip the step because of it. Without feedback, drop
-        what was not sent.
+        Drop this step's updates if a scaler will skip the step because of it. Without feedback,
+        drop what was not sent.
         """
         if self._scaler is not None:
             self.memory.reject(~is_finite(result))

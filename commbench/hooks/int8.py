@@ -53,7 +53,7 @@ class Int8(catalogue.Int8, OrderedHook):
         Sum and exchange sums in an ordered job.
         """
         if self.is_dense:
-            return self.send_dense(buffer, slot, watch)
+            return self.send_dense(buffer, watch)
         channel, residual = self.channel_of(slot, buffer), slot.residual
         channel.quantiser.encode(buffer, residual, channel.sent)
         watch.started()

@@ -69,7 +69,7 @@ class TopK(catalogue.TopK, OrderedHook):
         if self.momentum:
             self._correct(buffer, slot.memory["momentum"])
         if self.is_dense:
-            return self.send_dense(buffer, slot, watch)
+            return self.send_dense(buffer, watch)
         if self.runs_in_order:
             return self._exchange_chunks(buffer, slot, watch)
         channel = self.channel_of(slot, buffer)
@@ -107,7 +107,7 @@ class TopK(catalogue.TopK, OrderedHook):
 
     def _encode(self, channel: _Channel, buffer: Tensor, slot: Slot) -> None:
         """Write the message; this overwrites ``buffer`` unless no element of it is selected."""
-        self._take_whole(channel, buffer, slot)
+        self._take_whole(channel, buffer)
         momentum = slot.memory.get("momentum")
         for part, selector in zip(channel.payload.sparse, channel.selectors, strict=True):
             payload = _bytes(part, channel.sent)
@@ -118,19 +118,13 @@ class TopK(catalogue.TopK, OrderedHook):
             if self.values == "float32":  # float16 would be rounded again: its sums are divided
                 values.div_(self.divisor)
 
-    def _take_whole(self, channel: _Channel, buffer: Tensor, slot: Slot) -> None:
+    def _take_whole(self, channel: _Channel, buffer: Tensor) -> None:
         """Move tensors that are sent whole to the message.
 
         If the bucket has no others, divide them in place.
         """
-        selected_over = self.scope == "bucket" and channel.payload.sparse
         for part in channel.payload.dense:
             values = _elements(part, buffer)
-            if not selected_over:
-                # zero, but after a resume with other options
-                unsent = _elements(part, slot.residual)
-                values.add_(unsent)
-                unsent.zero_()
             values.div_(self.divisor)
             if channel.payload.sparse:
                 _bytes(part, channel.sent).view(torch.float32).copy_(values)
