@@ -26,7 +26,7 @@ from commbench.ddp.models import default_optimizer, parameter_facts, trainable
 from commbench.ddp.plan.workload import Workload, WorkloadFacts
 from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
-from commbench.hooks import Hook, make_hook
+from commbench.hooks import make_hook
 from commbench.hooks.own import check_file_hook
 from commbench.hooks.registry import find_file_hooks, is_file_hook, parse_hook, split_options
 from commbench.system.user_files import failure
@@ -157,18 +157,15 @@ def inspect_spec(
     device = Device()
     if gpu is not None:
         device = Gpu(gpu % len(gpus_to_train_on()))
-    made_hooks = _try_hooks(hooks, device)
+    _try_hooks(hooks, device)
     if spec is None:
         return None
     workload = load_workload(spec, seed=0, rank=0, world_size=1, batch_size=batch)
-    facts = inspect_workload(workload, device)
-    for hook in made_hooks:
-        hook.check_size(sum(parameter.numel for parameter in facts.parameters))
-    return facts
+    return inspect_workload(workload, device)
 
 
-def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
-    """Return each hook, so that an unknown option raises an error before any measurement.
+def _try_hooks(hooks: Sequence[str], device: Device) -> None:
+    """Make each hook, so that an unknown option raises an error before any measurement.
 
     Import a user's own hooks.
 
@@ -177,7 +174,6 @@ def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
     """
     for path in find_file_hooks(hooks):
         check_file_hook(path)
-    made_hooks = []
     for text in hooks:
         if is_file_hook(text):
             continue
@@ -186,8 +182,6 @@ def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
         hook = make_hook(fields["hook"], density=fields["density"], options=options)
         if hook is not None:
             hook.prepare(device.torch_device)
-            made_hooks.append(hook)
-    return made_hooks
 
 
 if __name__ == "__main__":

@@ -243,9 +243,6 @@ class Hook(HookSpec):
     def join_group(self) -> None:
         """Make what the hook needs to communicate, as all ranks of the process group do."""
 
-    def check_size(self, elements: int) -> None:
-        """Raise InputError if the hook cannot serve a model of that number of elements."""
-
     def prepare(self, device: torch.device) -> None:
         """Compile what the hook needs on a device, so that no step waits for it.
 

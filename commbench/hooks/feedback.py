@@ -280,10 +280,9 @@ class FeedbackHook(Feedback, Hook):
     ) -> None:
         """Record the parameters' names, and compile what the hook needs, so that no step waits.
 
-        Raise InputError if a gradient is not float32 or the model is too small.
+        Raise InputError if a gradient is not float32.
         """
         self._names, self._shapes = {}, {}
-        elements = 0
         for name, parameter in ddp_model.module.named_parameters():
             self._names[id(parameter)] = name
             self._shapes[name] = tuple(parameter.shape)
@@ -296,8 +295,6 @@ class FeedbackHook(Feedback, Hook):
                     " passthrough."
                 )
             self._device = parameter.device
-            elements += parameter.numel()
-        self.check_size(elements)
         self._check_loaded(self.memory.state())
         self._scaler = scaler
         self.memory.can_undo = scaler is not None

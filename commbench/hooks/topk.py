@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from commbench.errors import InputError
 from commbench.hooks import catalogue, chunks, selectors
 from commbench.hooks.base import Launched, Stopwatch
 from commbench.hooks.chunks import TorchChunks
@@ -44,14 +43,6 @@ class TopK(catalogue.TopK, OrderedHook):
         super().__post_init__()
         if self.momentum:
             self.memory = Memory(["residual", "momentum"])
-
-    def check_size(self, elements: int) -> None:
-        """See `Hook.check_size`: a chunk must not be larger than the model."""
-        if self.runs_in_order and self.chunk > elements:
-            raise InputError(
-                f"Hook topk was given chunk {self.chunk}, the model has {elements} elements: give"
-                " a smaller chunk."
-            )
 
     def prepare(self, device: torch.device) -> None:
         """Compile the work of the exchange, see `selectors.prepare` and `chunks.prepare`."""
