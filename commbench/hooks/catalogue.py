@@ -117,8 +117,6 @@ class Int8(Feedback):
 
     runs_in_order = True
 
-    compiles = True
-
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """See `HookSpec.messages`: the two halves of a quantised all-reduce."""
         layout = QuantisedLayout.of(bucket.elements, shards=bucket.world_size, block=self.block)
@@ -208,7 +206,7 @@ class TopK(Feedback):
 
     @property
     def compiles(self) -> bool:
-        """See `HookSpec.compiles`."""
+        """Whether compiled code selects, which takes seconds to compile."""
         return self.selection == "fast"
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:

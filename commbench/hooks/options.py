@@ -138,11 +138,6 @@ class HookSpec(ABC):
         """Whether the collectives of a bucket wait for those of the previous bucket."""
         return False
 
-    @property
-    def compiles(self) -> bool:
-        """Whether the hook uses compiled code, which takes seconds to compile."""
-        return False
-
     @classmethod
     def kinds(cls) -> dict[str, Kind]:
         """Return the kind of each option by its name."""
