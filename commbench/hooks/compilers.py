@@ -33,16 +33,12 @@ def find_compiler(device: torch.device) -> str | None:
     return compiler
 
 
-def prepare(
-    device: torch.device, run_all: Callable[[], object], *, work: str, alternative: str
-) -> None:
+def prepare(device: torch.device, run_all: Callable[[], object]) -> None:
     """Compile for a device, or load from a cache, what the function runs, so that no step waits.
 
     Args:
         device: of the work.
         run_all: runs each kernel once: a GPU's driver may load it at its first launch.
-        work: the hook and what it does, such as ``topk selects``.
-        alternative: what a user can do without kernels.
 
     Raises:
         InputError: cupy cannot compile; the message names what is missing.
@@ -57,8 +53,8 @@ def prepare(
     except Exception as error:  # of many types if a library or CUDA's headers are missing
         reason = " ".join(str(error).split()).rstrip(".")
         raise InputError(
-            f"Hook {work} on this GPU by kernels that cupy cannot compile ({reason:.200}): "
-            f"pip install '{cupy_wheel()}', or {alternative}."
+            f"The hook works on this GPU by kernels that cupy cannot compile ({reason:.200}): pip"
+            f" install '{cupy_wheel()}', or uninstall cupy: torch then does the work."
         ) from error
 
 

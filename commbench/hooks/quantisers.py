@@ -214,8 +214,7 @@ def prepare(device: torch.device) -> None:
         quantiser.combine(payload, payload[0].clone(), divisor=1.0, residual=residual)
         quantiser.decode(payload, elements)
 
-    alternative = "uninstall cupy: torch then quantises"
-    compilers.prepare(device, run_all, work="int8 quantises", alternative=alternative)
+    compilers.prepare(device, run_all)
 
 
 def _bytes(payload: Tensor) -> Any:

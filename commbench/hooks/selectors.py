@@ -174,9 +174,7 @@ def prepare(device: torch.device) -> None:
             selector.encode(elements, residual, payload)
             selector.add(payload, elements)
 
-    compilers.prepare(
-        device, run_all, work="topk selects", alternative="give the hook selection=exact"
-    )
+    compilers.prepare(device, run_all)
 
 
 def fast_selection(device: torch.device) -> str:
