@@ -5,11 +5,9 @@ Each error states what to correct.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.models import trainable
@@ -21,8 +19,8 @@ def check_workload(workload: Workload) -> None:
     """Check a workload without a training step.
 
     Raises:
-        InputError: the model is inside DDP or has parameters that DDP cannot reduce together, a
-            number is below 1, or the batches cannot be iterated repeatedly.
+        InputError: the model is inside DDP, a number is below 1, parameters are not floating point
+            or on several devices, or the batches cannot be iterated repeatedly.
     """
     if isinstance(workload.model, DistributedDataParallel):
         raise InputError(
@@ -36,29 +34,20 @@ def check_workload(workload: Workload) -> None:
             raise InputError(
                 f"The workload's {name} is {number!r:.60}: give a whole number of 1 or more."
             )
-    check_parameters(workload.model)
-    next(endless(workload.batches))
-
-
-def check_parameters(model: nn.Module) -> None:
-    """Check that DDP can reduce a model's parameters together.
-
-    Raises:
-        InputError: some are not floating point, or they are on several devices.
-    """
-    parameters = trainable(model)
-    for name, parameter in parameters.items():
+    devices = {}
+    for name, parameter in trainable(workload.model).items():
+        devices[str(parameter.device)] = name
         if not parameter.is_floating_point():
             raise InputError(
                 f"The parameter {name} came as {parameter.dtype}, not floating point: use a real"
                 " float type."
             )
-    devices = {str(parameter.device): name for name, parameter in parameters.items()}
     if len(devices) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in devices.items())
         raise InputError(
             f"The parameters are on several devices ({places}): move the model to one."
         )
+    next(endless(workload.batches))
 
 
 def endless(batches: Iterable[Any]) -> Iterator[Any]:
@@ -84,19 +73,3 @@ def endless(batches: Iterable[Any]) -> Iterator[Any]:
                 " DataLoader or another object that can be iterated again."
             )
         iterator = iter(batches)
-
-
-def check_evaluation(workload: Workload) -> None:
-    """Check the value that the workload's ``evaluate`` returns.
-
-    Raises:
-        InputError: the value is not finite, or the metric has no name.
-    """
-    if workload.evaluate is None:
-        return
-    value = float(workload.evaluate(workload.model))
-    if not math.isfinite(value) or not workload.metric:
-        raise InputError(
-            f"The workload's evaluate returned {value} for the metric {workload.metric!r}: return a"
-            " finite number and name it, as in metric='accuracy'."
-        )

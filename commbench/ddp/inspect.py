@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools
 import json
+import math
 import os
 import sys
 import time
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from commbench.ddp.checks import check_evaluation, check_workload, endless
+from commbench.ddp.checks import check_workload, endless
 from commbench.ddp.devices import Device, Gpu, gpus_to_train_on
 from commbench.ddp.models import default_optimizer, parameter_facts, trainable
 from commbench.ddp.plan.workload import Workload, WorkloadFacts
@@ -52,7 +53,13 @@ def inspect_workload(workload: Workload, device: Device | None = None) -> Worklo
     copied = dataclasses.replace(workload, model=copy.deepcopy(workload.model))
     with torch.random.fork_rng(devices=[]):
         ready, unused = _gradients(copied, device)
-        check_evaluation(copied)
+        if copied.evaluate is not None:
+            value = float(copied.evaluate(copied.model))
+            if not math.isfinite(value) or not copied.metric:
+                raise InputError(
+                    f"The workload's evaluate returned {value} for the metric {copied.metric!r}:"
+                    " return a finite number and name it, as in metric='accuracy'."
+                )
     parameters = parameter_facts(workload.model)
     names = [parameter.name for parameter in parameters]
     buffer_bytes = 0
