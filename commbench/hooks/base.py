@@ -5,7 +5,6 @@ for checkpoints.
 from __future__ import annotations
 
 import re
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -187,7 +186,6 @@ class Hook(HookSpec):
 
     _group: dist.ProcessGroup = None
     _optimizer: torch.optim.Optimizer | None = None
-    _model: Callable[[], DistributedDataParallel] = staticmethod(lambda: None)
 
     def register(
         self,
@@ -209,16 +207,10 @@ class Hook(HookSpec):
             ddp_model.register_comm_hook(self, _named(self.name))
         except RuntimeError as error:
             raise InputError(f"DDP refused hook {self.name}: {error}") from error
-        self._group, self._model = ddp_model.process_group, weakref.ref(ddp_model)
+        self._group = ddp_model.process_group
         self.clock = clock_of(ddp_model)
         self.join_group()
         return self
-
-    def follow(self, ddp_model: DistributedDataParallel) -> None:
-        """Switch to another DDP object that has taken over the reducer on which the hook was
-        registered.
-        """
-        self._model = weakref.ref(ddp_model)
 
     def _check_model(self, ddp_model: object) -> None:
         if not isinstance(ddp_model, DistributedDataParallel):
@@ -326,19 +318,8 @@ class Hook(HookSpec):
         return result
 
     def _fail(self, error: Exception) -> None:
-        """Keep the first error: a later step raises it instead of DDP's internal assertion."""
-        if self.failure is not None:
-            return
-        self.failure = error
-        model = self._model()
-        if model is not None:
-            model.register_forward_pre_hook(self._refuse)
-
-    def _refuse(self, *_: object) -> None:
-        raise InputError(
-            f"Hook {self.name} failed in an earlier step and left DDP unusable; wrap the model in a"
-            f" new DistributedDataParallel. What happened: {self.failure}"
-        )
+        """Keep the first error: DDP only says that a callback failed."""
+        self.failure = self.failure or error
 
 
 def _named(name: str) -> Callable[[Any, Any], Any]:

@@ -26,7 +26,7 @@ class Guard(Hook):
     hook for DDP.
 
     Without it, DDP crashes if a hook returns None and silently accepts a result that is too long or
-    of the wrong type. After an error in a hook, every later step fails with an internal assertion.
+    of the wrong type.
     """
 
     name: ClassVar[str] = "own"

@@ -322,8 +322,6 @@ class Switcher:
         if self.hook is not None:
             self.hook.close()
         self.hook, self.in_use, self._is_trial = hook, case, is_trial
-        if hook is not None:
-            hook.follow(ddp_model)
         parameters = dict(ddp_model.module.named_parameters())
         for name, residual in residuals.items():
             _add_once(parameters[name], residual)

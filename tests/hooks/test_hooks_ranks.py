@@ -260,8 +260,8 @@ def test_two_models_share_a_thread(checked):
 
 
 def test_broken_hooks_are_named(errors):
-    """Name the hook and the bucket in an error of ours, also in the next step; pass the state to a
-    person's good hook, and its result to DDP.
+    """Name the hook and the bucket in an error of ours; pass the state to a person's good hook, and
+    its result to DDP.
     """
     broken = errors["broken"]
     assert [[""], ["True"]] == [broken.pop("good"), broken.pop("good doubles")]
