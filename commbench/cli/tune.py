@@ -36,6 +36,7 @@ from commbench.live.command import attach_to, name_of
 from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
 from commbench.results import load_run
 from commbench.results.files import refusing
+from commbench.schema import read_as
 from commbench.stats.budgets import TRAINING_BUDGETS
 from commbench.system.software import git_commit
 from commbench.tuner.plans import TrainingPlan, candidate_sweep
@@ -259,7 +260,7 @@ def known_facts(settings: Settings, workload: str, batch: int | None) -> Workloa
     info = load_run(settings.out).info
     if not info.get("facts") or (info.get("plan") or {}).get("workload") != workload:
         return None
-    facts = WorkloadFacts.from_json(info["facts"])
+    facts = read_as(WorkloadFacts, info["facts"])
     if batch in {None, facts.batch_size}:
         return facts
     return None

@@ -62,17 +62,10 @@ def inspect_workload(workload: Workload, device: Device | None = None) -> Worklo
                 )
     parameters = parameter_facts(workload.model)
     names = [parameter.name for parameter in parameters]
-    buffer_bytes = 0
-    for buffer in workload.model.buffers():
-        buffer_bytes += buffer.numel() * buffer.element_size()
     return WorkloadFacts(
         parameters=parameters,
         ready_order=tuple(map(names.index, (*unused, *ready))),
-        buffer_bytes=buffer_bytes,
         batch_size=workload.batch_size,
-        metric=workload.metric,
-        target=workload.target,
-        steps=workload.steps,
         unused=unused,
     )
 
@@ -136,7 +129,7 @@ def main(arguments: str) -> int:
         with contextlib.redirect_stdout(sys.stderr):  # a user's own file may print
             facts = inspect_spec(**json.loads(arguments))
         if facts is not None:
-            answer = {"ok": facts.to_json()}
+            answer = {"ok": dataclasses.asdict(facts)}
     except InputError as error:
         answer = {"error": str(error)}
         exit_code = error.exit_code

@@ -17,7 +17,7 @@ from commbench.hooks.registry import find_file_hooks
 from commbench.launch.identity import identify
 from commbench.launch.launcher_output import last_line
 from commbench.launch.launchers import Placement, choose_launcher
-from commbench.schema import JsonObject
+from commbench.schema import JsonObject, read_as
 from commbench.system.env import safe_path
 
 PROBE_RANKS = 2
@@ -97,7 +97,7 @@ def probe_workload(
     # its sentence.
     if sys.stderr.isatty() and identify(os.environ).rank == 0:
         sys.stderr.write(f"Trying out workload {workload} ...\n")
-    return WorkloadFacts.from_json(_inspected(arguments, f"Workload {workload}"))
+    return read_as(WorkloadFacts, _inspected(arguments, f"Workload {workload}"))
 
 
 def probe_hooks(hooks: Sequence[str]) -> None:
