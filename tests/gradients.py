@@ -60,10 +60,10 @@ ELEMENTS = st.one_of(
 )
 
 
-def draw_small(data: st.DataObject, n: int) -> tuple[Floats, Floats | None]:
-    """Draw a gradient of ``n`` elements, and a residual or None."""
+def draw_small(data: st.DataObject, n: int) -> tuple[Floats, Floats]:
+    """Draw a gradient and a residual of ``n`` elements."""
     small = arrays(np.float32, n, elements=ELEMENTS)
-    return data.draw(small), data.draw(st.none() | small)
+    return data.draw(small), data.draw(small)
 
 
 def make(name: str, n: int = N, seed: int = 0) -> Floats:

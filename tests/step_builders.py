@@ -28,11 +28,7 @@ def make_facts(sizes_mb: Sequence[float]) -> WorkloadFacts:
     return WorkloadFacts(
         parameters=tuple(reversed(parameters)),
         ready_order=tuple(reversed(range(len(parameters)))),
-        buffer_bytes=0,
         batch_size=32,
-        metric="",
-        target=None,
-        steps=None,
     )
 
 

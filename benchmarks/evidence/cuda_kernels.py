@@ -96,14 +96,14 @@ def topk(elsewhere: Tensor) -> Iterator[Row]:
         payload = torch.zeros(8 * k, dtype=torch.uint8, device=device)
         selector = make_selector(n, k, "float32", fast=True, device=device)
         gradient = drawn.clone()
-        selector.encode(gradient, residual, payload, 0)
+        selector.encode(gradient, residual, payload)
         torch.cuda.synchronize()
         activity = torch.profiler.ProfilerActivity.CUDA
         with torch.profiler.profile(activities=[activity]) as profile:
-            for step in range(PROFILED_ROUNDS):
+            for _ in range(PROFILED_ROUNDS):
                 gradient.copy_(drawn)  # the selection destroys it
                 elsewhere.amax()
-                selector.encode(gradient, residual, payload, step)
+                selector.encode(gradient, residual, payload)
             torch.cuda.synchronize()
         for event in profile.key_averages():
             if event.key.partition("(")[0] in KERNELS:

@@ -139,7 +139,6 @@ class Trial:
         self._fast = make_selector(n, k, "float32", fast=True, device=device)
         self._exact = make_selector(n, k, "float32", fast=False, device=device)
         self.payload = torch.zeros(8 * k, dtype=torch.uint8, device=device)
-        self._step = 0
 
     def load(self, *pair: NDArray[Any]) -> None:
         """Take another gradient and residual."""
@@ -150,8 +149,7 @@ class Trial:
 
     def encode(self, selector: Any) -> None:
         """Select once."""
-        self._step += 1
-        selector.encode(self.gradient, self.residual, self.payload, self._step)
+        selector.encode(self.gradient, self.residual, self.payload)
 
     def add(self) -> Tensor:
         """Return the residual, to which the gradient was added."""

@@ -36,6 +36,7 @@ from commbench.report.prediction import render_predictions
 from commbench.results import Run, load_run, under_first_env
 from commbench.results.info import measures_interconnect, shares_gpu
 from commbench.results.tables import csv_text
+from commbench.schema import read_as
 from commbench.units import format_link_rate, format_size, parse_link_rate, parse_sizes
 
 #: The smallest and the largest number of ranks of a prediction.
@@ -309,5 +310,5 @@ def _trained(run: Run, records: Sequence[TrainingRecord]) -> TrainedWorkload:
         ranks_per_node=int(run.info.get("ranks_per_node") or 1),
         rate_bps=rate_bps,
     )
-    facts = WorkloadFacts.from_json(run.info["facts"])
+    facts = read_as(WorkloadFacts, run.info["facts"])
     return TrainedWorkload(facts=facts, records=records, place=place, run=run.path.name)

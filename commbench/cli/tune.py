@@ -32,10 +32,11 @@ from commbench.errors import InputError
 from commbench.fields import as_names
 from commbench.hooks.registry import find_file_hooks
 from commbench.launch.probe import probe_hooks, probe_workload
-from commbench.live.command import attach_to, find_program, name_of
+from commbench.live.command import attach_to, name_of
 from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
 from commbench.results import load_run
 from commbench.results.files import refusing
+from commbench.schema import read_as
 from commbench.stats.budgets import TRAINING_BUDGETS
 from commbench.system.software import git_commit
 from commbench.tuner.plans import TrainingPlan, candidate_sweep
@@ -222,7 +223,6 @@ def start(command: Sequence[str], out: Path | None, options: LiveOptions) -> int
 
     ``options`` say what may be done; their results, command and name follow from the arguments.
     """
-    find_program(command, options.mode)
     workload = name_of(command)
     out = out or default_out(short_name(options.mode, workload))
     with refusing(out, InputError):  # the working directory may have been deleted
@@ -249,7 +249,7 @@ def known_facts(settings: Settings, workload: str, batch: int | None) -> Workloa
     info = load_run(settings.out).info
     if not info.get("facts") or (info.get("plan") or {}).get("workload") != workload:
         return None
-    facts = WorkloadFacts.from_json(info["facts"])
+    facts = read_as(WorkloadFacts, info["facts"])
     if batch in {None, facts.batch_size}:
         return facts
     return None

@@ -64,6 +64,20 @@ _PHRASES: Mapping[str, tuple[object, str]] = {
 }
 
 
+def stable_key(case: Any, *, later: Sequence[str]) -> str:
+    """Return the fields of a case as a stable text.
+
+    Those of ``later`` were added after others. They appear only if they differ from the default, so
+    that older keys stay valid.
+    """
+    fields = {}
+    for field in dataclasses.fields(case):
+        value = getattr(case, field.name)
+        if value != field.default or field.name not in later:
+            fields[field.name] = value
+    return json.dumps(fields, separators=(",", ":"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One point of a sweep. None means that the axis does not apply to the operation.
@@ -110,16 +124,8 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """A stable text that identifies the case across launches.
-
-        Fields added after version 1 appear only if they differ from the default, so that older keys
-        stay valid.
-        """
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name in ("world_size", "algorithm", "graph", "persistent", "env"):
-            if fields[name] == getattr(Case, name):
-                del fields[name]
-        return json.dumps(fields, separators=(",", ":"))
+        """A stable text that identifies the case across launches."""
+        return stable_key(self, later=("world_size", "algorithm", "graph", "persistent", "env"))
 
     @property
     def mode(self) -> str:

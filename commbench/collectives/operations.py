@@ -31,25 +31,6 @@ Kind = Literal["collective", "pair", "ring"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolNames:
-    """Names of an operation in other benchmarks.
-
-    Empty if they do not measure it, or not in the same way.
-    """
-
-    nccl_tests: str = ""
-    """The program of nccl-tests, if it is not the operation's name followed by ``_perf``."""
-    osu: str = ""
-    """The title that OSU's micro-benchmarks print; commbench prints it in their format."""
-    other_osu: tuple[str, ...] = ()
-    """Further titles of tables to import."""
-    imb: str = ""
-    """The benchmark of the Intel MPI Benchmarks."""
-    param: tuple[str, ...] = ()
-    """The collectives of PARAM, as it prints them."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Operation:
     """One operation: its description, the sizes of its buffers, its known result and its call.
 
@@ -111,7 +92,17 @@ class Operation:
     has_mpi_result_at_start: bool = False
     """Whether MPI leaves the result of the in-place form at the start of the buffer, on every
     rank."""
-    names: ToolNames = ToolNames()
+    nccl_tests_name: str = ""
+    """The program of nccl-tests, if it is not the operation's name followed by ``_perf``."""
+    osu_title: str = ""
+    """The title that OSU's micro-benchmarks print; commbench prints it in their format. It is
+    empty, as the names below, if they do not measure the operation, or not in the same way."""
+    other_osu_titles: tuple[str, ...] = ()
+    """Further titles of tables to import."""
+    imb_name: str = ""
+    """The benchmark of the Intel MPI Benchmarks."""
+    param_names: tuple[str, ...] = ()
+    """The collectives of PARAM, as it prints them."""
     has_nccl_algorithms: bool = False
     """Whether NCCL chooses among several algorithms; it implements the other operations by sends
     and receives."""
@@ -215,7 +206,7 @@ class Operation:
         """The program of nccl-tests that measures it, or the name that such a program would
         have.
         """
-        return self.names.nccl_tests or f"{self.name}_perf"
+        return self.nccl_tests_name or f"{self.name}_perf"
 
     def osu_bytes(self, message_bytes: int, size: int) -> int:
         """Return the size that OSU's micro-benchmarks print for the same case, in bytes."""
@@ -241,7 +232,9 @@ _ENTRIES = (
         reduces=True,
         has_in_place=True,
         default_in_place=True,
-        names=ToolNames(osu="Allreduce Latency Test", imb="Allreduce", param=("all_reduce",)),
+        osu_title="Allreduce Latency Test",
+        imb_name="Allreduce",
+        param_names=("all_reduce",),
         has_nccl_algorithms=True,
         open_mpi_components=_HAN_AND_TUNED,
         compares_ranks=True,
@@ -256,9 +249,9 @@ _ENTRIES = (
         osu_per_rank=True,
         has_in_place=True,
         in_place_slice="send_in_receive",
-        names=ToolNames(
-            osu="Allgather Latency Test", imb="Allgather", param=("all_gather", "all_gather_base")
-        ),
+        osu_title="Allgather Latency Test",
+        imb_name="Allgather",
+        param_names=("all_gather", "all_gather_base"),
         has_nccl_algorithms=True,
         open_mpi_components=_HAN_AND_TUNED,
         compares_ranks=True,
@@ -274,11 +267,9 @@ _ENTRIES = (
         has_in_place=True,
         in_place_slice="receive_in_send",
         has_mpi_result_at_start=True,
-        names=ToolNames(
-            osu="Reduce_scatter Latency Test",
-            imb="Reduce_scatter",
-            param=("reduce_scatter", "reduce_scatter_base"),
-        ),
+        osu_title="Reduce_scatter Latency Test",
+        imb_name="Reduce_scatter",
+        param_names=("reduce_scatter", "reduce_scatter_base"),
         has_nccl_algorithms=True,
         open_mpi_components=frozenset({"tuned"}),
         compares_ranks=True,
@@ -292,13 +283,11 @@ _ENTRIES = (
         divided=True,
         osu_per_rank=True,
         has_in_place=True,
-        names=ToolNames(
-            nccl_tests="alltoall_perf",
-            osu="All-to-All Personalized Exchange Latency Test",
-            other_osu=("Alltoall", "All-to-All"),
-            imb="Alltoall",
-            param=("all_to_all", "all_to_all_single"),
-        ),
+        nccl_tests_name="alltoall_perf",
+        osu_title="All-to-All Personalized Exchange Latency Test",
+        other_osu_titles=("Alltoall", "All-to-All"),
+        imb_name="Alltoall",
+        param_names=("all_to_all", "all_to_all_single"),
         open_mpi_components=frozenset({"tuned"}),
         compares_ranks=True,
     ),
@@ -309,9 +298,10 @@ _ENTRIES = (
         receive="message of root",
         sends_from_receive=True,
         rooted=True,
-        names=ToolNames(
-            osu="Broadcast Latency Test", other_osu=("Bcast",), imb="Bcast", param=("broadcast",)
-        ),
+        osu_title="Broadcast Latency Test",
+        other_osu_titles=("Bcast",),
+        imb_name="Bcast",
+        param_names=("broadcast",),
         has_nccl_algorithms=True,
         open_mpi_components=_HAN_AND_TUNED,
     ),
@@ -324,7 +314,9 @@ _ENTRIES = (
         rooted=True,
         has_in_place=True,
         default_in_place=True,
-        names=ToolNames(osu="Reduce Latency Test", imb="Reduce", param=("reduce",)),
+        osu_title="Reduce Latency Test",
+        imb_name="Reduce",
+        param_names=("reduce",),
         has_nccl_algorithms=True,
         open_mpi_components=_HAN_AND_TUNED,
     ),
@@ -339,7 +331,9 @@ _ENTRIES = (
         rooted=True,
         has_in_place=True,
         in_place_slice="send_in_receive",
-        names=ToolNames(osu="Gather Latency Test", imb="Gather", param=("gather",)),
+        osu_title="Gather Latency Test",
+        imb_name="Gather",
+        param_names=("gather",),
         open_mpi_components=_HAN_AND_TUNED,
     ),
     Operation(
@@ -353,14 +347,17 @@ _ENTRIES = (
         rooted=True,
         has_in_place=True,
         in_place_slice="receive_in_send",
-        names=ToolNames(osu="Scatter Latency Test", imb="Scatter", param=("scatter",)),
+        osu_title="Scatter Latency Test",
+        imb_name="Scatter",
+        param_names=("scatter",),
         open_mpi_components=_HAN_AND_TUNED,
     ),
     Operation(
         name="barrier",
         summary="no rank leaves before the last has entered",
         moves_data=False,
-        names=ToolNames(osu="Barrier Latency Test", imb="Barrier"),
+        osu_title="Barrier Latency Test",
+        imb_name="Barrier",
         open_mpi_components=_HAN_AND_TUNED,
         compares_ranks=True,
         quantity="time",
@@ -375,7 +372,8 @@ _ENTRIES = (
         kind="pair",
         operations_per_call=2,
         minimum_ranks=2,
-        names=ToolNames(osu="Latency Test", imb="PingPong"),
+        osu_title="Latency Test",
+        imb_name="PingPong",
         quantity="time",
     ),
     Operation(
@@ -387,7 +385,7 @@ _ENTRIES = (
         to="first: last",
         kind="pair",
         minimum_ranks=2,
-        names=ToolNames(osu="Bandwidth Test"),
+        osu_title="Bandwidth Test",
         quantity="bandwidth",
     ),
     Operation(
@@ -400,7 +398,7 @@ _ENTRIES = (
         kind="pair",
         messages_at_once=2,
         minimum_ranks=2,
-        names=ToolNames(osu="Bi-Directional Bandwidth Test"),
+        osu_title="Bi-Directional Bandwidth Test",
         quantity="bandwidth",
     ),
     Operation(
@@ -412,7 +410,7 @@ _ENTRIES = (
         to="right",
         kind="ring",
         minimum_ranks=2,
-        names=ToolNames(imb="Sendrecv"),
+        imb_name="Sendrecv",
     ),
     Operation(
         name="iall_reduce",
@@ -425,7 +423,7 @@ _ENTRIES = (
         reduces=True,
         has_in_place=True,
         default_in_place=True,
-        names=ToolNames(other_osu=("Non-blocking Allreduce",)),
+        other_osu_titles=("Non-blocking Allreduce",),
     ),
     Operation(
         name="iall_gather",
@@ -439,7 +437,7 @@ _ENTRIES = (
         osu_per_rank=True,
         has_in_place=True,
         in_place_slice="send_in_receive",
-        names=ToolNames(other_osu=("Non-blocking Allgather",)),
+        other_osu_titles=("Non-blocking Allgather",),
     ),
 )
 

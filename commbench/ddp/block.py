@@ -435,8 +435,7 @@ class Training:
         step_bytes = 0.0
         for indices in contents:
             shapes = [tuple(trained[i].shape) for i in indices]
-            elements = sum(trained[i].numel() for i in indices)
-            step_bytes += hook.wire_bytes(elements, ranks, shapes=shapes)
+            step_bytes += hook.wire_bytes(shapes, ranks)
         if self.case.keeps_first_buckets:
             step_bytes += ring_bytes(_USE_BYTES * len(trained), ranks)
         if self.case.broadcast_buffers:

@@ -10,28 +10,24 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
+import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
-from commbench.ddp.checks import (
-    check_evaluation,
-    check_workload,
-    checked_step,
-    endless,
-    make_optimizer,
-    naming_errors,
-)
+from commbench.ddp.checks import check_workload, endless
 from commbench.ddp.devices import Device, Gpu, gpus_to_train_on
-from commbench.ddp.models import parameter_facts, trainable
+from commbench.ddp.models import default_optimizer, parameter_facts, trainable
 from commbench.ddp.plan.workload import Workload, WorkloadFacts
 from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
-from commbench.hooks import Hook, make_hook
+from commbench.hooks import make_hook
 from commbench.hooks.own import check_file_hook
 from commbench.hooks.registry import find_file_hooks, is_file_hook, parse_hook, split_options
 from commbench.system.user_files import failure
@@ -54,25 +50,22 @@ def inspect_workload(workload: Workload, device: Device | None = None) -> Worklo
     device = device or Device()
     check_workload(workload)
     device.moved(workload.model)
-    with naming_errors("Copying the model, of which every setting trains a copy,"):
-        model = copy.deepcopy(workload.model)
-    copied = dataclasses.replace(workload, model=model)
+    copied = dataclasses.replace(workload, model=copy.deepcopy(workload.model))
     with torch.random.fork_rng(devices=[]):
         ready, unused = _gradients(copied, device)
-        check_evaluation(copied)
+        if copied.evaluate is not None:
+            value = float(copied.evaluate(copied.model))
+            if not math.isfinite(value) or not copied.metric:
+                raise InputError(
+                    f"The workload's evaluate returned {value} for the metric {copied.metric!r}:"
+                    " return a finite number and name it, as in metric='accuracy'."
+                )
     parameters = parameter_facts(workload.model)
     names = [parameter.name for parameter in parameters]
-    buffer_bytes = 0
-    for buffer in workload.model.buffers():
-        buffer_bytes += buffer.numel() * buffer.element_size()
     return WorkloadFacts(
         parameters=parameters,
         ready_order=tuple(map(names.index, (*unused, *ready))),
-        buffer_bytes=buffer_bytes,
         batch_size=workload.batch_size,
-        metric=workload.metric,
-        target=workload.target,
-        steps=workload.steps,
         unused=unused,
     )
 
@@ -83,18 +76,49 @@ def _gradients(workload: Workload, device: Device) -> tuple[list[str], tuple[str
     Return the names of the parameters that get a gradient in each, in the order of the first step,
     and the names of the others.
     """
+    parameters = trainable(workload.model)
+    ready: list[str] = []
+    for name, parameter in parameters.items():
+        note = functools.partial(_note_gradient, ready, name)
+        parameter.register_post_accumulate_grad_hook(note)
     batches = map(device.moved, endless(workload.batches))
-    names = list(trainable(workload.model))
-    optimizer = make_optimizer(workload, list(trainable(workload.model).values()))
+    make = workload.optimizer or default_optimizer
+    optimizer = make(list(parameters.values()))
     steps: list[list[str]] = []
     started = time.perf_counter()
     while len(steps) < MAXIMUM_STEPS and (
         len(steps) < FEWEST_STEPS or time.perf_counter() - started < ENOUGH_S
     ):
-        steps.append(checked_step(workload.model, workload.loss, next(batches), optimizer))
-    in_all = set(names).intersection(*steps)
-    ready = [name for name in steps[0] if name in in_all]
-    return ready, tuple(name for name in names if name not in in_all)
+        ready.clear()
+        workload.loss(workload.model, next(batches)).backward()
+        _check_gradients(parameters, ready)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        steps.append(ready.copy())
+    in_all = set(parameters).intersection(*steps)
+    in_order = [name for name in steps[0] if name in in_all]
+    return in_order, tuple(name for name in parameters if name not in in_all)
+
+
+def _note_gradient(ready: list[str], name: str, _: nn.Parameter) -> None:
+    if name in ready:  # a graph may accumulate twice
+        ready.remove(name)
+    ready.append(name)
+
+
+def _check_gradients(parameters: Mapping[str, nn.Parameter], ready: Sequence[str]) -> None:
+    """Raise InputError if no parameter got a gradient, or one got a sparse gradient."""
+    if not ready:
+        raise InputError(
+            "The workload's loss does not depend on the model that it is given by a way that has"
+            " gradients: compute it from model(...), without detach() or no_grad()."
+        )
+    for name, parameter in parameters.items():
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise InputError(
+                f"The parameter {name} got a sparse gradient, which commbench does not exchange:"
+                " make it dense."
+            )
 
 
 def main(arguments: str) -> int:
@@ -105,12 +129,13 @@ def main(arguments: str) -> int:
         with contextlib.redirect_stdout(sys.stderr):  # a user's own file may print
             facts = inspect_spec(**json.loads(arguments))
         if facts is not None:
-            answer = {"ok": facts.to_json()}
+            answer = {"ok": dataclasses.asdict(facts)}
     except InputError as error:
         answer = {"error": str(error)}
         exit_code = error.exit_code
-    except Exception as error:  # noqa: BLE001 - the last words name the line of the user's file
-        sys.exit(failure(error))
+    except Exception as error:  # noqa: BLE001 - of the user's own code
+        answer = {"error": f"Trying out the workload failed ({failure(error)}): correct it."}
+        exit_code = InputError.exit_code
     sys.stdout.write(json.dumps(answer) + "\n")
     return exit_code
 
@@ -132,26 +157,15 @@ def inspect_spec(
     device = Device()
     if gpu is not None:
         device = Gpu(gpu % len(gpus_to_train_on()))
-    made_hooks = _try_hooks(hooks, device)
+    _try_hooks(hooks, device)
     if spec is None:
         return None
     workload = load_workload(spec, seed=0, rank=0, world_size=1, batch_size=batch)
-    try:
-        facts = inspect_workload(workload, device)
-    except InputError as error:
-        if gpu is None:
-            raise
-        raise InputError(
-            f"{error} Its model and batches were on a GPU, where all it makes must be; --backend"
-            " gloo trains on CPUs."
-        ) from error
-    for hook in made_hooks:
-        hook.check_size(sum(parameter.numel for parameter in facts.parameters))
-    return facts
+    return inspect_workload(workload, device)
 
 
-def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
-    """Return each hook, so that an unknown option raises an error before any measurement.
+def _try_hooks(hooks: Sequence[str], device: Device) -> None:
+    """Make each hook, so that an unknown option raises an error before any measurement.
 
     Import a user's own hooks.
 
@@ -160,7 +174,6 @@ def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
     """
     for path in find_file_hooks(hooks):
         check_file_hook(path)
-    made_hooks = []
     for text in hooks:
         if is_file_hook(text):
             continue
@@ -169,8 +182,6 @@ def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
         hook = make_hook(fields["hook"], density=fields["density"], options=options)
         if hook is not None:
             hook.prepare(device.torch_device)
-            made_hooks.append(hook)
-    return made_hooks
 
 
 if __name__ == "__main__":

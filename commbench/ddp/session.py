@@ -35,7 +35,7 @@ from commbench.findings import Finding, UnsupportedError
 from commbench.hooks import selectors
 from commbench.hooks.catalogue import TopK
 from commbench.hooks.own import check_file_hook
-from commbench.hooks.registry import make_hook, read_hook
+from commbench.hooks.registry import make_hook
 from commbench.system.clock import machine_id
 from commbench.system.host import usable_cpus
 from commbench.system.user_files import callable_name
@@ -80,7 +80,7 @@ def fast_selection(cases: Collection[TrainingCase], device: Device) -> str | Non
     """
     for case in cases:
         if case.hook == TopK.name:
-            hook = read_hook(case.hook, density=case.density, options=case.options)
+            hook = TopK.read(density=case.density, options=case.options)
             if hook.compiles and not hook.runs_in_order:
                 return selectors.fast_selection(device.torch_device)
     return None

@@ -5,7 +5,6 @@ for checkpoints.
 from __future__ import annotations
 
 import re
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -187,7 +186,6 @@ class Hook(HookSpec):
 
     _group: dist.ProcessGroup = None
     _optimizer: torch.optim.Optimizer | None = None
-    _model: Callable[[], DistributedDataParallel] = staticmethod(lambda: None)
 
     def register(
         self,
@@ -203,27 +201,16 @@ class Hook(HookSpec):
         InputError if this is no DDP model, the model has a hook, or the hook is in use.
         """
         self._check_model(ddp_model)
-        if scaler is not None and not hasattr(scaler, "get_scale"):
-            raise InputError(
-                f"Hook {self.name} was given a scaler of type {type(scaler).__name__}: pass a"
-                " GradScaler."
-            )
         self._optimizer = optimizer
         self.attach(ddp_model, scaler)
         try:
             ddp_model.register_comm_hook(self, _named(self.name))
         except RuntimeError as error:
             raise InputError(f"DDP refused hook {self.name}: {error}") from error
-        self._group, self._model = ddp_model.process_group, weakref.ref(ddp_model)
+        self._group = ddp_model.process_group
         self.clock = clock_of(ddp_model)
         self.join_group()
         return self
-
-    def follow(self, ddp_model: DistributedDataParallel) -> None:
-        """Switch to another DDP object that has taken over the reducer on which the hook was
-        registered.
-        """
-        self._model = weakref.ref(ddp_model)
 
     def _check_model(self, ddp_model: object) -> None:
         if not isinstance(ddp_model, DistributedDataParallel):
@@ -236,11 +223,6 @@ class Hook(HookSpec):
                 f"This {self.name} hook serves another model already: make a new one for each"
                 " model."
             )
-        if getattr(ddp_model, "_comm_hooks", None):
-            raise InputError(
-                "The model has a communication hook already, and DDP takes one only: leave out"
-                f" {self.name}."
-            )
 
     def attach(
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
@@ -252,9 +234,6 @@ class Hook(HookSpec):
 
     def join_group(self) -> None:
         """Make what the hook needs to communicate, as all ranks of the process group do."""
-
-    def check_size(self, elements: int) -> None:
-        """Raise InputError if the hook cannot serve a model of that number of elements."""
 
     def prepare(self, device: torch.device) -> None:
         """Compile what the hook needs on a device, so that no step waits for it.
@@ -296,7 +275,7 @@ class Hook(HookSpec):
             )
 
     def close(self) -> None:
-        """End the hook's thread, if it has one; it ends at exit in any case."""
+        """End the use of the hook; its thread, if it has one, ends at exit."""
 
     @property
     def world_size(self) -> int:
@@ -339,19 +318,8 @@ class Hook(HookSpec):
         return result
 
     def _fail(self, error: Exception) -> None:
-        """Keep the first error: a later step raises it instead of DDP's internal assertion."""
-        if self.failure is not None:
-            return
-        self.failure = error
-        model = self._model()
-        if model is not None:
-            model.register_forward_pre_hook(self._refuse)
-
-    def _refuse(self, *_: object) -> None:
-        raise InputError(
-            f"Hook {self.name} failed in an earlier step and left DDP unusable; wrap the model in a"
-            f" new DistributedDataParallel. What happened: {self.failure}"
-        )
+        """Keep the first error: DDP only says that a callback failed."""
+        self.failure = self.failure or error
 
 
 def _named(name: str) -> Callable[[Any, Any], Any]:
@@ -369,7 +337,7 @@ def _named(name: str) -> Callable[[Any, Any], Any]:
 
 def _describe(result: object) -> str:
     if not isinstance(result, Tensor):
-        return "None" if result is None else f"a {type(result).__name__}"
+        return f"a {type(result).__name__}"
     strided = "" if result.is_contiguous() else "strided "
     return (
         f"a {strided}tensor of shape {tuple(result.shape)}, {_plain(result.dtype)}, on"

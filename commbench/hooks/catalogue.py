@@ -117,8 +117,6 @@ class Int8(Feedback):
 
     runs_in_order = True
 
-    compiles = True
-
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """See `HookSpec.messages`: the two halves of a quantised all-reduce."""
         layout = QuantisedLayout.of(bucket.elements, shards=bucket.world_size, block=self.block)
@@ -188,7 +186,8 @@ class TopK(Feedback):
                 "Hook topk was given one of warmup and warmup_steps: densities need steps, and"
                 " steps them."
             )
-        if self.runs_in_order and (self.needs_shapes or self.values != "float32"):
+        is_by_tensor = self.scope == "parameter" or self.dense_below > 0 or self.dense_vectors
+        if self.runs_in_order and (is_by_tensor or self.values != "float32"):
             raise InputError(
                 "Hook topk was given exchange aligned and one of values, scope, dense_below,"
                 " dense_vectors: chunks of the whole bucket are sent as float32, so leave these"
@@ -207,13 +206,8 @@ class TopK(Feedback):
 
     @property
     def compiles(self) -> bool:
-        """See `HookSpec.compiles`."""
+        """Whether compiled code selects, which takes seconds to compile."""
         return self.selection == "fast"
-
-    @property
-    def needs_shapes(self) -> bool:
-        """See `HookSpec.needs_shapes`."""
-        return self.scope == "parameter" or self.dense_below > 0 or self.dense_vectors
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """See `HookSpec.messages`: one all_gather of payloads and tensors sent whole, or one
@@ -223,10 +217,7 @@ class TopK(Feedback):
             chunks = ChunkLayout.of(bucket.elements, density=self.density, chunk=self.chunk)
             values = chunks.sent_chunks * chunks.chunk
             return (all_reduce(chunks.chunks), all_reduce(values))
-        shapes = bucket.shapes
-        if shapes is None:
-            shapes = [(bucket.elements, 1)]
-        payload = self.layout(shapes, self.density)
+        payload = self.layout(bucket.shapes, self.density)
         if not payload.sparse:
             return (all_reduce(bucket.elements),)
         gathered = bucket.world_size * payload.nbytes
@@ -278,10 +269,7 @@ class PowerSGD(Feedback):
 
     name = "powersgd"
     module = "powersgd"
-    formula = (
-        "2(p-1)/p x value bytes x (sum of r (rows + columns) + what is sent whole); without"
-        " shapes, of one square matrix"
-    )
+    formula = "2(p-1)/p x value bytes x (sum of r (rows + columns) + what is sent whole)"
     number = "rank"
     usual = "powersgd:2"
 
@@ -299,20 +287,12 @@ class PowerSGD(Feedback):
 
     runs_in_order = True
 
-    needs_shapes = True
-
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """See `HookSpec.messages`: two all_reduces, the left factors with all tensors that are sent
         whole, then the right factors.
-
-        Without shapes the bucket counts as one square matrix.
         """
-        shapes = bucket.shapes
-        if shapes is None:
-            side = max(1, math.isqrt(bucket.elements))
-            shapes = [(side, max(1, bucket.elements // side))]
         left = right = 0
-        for shape in shapes:
+        for shape in bucket.shapes:
             factors = self.factors(shape)
             if factors is None:
                 left += math.prod(shape)

@@ -10,15 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from commbench.hooks.compilers import array_of, find_compiler
-from commbench.hooks.feedback import is_finite, on_host, poison, put
+from commbench.hooks.compilers import find_compiler
+from commbench.hooks.feedback import is_finite, poison, put
 from commbench.hooks.message import ChunkLayout
 
-#: By it, elements are multiplied whose squares are too large.
-SCALE = 2.0**-66
-
 Memory = Mapping[str, Tensor]
-"""The ``residual`` and ``momentum`` of a bucket, if it has them, each of shape (elements,)."""
+"""The ``residual`` of a bucket, and its ``momentum`` if it has one, each of shape (elements,)."""
 
 
 class TorchChunks:
@@ -38,18 +35,15 @@ class TorchChunks:
         self._chosen = torch.arange(layout.sent_chunks, device=device)
         self._total: Tensor | None = None
 
-    def measure(self, gradient: Tensor, residual: Tensor | None) -> None:
-        """Compute the norms of the chunks of gradient + residual, each of shape (elements,)."""
+    def measure(self, gradient: Tensor, residual: Tensor) -> None:
+        """Compute the norms of the chunks of gradient + residual, each of shape (elements,).
+
+        A norm is infinite if an element is above 1.8e19, whose square float32 cannot hold.
+        """
         total, flat = self._sums()
         total.view(-1)[self._layout.elements :] = 0.0  # NaN after a step that was not finite
-        torch.add(gradient, 0.0 if residual is None else residual, out=flat)
+        torch.add(gradient, residual, out=flat)
         torch.linalg.vector_norm(total, dim=1, out=self.norms)
-        infinite = self.norms.isinf()
-        if on_host(infinite) and not infinite.any():
-            return
-        # float32 cannot hold the square of an element above 1.8e19.
-        scaled = torch.linalg.vector_norm(total * SCALE, dim=1) / SCALE
-        torch.where(infinite, scaled, self.norms, out=self.norms)
 
     def take(self, *, divisor: float | Tensor, memory: Memory) -> None:
         """Choose the chunks with the largest norms.
@@ -70,9 +64,8 @@ class TorchChunks:
         order = torch.sort(norms, descending=True, stable=True).indices
         self._chosen = order[: self._layout.sent_chunks].sort().values
         torch.index_select(total, 0, self._chosen, out=self.values)
-        if "residual" in memory:
-            total.index_fill_(0, self._chosen, 0.0)
-            put(memory["residual"], flat, where=finite)
+        total.index_fill_(0, self._chosen, 0.0)
+        put(memory["residual"], flat, where=finite)
         if "momentum" in memory:
             unsent = torch.ones_like(norms).index_fill_(0, self._chosen, 0.0)
             unsent = unsent.repeat_interleave(self._layout.chunk)[: self._layout.elements]
@@ -113,9 +106,9 @@ class NativeChunks(TorchChunks):
         self._measured: tuple[Any, Any] = (None, None)
         """Gradient and residual."""
 
-    def measure(self, gradient: Tensor, residual: Tensor | None) -> None:
+    def measure(self, gradient: Tensor, residual: Tensor) -> None:
         """See `TorchChunks.measure`."""
-        self._measured = gradient.numpy(), array_of(residual)
+        self._measured = gradient.numpy(), residual.numpy()
         self._kernels.measure_chunks(*self._measured, self._layout.chunk, self.norms.numpy())
 
     def take(self, *, divisor: float | Tensor, memory: Memory) -> None:
@@ -148,7 +141,7 @@ def prepare(device: torch.device) -> None:
         return
     chunks = NativeChunks(ChunkLayout.of(4, density=0.5, chunk=2))
     gradient = torch.ones(4)
-    for memory in ({}, {"residual": torch.zeros(4), "momentum": torch.zeros(4)}):
-        chunks.measure(gradient, memory.get("residual"))
-        chunks.take(divisor=1.0, memory=memory)
+    memory = {"residual": torch.zeros(4), "momentum": torch.zeros(4)}
+    chunks.measure(gradient, memory["residual"])
+    chunks.take(divisor=1.0, memory=memory)
     chunks.spread(gradient)

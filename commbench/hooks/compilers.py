@@ -33,23 +33,12 @@ def find_compiler(device: torch.device) -> str | None:
     return compiler
 
 
-def array_of(tensor: Tensor | None) -> Any:
-    """Return a tensor on the host as an array of the same memory; None for None."""
-    if tensor is None:
-        return None
-    return tensor.numpy()
-
-
-def prepare(
-    device: torch.device, run_all: Callable[[], object], *, work: str, alternative: str
-) -> None:
+def prepare(device: torch.device, run_all: Callable[[], object]) -> None:
     """Compile for a device, or load from a cache, what the function runs, so that no step waits.
 
     Args:
         device: of the work.
         run_all: runs each kernel once: a GPU's driver may load it at its first launch.
-        work: the hook and what it does, such as ``topk selects``.
-        alternative: what a user can do without kernels.
 
     Raises:
         InputError: cupy cannot compile; the message names what is missing.
@@ -64,8 +53,8 @@ def prepare(
     except Exception as error:  # of many types if a library or CUDA's headers are missing
         reason = " ".join(str(error).split()).rstrip(".")
         raise InputError(
-            f"Hook {work} on this GPU by kernels that cupy cannot compile ({reason:.200}): "
-            f"pip install '{cupy_wheel()}', or {alternative}."
+            f"The hook works on this GPU by kernels that cupy cannot compile ({reason:.200}): pip"
+            f" install '{cupy_wheel()}', or uninstall cupy: torch then does the work."
         ) from error
 
 
@@ -113,20 +102,14 @@ class Kernels:
                 )
                 self._blocks[name] = min(int(each) * processors, busy_blocks)
 
-    def launch(self, name: str, *arguments: Tensor | int | np.uint64 | None) -> None:
-        """Queue a kernel on the current stream: tensors by their addresses, None as 0, int as
-        unsigned int.
-        """
+    def launch(self, name: str, *arguments: Tensor | int) -> None:
+        """Queue a kernel on the current stream: tensors by their addresses, int as unsigned int."""
         values: list[np.unsignedinteger[Any]] = []
         for argument in arguments:
             if isinstance(argument, Tensor):
                 values.append(np.uint64(argument.data_ptr()))
-            elif argument is None:
-                values.append(np.uint64(0))
-            elif isinstance(argument, int):
-                values.append(np.uint32(argument))
             else:
-                values.append(argument)
+                values.append(np.uint32(argument))
         queue = Queue(stream_of(self._device))
         with self._cupy.cuda.Device(self._device.index or 0):
             blocks = (self._blocks[name],)

@@ -113,9 +113,9 @@ class Slot:
     """The buffers of its messages, see `FeedbackHook.make_channel`."""
 
     @property
-    def residual(self) -> Tensor | None:
-        """The unsent part of the gradients, shape (numel,); None without feedback."""
-        return self.memory.get("residual")
+    def residual(self) -> Tensor:
+        """The unsent part of the gradients, shape (numel,)."""
+        return self.memory["residual"]
 
     def by_name(self, kind: str) -> Tensors:
         """Return the memory by parameter name, as views of the parameters' shapes."""
@@ -231,7 +231,7 @@ class FeedbackHook(Feedback, Hook):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.memory = Memory(["residual"] if self.feedback else [])
+        self.memory = Memory(["residual"])
         self._steps = 0
         self._names: dict[int, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -271,25 +271,18 @@ class FeedbackHook(Feedback, Hook):
         hook that sends blocks may treat each block by itself.
         """
 
-    def send_dense(self, buffer: Tensor, slot: Slot, watch: Stopwatch) -> Launched:
-        """Do as `exchange_bucket` by one all-reduce.
-
-        The residual becomes zero, which it was except after a resume.
-        """
-        accumulate(buffer, slot).div_(self.divisor)
-        if slot.residual is not None:
-            slot.residual.zero_()
-        return self.reduce_whole(buffer, watch)
+    def send_dense(self, buffer: Tensor, watch: Stopwatch) -> Launched:
+        """Average the gradients by one all-reduce; the residual stays as it is."""
+        return self.reduce_whole(buffer.div_(self.divisor), watch)
 
     def attach(
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
     ) -> None:
         """Record the parameters' names, and compile what the hook needs, so that no step waits.
 
-        Raise InputError if a gradient is not float32 or the model is too small.
+        Raise InputError if a gradient is not float32.
         """
         self._names, self._shapes = {}, {}
-        elements = 0
         for name, parameter in ddp_model.module.named_parameters():
             self._names[id(parameter)] = name
             self._shapes[name] = tuple(parameter.shape)
@@ -302,8 +295,6 @@ class FeedbackHook(Feedback, Hook):
                     " passthrough."
                 )
             self._device = parameter.device
-            elements += parameter.numel()
-        self.check_size(elements)
         self._check_loaded(self.memory.state())
         self._scaler = scaler
         self.memory.can_undo = scaler is not None
@@ -321,7 +312,7 @@ class FeedbackHook(Feedback, Hook):
                 self._scale = float(self._scaler.get_scale())
             else:
                 self._scale = self._scaler.scale(unit)  # a tensor, as `get_scale` would wait
-        if self._optimizer is not None and self.feedback:
+        if self._optimizer is not None:
             self._follow_rates(self._optimizer)
 
     def _follow_rates(self, optimizer: torch.optim.Optimizer) -> None:
@@ -351,15 +342,18 @@ class FeedbackHook(Feedback, Hook):
         if self.is_scaled:
             buffer.mul_(1.0 / self._scale)
         future, finish = self.exchange_bucket(buffer, slot, watch)
-        return future, lambda value: self._inspected(finish(value))
+        return future, lambda value: self._inspected(finish(value), slot)
 
-    def _inspected(self, result: Tensor) -> Tensor:
+    def _inspected(self, result: Tensor, slot: Slot) -> Tensor:
         """Return the averaged bucket.
 
-        Drop this step's updates if a scaler will skip the step because of it.
+        Drop this step's updates if a scaler will skip the step because of it. Without feedback,
+        drop what was not sent.
         """
         if self._scaler is not None:
             self.memory.reject(~is_finite(result))
+        if not self.feedback:
+            slot.residual.zero_()
         return result
 
     def channel_of(self, slot: Slot, like: Tensor) -> Any:
@@ -437,12 +431,3 @@ def poison(tensor: Tensor, *, unless: Tensor) -> None:
         tensor.masked_fill_(~unless, torch.nan)
     elif not unless:
         tensor.fill_(torch.nan)
-
-
-def accumulate(buffer: Tensor, slot: Slot) -> Tensor:
-    """Add the residual to the gradients, in the bucket's buffer: a = g + e, or g without a
-    residual.
-    """
-    if slot.residual is None:
-        return buffer
-    return buffer.add_(slot.residual)

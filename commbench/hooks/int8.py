@@ -43,8 +43,6 @@ class Int8(catalogue.Int8, OrderedHook):
     With feedback, rounding errors of gradients and, on the shard's owner, of sums are kept.
     """
 
-    opens = True
-
     def prepare(self, device: torch.device) -> None:
         """Compile the quantisation, see `quantisers.prepare`."""
         quantisers.prepare(device)
@@ -55,7 +53,7 @@ class Int8(catalogue.Int8, OrderedHook):
         Sum and exchange sums in an ordered job.
         """
         if self.is_dense:
-            return self.send_dense(buffer, slot, watch)
+            return self.send_dense(buffer, watch)
         channel, residual = self.channel_of(slot, buffer), slot.residual
         channel.quantiser.encode(buffer, residual, channel.sent)
         watch.started()
@@ -72,7 +70,7 @@ class Int8(catalogue.Int8, OrderedHook):
     def _reduce(
         self,
         channel: _Channel,
-        residual: Tensor | None,
+        residual: Tensor,
         wait: Callable[[], object],
         watch: Stopwatch,
     ) -> Ending:
@@ -83,7 +81,7 @@ class Int8(catalogue.Int8, OrderedHook):
         """
         wait()
         start = watch.clock()
-        mine = None if residual is None else residual[channel.layout.span(self._group.rank())]
+        mine = residual[channel.layout.span(self._group.rank())]
         channel.quantiser.combine(
             channel.received, channel.own, divisor=self.divisor, residual=mine
         )

@@ -40,12 +40,15 @@ SHARD_ALIGNMENT = 4
 class BucketShape:
     """The properties of a bucket of gradients that determine the size of its messages."""
 
-    elements: int
+    shapes: Shapes
     world_size: int
-    shapes: Shapes | None = None
-    """None: only the number of elements is known."""
     dtype: str = "float32"
     """Type of the gradients; hooks that select elements take only float32."""
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return sum(map(math.prod, self.shapes))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,35 +120,22 @@ class HookSpec(ABC):
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """Return the collectives that the hook issues for a bucket, in order, after any warm-up.
 
-        Without shapes, a hook that depends on them treats the bucket as one matrix.
-
         Raises:
             UnpredictedError: the hook does not state them.
         """
         raise UnpredictedError("hook_bytes_unknown", hook=self.name)
 
-    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
-        """Return the bytes that one rank sends by theory for a float32 bucket of ``numel``
-        elements, after any warm-up.
+    def wire_bytes(self, shapes: Shapes, world_size: int) -> int:
+        """Return the bytes that one rank sends by theory for a float32 bucket, after any warm-up.
 
-        ``shapes`` are the shapes of the bucket's tensors, see `messages`.
+        ``shapes`` are the shapes of the bucket's tensors.
         """
-        bucket = BucketShape(elements=numel, world_size=world_size, shapes=shapes)
+        bucket = BucketShape(shapes=shapes, world_size=world_size)
         return sent_bytes(self.messages(bucket), world_size)
 
     @property
     def runs_in_order(self) -> bool:
         """Whether the collectives of a bucket wait for those of the previous bucket."""
-        return False
-
-    @property
-    def compiles(self) -> bool:
-        """Whether the hook uses compiled code, which takes seconds to compile."""
-        return False
-
-    @property
-    def needs_shapes(self) -> bool:
-        """Whether the size of the messages depends on the shapes of the tensors."""
         return False
 
     @classmethod

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from commbench.hooks import catalogue
 from commbench.hooks.base import Launched, StateDict, Stopwatch
-from commbench.hooks.feedback import Layout, Slot, Span, accumulate, is_finite, on_host, poison, put
+from commbench.hooks.feedback import Layout, Slot, Span, is_finite, on_host, poison, put
 from commbench.hooks.ordering import OrderedHook
 
 
@@ -70,9 +70,9 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         All-reduce, orthogonalise and project back in an ordered job.
         """
         if self.is_dense:
-            return self.send_dense(buffer, slot, watch)
+            return self.send_dense(buffer, watch)
         plan = self.channel_of(slot, buffer)
-        self._project(plan, accumulate(buffer, slot))
+        self._project(plan, buffer.add_(slot.residual))
         future = self.submit(lambda: self._refine(plan, buffer, slot, watch))
         watch.encoded()
         return future, lambda _: buffer
@@ -88,11 +88,6 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
             whole.copy_(span.flat(total))
         self._round(plan.first.div_(self.world_size))
         poison(plan.first, unless=is_finite(total))
-
-    @property
-    def _is_whole(self) -> bool:
-        """Whether messages are sent in float32."""
-        return self.values == "float32"
 
     def _round(self, message: Tensor) -> Tensor:
         """Round a message to the type in which it is sent."""
@@ -124,9 +119,7 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         watch.worked(start)
         return total
 
-    def _project_back(
-        self, plan: _Plan, total: Tensor, residual: Tensor | None, finite: Tensor
-    ) -> None:
+    def _project_back(self, plan: _Plan, total: Tensor, residual: Tensor, finite: Tensor) -> None:
         """Orthonormalise P, compute Q = M^T P, and keep M - P Q^T as the residual.
 
         As in the paper's algorithm 2, Q is this rank's. With the mean over ranks, the residuals
@@ -136,8 +129,6 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
             matrix.p.copy_(torch.linalg.qr(matrix.p).Q)
             torch.mm(matrix.of(total).T, matrix.p, out=matrix.next_q)
         self._round(plan.second.div_(self.world_size))
-        if residual is None:
-            return
         if on_host(finite):
             self._subtract_sent(plan, total, residual)
         else:  # values that are not finite also reach this line
@@ -147,13 +138,9 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
     def _subtract_sent(self, plan: _Plan, total: Tensor, left: Tensor) -> None:
         """Write to ``left``, which may be ``total``, what this rank's messages lack of it."""
         for span, _ in plan.rest:
-            whole, part = span.flat(total), span.flat(left)
-            if self._is_whole:
-                part.zero_()
-            else:
-                torch.sub(
-                    whole, self._round(whole / self.world_size), alpha=self.world_size, out=part
-                )
+            whole = span.flat(total)
+            sent = self._round(whole / self.world_size)
+            torch.sub(whole, sent, alpha=self.world_size, out=span.flat(left))
         for matrix in plan.matrices:
             arguments = matrix.of(total), matrix.p, matrix.next_q.T
             torch.addmm(*arguments, alpha=-self.world_size, out=matrix.of(left))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from commbench.hooks import compilers
-from commbench.hooks.compilers import WARP, Kernels, array_of
+from commbench.hooks.compilers import WARP, Kernels
 from commbench.hooks.message import FLOAT32_BYTES, LARGEST_N, QuantisedLayout
 
 #: The largest int8 that is sent.
@@ -39,7 +39,7 @@ class TorchQuantiser:
     def __init__(self, layout: QuantisedLayout) -> None:
         self._layout = layout
 
-    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor, payload: Tensor) -> None:
         """Write the payload of gradient + residual; its rounding errors are the new residual.
 
         Blocks that are not finite keep their residual.
@@ -47,10 +47,9 @@ class TorchQuantiser:
         layout = self._layout
         whole = gradient.new_zeros((layout.shards, layout.shard))
         flat = whole.view(-1)[: layout.elements]
-        torch.add(gradient, 0.0 if residual is None else residual, out=flat)
+        torch.add(gradient, residual, out=flat)
         errors, is_sent = self._pack(whole, payload)
-        if residual is not None:
-            _put(residual, errors, is_sent)
+        _put(residual, errors, is_sent)
 
     def combine(
         self,
@@ -58,7 +57,7 @@ class TorchQuantiser:
         own: Tensor,
         *,
         divisor: float | Tensor,
-        residual: Tensor | None,
+        residual: Tensor,
     ) -> None:
         """Sum one shard over the ranks in their order.
 
@@ -72,8 +71,7 @@ class TorchQuantiser:
             total += self._unpack(row.unsqueeze(0))
         errors, is_sent = self._pack(total, own.unsqueeze(0))
         self._scales(own.unsqueeze(0)).div_(divisor)
-        if residual is not None:
-            _put(residual, residual + errors.view(-1)[: residual.numel()], is_sent)
+        _put(residual, residual + errors.view(-1)[: residual.numel()], is_sent)
 
     def decode(self, payload: Tensor, into: Tensor) -> None:
         """Write all elements of a payload to ``into``, shape (elements,)."""
@@ -128,9 +126,9 @@ class NativeQuantiser(TorchQuantiser):
         self._kernels = quantisation
         self._block, self._shard = layout.block, layout.shard
 
-    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor, payload: Tensor) -> None:
         """See `TorchQuantiser.encode`."""
-        summands = gradient.numpy(), array_of(residual)
+        summands = gradient.numpy(), residual.numpy()
         self._kernels.quantise(*summands, self._block, self._shard, _bytes(payload))
 
     def combine(
@@ -139,11 +137,11 @@ class NativeQuantiser(TorchQuantiser):
         own: Tensor,
         *,
         divisor: float | Tensor,
-        residual: Tensor | None,
+        residual: Tensor,
     ) -> None:
         """See `TorchQuantiser.combine`."""
         shape = self._block, self._shard
-        rest = array_of(residual)
+        rest = residual.numpy()
         self._kernels.combine(_bytes(payload), *shape, float(divisor), rest, _bytes(own))
 
     def decode(self, payload: Tensor, into: Tensor) -> None:
@@ -167,9 +165,9 @@ class CudaQuantiser(TorchQuantiser):
         self._shape = layout.elements, layout.shards, layout.shard, layout.block
         self._divisor = torch.ones((), device=device)
 
-    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor, payload: Tensor) -> None:
         """See `TorchQuantiser.encode`."""
-        self._kernels.launch("quantise", gradient, residual, residual, *self._shape, payload)
+        self._kernels.launch("quantise", gradient, residual, *self._shape, payload)
 
     def combine(
         self,
@@ -177,12 +175,11 @@ class CudaQuantiser(TorchQuantiser):
         own: Tensor,
         *,
         divisor: float | Tensor,
-        residual: Tensor | None,
+        residual: Tensor,
     ) -> None:
         """See `TorchQuantiser.combine`."""
         self._divisor.fill_(divisor)  # a loss scale lies on the device
-        elements = 0 if residual is None else residual.numel()
-        sums = self._divisor, residual, elements, own
+        sums = self._divisor, residual, residual.numel(), own
         self._kernels.launch("combine", payload, *self._shape[1:], *sums)
 
     def decode(self, payload: Tensor, into: Tensor) -> None:
@@ -213,13 +210,11 @@ def prepare(device: torch.device) -> None:
         quantiser = make_quantiser(layout, device)
         elements, residual = torch.ones((2, 4), device=device)
         payload = torch.zeros((1, layout.row_bytes), dtype=torch.uint8, device=device)
-        for rest in (None, residual):
-            quantiser.encode(elements, rest, payload)
-            quantiser.combine(payload, payload[0].clone(), divisor=1.0, residual=rest)
+        quantiser.encode(elements, residual, payload)
+        quantiser.combine(payload, payload[0].clone(), divisor=1.0, residual=residual)
         quantiser.decode(payload, elements)
 
-    alternative = "uninstall cupy: torch then quantises"
-    compilers.prepare(device, run_all, work="int8 quantises", alternative=alternative)
+    compilers.prepare(device, run_all)
 
 
 def _bytes(payload: Tensor) -> Any:

@@ -8,12 +8,10 @@ from typing import get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from commbench.errors import WrongDataError
 from commbench.hooks import compilers
-from commbench.hooks.compilers import WARP, Kernels, array_of
+from commbench.hooks.compilers import WARP, Kernels
 from commbench.hooks.feedback import put
 from commbench.hooks.message import INDEX_BYTES, ValueType, payload_bytes
 
@@ -42,27 +40,20 @@ class TorchSelector:
         self._k = k
         self._dtype = DTYPES[values]
 
-    def encode(
-        self,
-        gradient: Tensor,
-        residual: Tensor | None,
-        payload: Tensor,
-        step: int,
-    ) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor, payload: Tensor) -> None:
         """Write the payload of a = gradient + residual; the unsent part of a is the new residual.
 
         If a is not finite, the payload's values are NaN and the residual is kept. If fewer than k
         elements are not zero, unused slots add 0. In compiled work strictly larger elements come
-        before ties, and the choice among ties rotates with ``step``.
+        before ties, of which the first ones are sent.
 
         Args:
             gradient: float32, shape (n,); may be overwritten.
             residual: shape (n,), the unsent part of earlier steps; a sent element becomes zero or,
-                with float16 values, the exact rounding error. None: nothing is kept.
+                with float16 values, the exact rounding error.
             payload: written.
-            step: the number of this step.
         """
-        total = gradient if residual is None else gradient.add_(residual)
+        total = gradient.add_(residual)
         magnitudes, positions = torch.topk(total.abs(), self._k, sorted=False)
         finite = magnitudes.isfinite().all()  # torch.topk treats infinity and NaN as the largest
         indices, values = split(payload, self._k, self._dtype)
@@ -70,9 +61,8 @@ class TorchSelector:
         values.fill_(torch.nan)
         limit = torch.finfo(self._dtype).max  # the rest of larger values stays in the residual
         put(values, total[positions].clamp_(-limit, limit), where=finite)
-        if residual is not None:
-            unsent = total.index_add_(0, positions, values.to(total.dtype), alpha=-1)
-            put(residual, unsent, where=finite)
+        unsent = total.index_add_(0, positions, values.to(total.dtype), alpha=-1)
+        put(residual, unsent, where=finite)
 
     def add(self, payload: Tensor, into: Tensor) -> None:
         """Add the values of a payload to ``into``, shape (n,), at its indices."""
@@ -83,7 +73,7 @@ class TorchSelector:
 class NativeSelector(TorchSelector):
     """The compiled selection of `commbench.hooks.compression` on host memory.
 
-    It releases the GIL while it works.
+    It releases the GIL while it selects.
     """
 
     def __init__(self, k: int, values: ValueType) -> None:
@@ -92,41 +82,22 @@ class NativeSelector(TorchSelector):
         super().__init__(k, values)
         self._kernels = kernels
 
-    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor, step: int) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor, payload: Tensor) -> None:
         """See `TorchSelector.encode`."""
         kernels = self._kernels
-        arrays = gradient.numpy(), array_of(residual)
+        rest = residual.numpy()
         indices, values = (part.numpy() for part in split(payload, self._k, self._dtype))
-        count = kernels.select(*arrays, step, indices)
+        count = kernels.select(gradient.numpy(), rest, indices)
         if count == kernels.NOT_FINITE:
             indices[:] = np.arange(self._k)
             values[:] = np.nan
             return
         indices[count:] = np.arange(self._k - count)
         values[count:] = 0
-        sent = values[:count]
-        if self._dtype == torch.float16:
-            sent = np.empty(count, dtype=np.float32)
-        kernels.take(*arrays, indices[:count], sent)
-        if self._dtype == torch.float16:
-            values[:count] = _halved(sent)
-            if residual is not None:
-                arrays[1][indices[:count]] = sent - values[:count]
-
-    def add(self, payload: Tensor, into: Tensor) -> None:
-        """See `TorchSelector.add`.
-
-        Raises:
-            WrongDataError: the payload has an index out of range; ``into`` is unchanged.
-        """
-        payload_indices, values = split(payload, self._k, self._dtype)
-        indices = payload_indices.numpy()
-        if indices.min() < 0 or indices.max() >= len(into):
-            raise WrongDataError(
-                f"A payload names elements outside of the {len(into)} there are; do all ranks agree"
-                " on n and k?"
-            )
-        self._kernels.add(indices, values.to(into.dtype).numpy(), into.numpy())
+        sent = rest[indices[:count]]
+        limit = torch.finfo(self._dtype).max  # the rest of larger values stays in the residual
+        values[:count] = np.clip(sent, -limit, limit)
+        rest[indices[:count]] = sent - values[:count]
 
 
 class CudaSelector(TorchSelector):
@@ -155,9 +126,8 @@ class CudaSelector(TorchSelector):
         busy = -(-n // (CHUNK * THREADS // WARP))
         self._kernels = Kernels(SOURCE, KERNELS, threads=THREADS, busy_blocks=busy, device=device)
 
-    def encode(self, gradient: Tensor, residual: Tensor | None, payload: Tensor, step: int) -> None:
+    def encode(self, gradient: Tensor, residual: Tensor, payload: Tensor) -> None:
         """See `TorchSelector.encode`."""
-        rest = torch.empty_like(gradient) if residual is None else residual
         launch, n, k, state, counts = (
             self._kernels.launch,
             self._n,
@@ -166,12 +136,12 @@ class CudaSelector(TorchSelector):
             self._counts,
         )
         launch("survey", gradient, residual, n, k, state, self._histogram)
-        launch("divide", gradient, residual, rest, n, state, counts)
+        launch("divide", gradient, residual, n, state, counts)
         for shift in (DIGIT_BITS, 0):
             launch("refine", gradient, n, k, shift, state, counts, self._histogram)
         launch("tally", gradient, n, state, counts, self._before)
-        step_halves = np.uint64(step), int(self._dtype == torch.float16)
-        launch("emit", gradient, rest, n, k, *step_halves, state, counts, self._before, payload)
+        halves = int(self._dtype == torch.float16)
+        launch("emit", gradient, residual, n, k, halves, state, counts, self._before, payload)
 
     def add(self, payload: Tensor, into: Tensor) -> None:
         """See `TorchSelector.add`.
@@ -201,13 +171,10 @@ def prepare(device: torch.device) -> None:
         for values in get_args(ValueType):
             selector = make_selector(4, 2, values, fast=True, device=device)
             payload = torch.zeros(payload_bytes(2, values), dtype=torch.uint8, device=device)
-            for rest in (None, residual):
-                selector.encode(elements, rest, payload, 0)
+            selector.encode(elements, residual, payload)
             selector.add(payload, elements)
 
-    compilers.prepare(
-        device, run_all, work="topk selects", alternative="give the hook selection=exact"
-    )
+    compilers.prepare(device, run_all)
 
 
 def fast_selection(device: torch.device) -> str:
@@ -220,14 +187,3 @@ def fast_selection(device: torch.device) -> str:
 def split(payload: Tensor, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the k int32 indices and the k values of a payload, as views."""
     return payload[: INDEX_BYTES * k].view(torch.int32), payload[INDEX_BYTES * k :].view(dtype)[:k]
-
-
-def _halved(values: NDArray[np.float32]) -> NDArray[np.float16]:
-    """Return the float16 that are sent for finite values: the nearest, but no infinity.
-
-    From 2**29 on, the last place of float32 is worth more than that of 65504, 32: what is sent is
-    then a multiple of it, so that float32 can hold the remainder.
-    """
-    places = np.maximum(np.spacing(np.abs(values)), np.float32(32))
-    limits = np.float32(65504) // places * places
-    return np.copysign(np.minimum(np.abs(values), limits), values).astype(np.float16)

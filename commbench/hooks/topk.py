@@ -12,11 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from commbench.errors import InputError
 from commbench.hooks import catalogue, chunks, selectors
 from commbench.hooks.base import Launched, Stopwatch
 from commbench.hooks.chunks import TorchChunks
-from commbench.hooks.feedback import Layout, Memory, Slot, is_finite, on_host, put
+from commbench.hooks.feedback import Layout, Memory, Slot, is_finite, put
 from commbench.hooks.message import ChunkLayout, PayloadLayout, PayloadPart
 from commbench.hooks.ordering import Ending, OrderedHook, all_gather
 from commbench.hooks.selectors import DTYPES, TorchSelector, make_selector, split
@@ -40,20 +39,10 @@ class TopK(catalogue.TopK, OrderedHook):
     With ``exchange=aligned``, all ranks send the same chunks.
     """
 
-    opens = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.momentum:
             self.memory = Memory(["residual", "momentum"])
-
-    def check_size(self, elements: int) -> None:
-        """See `Hook.check_size`: a chunk must not be larger than the model."""
-        if self.runs_in_order and self.chunk > elements:
-            raise InputError(
-                f"Hook topk was given chunk {self.chunk}, the model has {elements} elements: give"
-                " a smaller chunk."
-            )
 
     def prepare(self, device: torch.device) -> None:
         """Compile the work of the exchange, see `selectors.prepare` and `chunks.prepare`."""
@@ -71,7 +60,7 @@ class TopK(catalogue.TopK, OrderedHook):
         if self.momentum:
             self._correct(buffer, slot.memory["momentum"])
         if self.is_dense:
-            return self.send_dense(buffer, slot, watch)
+            return self.send_dense(buffer, watch)
         if self.runs_in_order:
             return self._exchange_chunks(buffer, slot, watch)
         channel = self.channel_of(slot, buffer)
@@ -109,33 +98,24 @@ class TopK(catalogue.TopK, OrderedHook):
 
     def _encode(self, channel: _Channel, buffer: Tensor, slot: Slot) -> None:
         """Write the message; this overwrites ``buffer`` unless no element of it is selected."""
-        self._take_whole(channel, buffer, slot)
-        residual, momentum = slot.residual, slot.memory.get("momentum")
+        self._take_whole(channel, buffer)
+        momentum = slot.memory.get("momentum")
         for part, selector in zip(channel.payload.sparse, channel.selectors, strict=True):
             payload = _bytes(part, channel.sent)
-            unsent = None
-            if residual is not None:
-                unsent = _elements(part, residual)
-            selector.encode(_elements(part, buffer), unsent, payload, step=self.step)
+            selector.encode(_elements(part, buffer), _elements(part, slot.residual), payload)
             indices, values = split(payload, part.k, DTYPES[self.values])
             if momentum is not None:
                 _forget(_elements(part, momentum), indices, values)
             if self.values == "float32":  # float16 would be rounded again: its sums are divided
                 values.div_(self.divisor)
 
-    def _take_whole(self, channel: _Channel, buffer: Tensor, slot: Slot) -> None:
+    def _take_whole(self, channel: _Channel, buffer: Tensor) -> None:
         """Move tensors that are sent whole to the message.
 
         If the bucket has no others, divide them in place.
         """
-        residual = slot.residual
-        selected_over = self.scope == "bucket" and channel.payload.sparse
         for part in channel.payload.dense:
             values = _elements(part, buffer)
-            if residual is not None and not selected_over:
-                unsent = _elements(part, residual)  # zero, but after a resume with other options
-                values.add_(unsent)
-                unsent.zero_()
             values.div_(self.divisor)
             if channel.payload.sparse:
                 _bytes(part, channel.sent).view(torch.float32).copy_(values)
@@ -167,23 +147,13 @@ class TopK(catalogue.TopK, OrderedHook):
         for span in layout.spans:
             flat = span.flat(buffer)
             # float32 cannot hold the square of an element above 1.8e19.
-            if not on_host(flat):
-                norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
-                flat.mul_(torch.where(norm > limit, limit / norm, 1.0))
-                continue
-            norm = torch.linalg.vector_norm(flat)
-            if norm.isinf():
-                norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
-            if norm > limit:
-                flat.mul_(limit / float(norm))
+            norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
+            flat.mul_(torch.where(norm > limit, limit / norm, 1.0))
 
     def _correct(self, buffer: Tensor, momentum: Tensor) -> None:
         """Accumulate u = m u + g in place of g; a gradient that is not finite is not added."""
         finite = is_finite(buffer)
-        if not on_host(finite):
-            put(momentum, buffer.add_(momentum * self.momentum), where=finite)
-        elif finite:
-            buffer.copy_(momentum.mul_(self.momentum).add_(buffer))
+        put(momentum, buffer.add_(momentum, alpha=self.momentum), where=finite)
 
     @property
     def current_density(self) -> float:

@@ -153,7 +153,7 @@ CONVENTIONS = {
     ),
     "osu": Convention(
         tool="OSU",
-        has=attrgetter("names.osu"),
+        has=attrgetter("osu_title"),
         settings=_osu_settings,
         sizes="1:1M",
         reduced_sizes="1:1M",
@@ -161,7 +161,7 @@ CONVENTIONS = {
     ),
     "imb": Convention(
         tool="IMB",
-        has=attrgetter("names.imb"),
+        has=attrgetter("imb_name"),
         settings=_imb_settings,
         sizes="1:4M",
         reduced_sizes="4:4M",

@@ -18,7 +18,7 @@ from commbench.launch.identity import identify
 from commbench.launch.launcher_output import last_line
 from commbench.launch.launchers.base import Placement
 from commbench.launch.launchers.choice import choose_launcher
-from commbench.schema import JsonObject
+from commbench.schema import JsonObject, read_as
 from commbench.system.env import safe_path
 
 PROBE_RANKS = 2
@@ -98,7 +98,7 @@ def probe_workload(
     # its sentence.
     if sys.stderr.isatty() and identify(os.environ).rank == 0:
         sys.stderr.write(f"Trying out workload {workload} ...\n")
-    return WorkloadFacts.from_json(_inspected(arguments, f"Workload {workload}"))
+    return read_as(WorkloadFacts, _inspected(arguments, f"Workload {workload}"))
 
 
 def probe_hooks(hooks: Sequence[str]) -> None:

@@ -12,7 +12,6 @@ import ctypes
 import dataclasses
 import functools
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -49,28 +48,19 @@ _PR_SET_PDEATHSIG = 1
 _PROBE_BYTES = 65536
 
 
-def find_program(command: Sequence[str], name: str = "tune") -> None:
-    """Check that the command can be started.
-
-    Raises:
-        InputError: it is empty, or its program is not found.
-    """
-    if not command:
-        raise InputError(
-            f"No command stands behind --; write e.g. commbench {name} -- torchrun train.py."
-        )
-    if shutil.which(command[0]) is None:
-        raise InputError(
-            f"The command {command[0]} was not found; check its name, its permissions and the PATH."
-        )
-
-
 def name_of(command: Sequence[str]) -> str:
     """Return the name of a training: its script or its module, else its program.
 
     The first of these decides: an argument that ends in ``.py`` or ``.sh``, or ``-m`` before a
     module that starts no other.
+
+    Raises:
+        InputError: there is no command.
     """
+    if not command:
+        raise InputError(
+            "No command stands behind --: write that of the training, as in -- torchrun train.py."
+        )
     for option, word in zip(["", *command], command, strict=False):
         if option in {"-m", "--module"} and not word.startswith((*STARTERS, "-")):
             return word

@@ -13,7 +13,7 @@ from typing import Literal, cast, get_args
 
 from commbench.ddp.plan.cases import canonical_cap
 from commbench.errors import InputError, check_choice
-from commbench.hooks.registry import HOOKS, find_file_hooks, find_hook, parse_hook
+from commbench.hooks.registry import HOOKS, find_hook, parse_hook
 from commbench.schema import read_as
 
 #: The environment variable that holds `LiveOptions` as JSON in every process of the training.
@@ -142,8 +142,7 @@ def checked_hooks(names: Iterable[str]) -> list[str]:
     number.
 
     Raises:
-        InputError: an unknown hook or option, one that only measures, or one of a file that is
-            missing.
+        InputError: an unknown hook or option, or one that only measures.
     """
     hooks = []
     for name in names:
@@ -151,7 +150,6 @@ def checked_hooks(names: Iterable[str]) -> list[str]:
             hooks.append(HOOKS[name].usual)
         else:
             hooks.append(name)
-    find_file_hooks(hooks)
     for hook in hooks:
         fields = parse_hook(hook)
         if find_hook(fields["hook"]).is_instrument:

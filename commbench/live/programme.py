@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -123,7 +122,7 @@ class Programme(ABC):
             follows = "The training ends, as --then stop says."
         say(f"{text} {follows}")
 
-    def _record(self, case: TrainingCase) -> TrainingRecord:
+    def _record(self, case: TrainingCase, **fields: Any) -> TrainingRecord:
         device = self._model.device
         name = device.type
         if name == "cuda":
@@ -136,9 +135,9 @@ class Programme(ABC):
             device=name,
             parameters=self._parameters,
             discarded=UNTIMED,
+            **fields,
         )
 
     def _write_block(self, case: TrainingCase, **fields: Any) -> None:
         self._written[case] += 1
-        record = dataclasses.replace(self._record(case), block=self._written[case], **fields)
-        self.run.append(record)
+        self.run.append(self._record(case, block=self._written[case], **fields))

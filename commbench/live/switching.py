@@ -318,15 +318,13 @@ class Switcher:
         residuals: Mapping[str, torch.Tensor] = {}
         memory = getattr(self.hook, "memory", None)
         if memory is not None:
-            residuals = memory.state().get("residual", {})
+            residuals = memory.state()["residual"]
         kept = {name: value for name, value in vars(ddp_model).items() if name in _KEPT}
         ddp_model.__dict__ = {**vars(ddp_model), **vars(spare), **kept}
         spare.__dict__ = {}  # the model alone owns the reducer
         if self.hook is not None:
             self.hook.close()
         self.hook, self.in_use, self._is_trial = hook, case, is_trial
-        if hook is not None:
-            hook.follow(ddp_model)
         parameters = dict(ddp_model.module.named_parameters())
         for name, residual in residuals.items():
             _add_once(parameters[name], residual)

@@ -17,9 +17,8 @@ from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase, setting_name
 from commbench.ddp.plan.layout import candidate_caps, unique_layouts
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import without_result
-from commbench.errors import InputError
 from commbench.findings import Finding, as_text
-from commbench.hooks.registry import NONE, make_hook, parse_hook
+from commbench.hooks.registry import NONE, parse_hook
 from commbench.live.agreement import Measured
 from commbench.live.options import LiveOptions, say
 from commbench.live.programme import Programme
@@ -151,7 +150,7 @@ class Tune(Programme):
 
 
 def settings_of(facts: Facts, model: nn.Module, options: LiveOptions) -> list[TrainingCase]:
-    """Return the settings to try, the script's own first; say which hook cannot serve the model.
+    """Return the settings to try, the script's own first.
 
     No two differ only in a size that makes the same buckets.
 
@@ -176,12 +175,10 @@ def settings_of(facts: Facts, model: nn.Module, options: LiveOptions) -> list[Tr
     for switch in switches:
         turned: dict[str, Any] = {switch.name: not getattr(original, switch.name)}
         settings.append(dataclasses.replace(original, **turned))
-    elements = sum(parameter.numel for parameter in parameters)
     for hook in hooks:
         hooked = dataclasses.replace(original, **parse_hook(hook))
-        if _fits(hooked, elements):
-            for cap in _caps(original, options, workload, CAPS_WITH_HOOK):
-                settings.append(dataclasses.replace(hooked, bucket_cap_mb=cap))
+        for cap in _caps(original, options, workload, CAPS_WITH_HOOK):
+            settings.append(dataclasses.replace(hooked, bucket_cap_mb=cap))
     return list(dict.fromkeys(settings))
 
 
@@ -195,24 +192,6 @@ def _has_gradient_hooks(model: nn.Module) -> bool:
         if parameter._backward_hooks or len(on_sums) > 1:  # noqa: SLF001 - as above
             return True
     return False
-
-
-def _fits(case: TrainingCase, elements: int) -> bool:
-    """Return whether the hook of a setting can serve a model of that number of elements; say why
-    not.
-
-    A hook of a user's own file is not asked.
-    """
-    if case.is_file_hook:
-        return True
-    try:
-        hook = make_hook(case.hook, density=case.density, options=case.options)
-        assert hook is not None  # noqa: S101 - `none` is no setting of its own
-        hook.check_size(elements)
-    except InputError as error:
-        say(f"{case.hook_name} is not tried: {error}")
-        return False
-    return True
 
 
 def _caps(

@@ -213,7 +213,7 @@ def _fitted(value: float | None, width: int) -> str:
 
 
 def _osu(rows: Sequence[Row], means: bool) -> Iterator[str]:
-    named = [row for row in rows if OPERATIONS[row.operation].names.osu]
+    named = [row for row in rows if OPERATIONS[row.operation].osu_title]
     for test in rows_by(named, _osu_test_of).values():
         for block in columns_of(test, attrgetter("message_bytes")).values():
             yield from _osu_block(block, means)
@@ -229,7 +229,7 @@ def _osu_block(rows: Sequence[Row], means: bool) -> Iterator[str]:
     first = rows[0]
     operation = OPERATIONS[first.operation]
     unit = "Bandwidth (MB/s)" if operation.windowed else "Avg Latency(us)"
-    yield f"# OSU {first.backend.upper()} {operation.names.osu} {OSU_VERSION}"
+    yield f"# OSU {first.backend.upper()} {operation.osu_title} {OSU_VERSION}"
     meaning = _meaning(rows) if means else "latency is the median of the mean over ranks"
     yield f"# {PRINTED_BY_COMMBENCH} OSU Micro-Benchmarks; {meaning}"
     words = [_setting(first)]

@@ -93,7 +93,7 @@ class TrainingPlan:
             if case.uses_ddp:
                 layouts[case.key] = list(case_bucket_bytes(case, self.facts))
         info: RunInfo = {
-            "facts": self.facts.to_json(),
+            "facts": dataclasses.asdict(self.facts),
             "layouts": layouts,
             "same_layout": {case.key: kept.key for case, kept in self.same_layout.items()},
             "first_look": self.budget.confirm_launches,

@@ -7,7 +7,7 @@ from itertools import starmap
 
 from commbench.ddp.plan.arguments import ddp_arguments
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.hooks.registry import find_hook
+from commbench.hooks.registry import find_hook, read_hook
 from commbench.system.env import variables_of
 
 _DTYPES = {"amp-bf16": "torch.bfloat16", "amp-fp16": "torch.float16"}
@@ -204,21 +204,9 @@ def _registration(case: TrainingCase, model: str) -> str:
     register = f"register({', '.join(arguments)})"
     if case.is_file_hook:
         return f"make_hook({json.dumps(case.hook)}).{register}  # with the path of your file"
-    options = []
+    hook = read_hook(case.hook, density=case.density, options=case.options)
+    names = list(case.options)
     if case.density is not None:
-        options.append(f"density={case.density:g}")
-    for name, text in case.options.items():
-        options.append(f"{name}={_literal(text)}")
-    return f"{find_hook(case.hook).__name__}({', '.join(options)}).{register}"
-
-
-def _literal(text: str) -> str:
-    """Return an option's text as Python: a boolean, a number or a string."""
-    truths = {"true": "True", "yes": "True", "false": "False", "no": "False"}
-    if text.lower() in truths:
-        return truths[text.lower()]
-    try:
-        float(text)
-    except ValueError:
-        return json.dumps(text)
-    return text
+        names.insert(0, "density")
+    options = ", ".join(f"{name}={getattr(hook, name)!r}" for name in names)
+    return f"{type(hook).__name__}({options}).{register}"

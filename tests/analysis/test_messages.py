@@ -1,15 +1,13 @@
 """Tests of the messages of hooks."""
 
-import math
 from collections.abc import Sequence
 
 import pytest
 from fields import fields_of
 from training_builders import make_training_case
 
-from commbench.analysis.prediction.replay import messages_of
-from commbench.errors import InputError
 from commbench.hooks.message import BucketShape, Message
+from commbench.hooks.registry import read_hook
 
 SHAPES = [(64, 3, 7, 7), (64,), (512, 1000), (5,), (128, 64, 3, 3)]
 TEXTS = [
@@ -47,33 +45,15 @@ def test_messages_have_the_bytes_of_the_hook(text, world_size):
 
     case = make_training_case(text, world_size=world_size)
     hook = make_hook(case.hook, density=case.density, options=case.options)
-    elements = sum(math.prod(shape) for shape in SHAPES)
-    messages = messages_of(
-        case, BucketShape(elements=elements, world_size=world_size, shapes=SHAPES, dtype="float32")
-    )
-    expected = hook.wire_bytes(elements, world_size, shapes=SHAPES)
+    declared = read_hook(case.hook, density=case.density, options=case.options)
+    messages = declared.messages(BucketShape(shapes=SHAPES, world_size=world_size))
+    expected = hook.wire_bytes(SHAPES, world_size)
     assert sent_bytes(messages, world_size) == pytest.approx(expected, abs=1)
-
-
-def bucket_without_shapes(dtype: str = "float32") -> BucketShape:
-    """Return a bucket of 1000 elements of unknown tensors."""
-    return BucketShape(elements=1000, world_size=2, shapes=None, dtype=dtype)
 
 
 def test_gradients_of_another_type_travel_in_it():
     """Send bfloat16 gradients in bfloat16 unless the hook casts them."""
-    sent = [
-        messages_of(make_training_case(text), bucket_without_shapes("bfloat16"))[0]
-        for text in ("none", "fp16", "bf16")
-    ]
+    bucket = BucketShape(shapes=[(1000,)], world_size=2, dtype="bfloat16")
+    sent = [read_hook(name).messages(bucket)[0] for name in ("none", "fp16", "bf16")]
     assert ["bfloat16", "float16", "bfloat16"] == fields_of(sent, "dtype")
     assert {2000} == set(fields_of(sent, "message_bytes"))
-
-
-@pytest.mark.parametrize(
-    "text", ["powersgd:2", "topk:0.01:scope=parameter", "topk:0.01:dense_below=10"]
-)
-def test_messages_that_depend_on_shapes_need_shapes(text):
-    """Refuse a number of elements if messages depend on shapes."""
-    with pytest.raises(InputError, match="shapes"):
-        messages_of(make_training_case(text), bucket_without_shapes())

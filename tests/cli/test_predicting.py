@@ -5,7 +5,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.programs
 
 STEPS = {"none": 420.0, "topk:0.01": 140.0}
 TRAINED = training_of(STEPS)
-FACTS = {"facts": LAYERS.to_json()}
+FACTS = {"facts": asdict(LAYERS)}
 #: A run within one host of two ranks.
 INSIDE = {"nodes": 1, "ranks_per_node": 2}
 PAIR = network_records((2,))

@@ -4,6 +4,7 @@ train.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -15,11 +16,11 @@ from launching import succeeded
 
 from commbench.ddp.plan.workload import Workload, WorkloadFacts, check_all_used
 from commbench.errors import InputError
+from commbench.schema import read_as
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
-from stand_in import StandIn
 
 from commbench.ddp.inspect import inspect_workload, main
 
@@ -37,10 +38,8 @@ def workload(model: Any = None, loss: Any = None, **others: Any) -> Workload:
 
 
 def test_facts_of_a_small_model():
-    """Return parameters in registration order, gradient order, buffers and the workload's own
-    fields.
-    """
-    facts = inspect_workload(workload(metric="accuracy", target=0.9, steps=7))
+    """Return parameters in registration order, gradient order and the workload's batch size."""
+    facts = inspect_workload(workload())
     assert [
         ("0.weight", 32),
         ("0.bias", 8),
@@ -51,11 +50,7 @@ def test_facts_of_a_small_model():
     assert {(4, "float32")} == set(fields_of(facts.parameters, "itemsize", "dtype"))
     assert 4 == facts.ready_order[0]
     assert set(range(5)) == set(facts.ready_order)
-    assert 2 * 8 * 4 + 8 == facts.buffer_bytes
     assert 6 == facts.batch_size
-    assert "accuracy" == facts.metric
-    assert 0.9 == facts.target
-    assert 7 == facts.steps
 
 
 def test_dtypes_and_frozen_parameters():
@@ -83,7 +78,7 @@ def test_model_and_random_numbers_are_left_as_they_were():
 def test_facts_survive_json():
     """Read the facts back from JSON."""
     facts = inspect_workload(workload())
-    assert facts == WorkloadFacts.from_json(json.loads(json.dumps(facts.to_json())))
+    assert facts == read_as(WorkloadFacts, json.loads(json.dumps(dataclasses.asdict(facts))))
 
 
 def unused(count: int) -> Any:
@@ -96,11 +91,6 @@ def unused(count: int) -> Any:
 def of_used(model: Any, inputs: Any) -> Any:
     """Return a loss that uses one layer of a model."""
     return model["used"](inputs).mean()
-
-
-def fail(*_: object) -> Any:
-    """Raise an error as a person's own code may."""
-    raise RuntimeError("shapes\ndo not fit.")
 
 
 class SparseTable(torch.nn.Module):
@@ -119,13 +109,6 @@ class SparseTable(torch.nn.Module):
 OTHER = torch.nn.Linear(4, 2)
 
 
-def holding_a_result() -> torch.nn.Module:
-    """Return a model that torch cannot copy, as it keeps a tensor with a history."""
-    model = torch.nn.Linear(4, 2)
-    model.doubled = model.weight * 2
-    return model
-
-
 class OnePass:
     """Batches with one iterator, which is at its end after the first pass."""
 
@@ -141,31 +124,13 @@ class OnePass:
     ("parts", "says"),
     [
         ({"model": SparseTable()}, "The parameter table.weight got a sparse gradient"),
-        ({"loss": lambda m, x: m(x)}, "a tensor of shape (6, 2)"),
-        ({"loss": lambda m, x: m(x).mean().item()}, "returned a value of type float"),
-        ({"loss": lambda m, x: m(x).mean().detach()}, "does not depend on the model"),
         ({"loss": lambda _, x: OTHER(x).mean()}, "does not depend on the model"),
-        ({"model": holding_a_result()}, "Copying the model"),
-        ({"loss": fail}, "RuntimeError: shapes do not fit, test_inspect.py line"),
-        ({"loss": "mse"}, "loss is 'mse'"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"steps": 1.5}, "steps is 1.5"),
         ({"evaluate": lambda _: 0.5}, "for the metric ''"),
         ({"evaluate": lambda _: float("nan"), "metric": "accuracy"}, "returned nan"),
-        ({"evaluate": fail, "metric": "accuracy"}, "evaluate failed (RuntimeError"),
-        (
-            {"batches": [torch.randn(6, 4), torch.randn(6, 5)]},
-            "The loss of a batch failed (RuntimeError",
-        ),
-        ({"evaluate": 0.5}, "evaluate is 0.5"),
-        ({"optimizer": fail}, "optimizer failed"),
-        (
-            {"optimizer": lambda parameters: len(list(parameters))},
-            "optimizer returned a value of type int",
-        ),
         ({"batches": iter([torch.randn(6, 4)])}, "only once"),
         ({"batches": OnePass()}, "do not start over"),
-        ({"model": "resnet"}, "of type str"),
     ],
 )
 def test_misuse_is_one_sentence(parts, says):
@@ -189,22 +154,6 @@ def test_unused_parameters_are_named():
     ):
         check_all_used(facts.unused)
     assert () == inspect_workload(workload()).unused
-
-
-def test_failing_backward_is_one_sentence():
-    """Name the place of a failing backward pass."""
-
-    class Broken(torch.autograd.Function):
-        @staticmethod
-        def forward(_ctx: Any, value: Any) -> Any:
-            return value.clone()
-
-        @staticmethod
-        def backward(_ctx: Any, _gradient: Any) -> Any:
-            fail()
-
-    with pytest.raises(InputError, match="backward pass failed"):
-        inspect_workload(workload(loss=lambda m, x: Broken.apply(m(x).mean())))
 
 
 def test_wrapped_model_is_refused():
@@ -234,7 +183,7 @@ def test_command_prints_facts_and_nothing_else(tmp_path):
     arguments = json.dumps({"spec": f"{tmp_path / 'mine.py'}:workload", "batch": 4})
     command = (sys.executable, "-m", "commbench.ddp.inspect", arguments)
     (line,) = succeeded(*command).splitlines()
-    facts = WorkloadFacts.from_json(json.loads(line)["ok"])
+    facts = read_as(WorkloadFacts, json.loads(line)["ok"])
     assert ["weight", "bias"] == fields_of(facts.parameters, "name")
     assert 4 == facts.batch_size
 
@@ -246,15 +195,16 @@ def test_command_prints_errors_as_json(capsys, spec):
     assert f"no workload {spec!r}" in json.loads(capsys.readouterr().out)["error"]
 
 
-def test_command_names_the_line_of_batches_that_fail(tmp_path):
-    """End with the line of the person's file where iterating the batches fails."""
+def test_command_names_the_line_that_fails(tmp_path, capsys):
+    """Name the line of the person's file where their own code fails."""
     (tmp_path / "mine.py").write_text(
         "import torch\ndef workload():\n"
         "    return torch.nn.Linear(2, 1), lambda m, x: m(x).mean(), Batches()\n"
         "class Batches:\n    def __iter__(self):\n        raise ValueError('no data')\n"
     )
-    with pytest.raises(SystemExit, match=r"ValueError: no data, mine.py line 6"):
-        main(json.dumps({"spec": f"{tmp_path / 'mine.py'}:workload"}))
+    assert 2 == main(json.dumps({"spec": f"{tmp_path / 'mine.py'}:workload"}))
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "ValueError: no data, mine.py line 6" in error
 
 
 def test_workload_needs_no_torch():
@@ -264,21 +214,3 @@ def test_workload_needs_no_torch():
         " sys.modules)"
     )
     assert 0 == subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
-
-
-def test_an_error_on_a_gpu_names_the_device(stub, tmp_path, capsys):
-    """Suggest CPUs if a workload fails on a GPU, but not on CPUs."""
-    stub("commbench.ddp.inspect.gpus_to_train_on", ["one"])
-    stub("commbench.ddp.inspect.Gpu", StandIn())
-    own = tmp_path / "own.py"
-    own.write_text(
-        "import torch\nfrom commbench.ddp.plan.workload import Workload\ndef fail(model, batch):\n "
-        "   raise RuntimeError('not the same device')\ndef workload(**_):\n    return"
-        " Workload(model=torch.nn.Linear(2, 2), loss=fail, batches=[torch.ones(1, 2)],"
-        " batch_size=1)\n"
-    )
-    for gpu, suggests_cpus in (0, True), (None, False):
-        assert 2 == main(json.dumps({"spec": f"{own}:workload", "gpu": gpu}))
-        error = json.loads(capsys.readouterr().out)["error"]
-        assert "not the same device" in error
-        assert suggests_cpus == error.endswith("--backend gloo trains on CPUs.")

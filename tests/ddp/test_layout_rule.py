@@ -147,7 +147,7 @@ def test_any_parameters_are_assigned_as_torch_does(data):
         [tensors[i] for i in order], caps, [], list(order)
     )
     facts = [
-        ParameterFacts(name="", numel=numel, itemsize=DTYPES[dtype], dtype=dtype)
+        ParameterFacts(name="", numel=numel, itemsize=DTYPES[dtype], dtype=dtype, shape=(numel,))
         for numel, dtype in parameters
     ]
     predicted = rebuilt_layout(facts, order, caps)
@@ -216,7 +216,7 @@ def facts_of(trace: str) -> WorkloadFacts:
     """Return the workload facts of a recorded model."""
     recorded = load_trace(trace)
     parameters = tuple(
-        ParameterFacts(name=p.name, numel=p.numel, itemsize=4, dtype=p.dtype)
+        ParameterFacts(name=p.name, numel=p.numel, itemsize=4, dtype=p.dtype, shape=p.shape)
         for p in recorded.parameters
     )
     return WorkloadFacts(parameters=parameters, ready_order=recorded.ready_order)

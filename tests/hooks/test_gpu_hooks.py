@@ -78,7 +78,7 @@ def test_a_gpu_sends_what_the_host_sends(mib, values):
             payloads[device] = torch.zeros(nbytes, dtype=torch.uint8, device=device)
             sums[device] = torch.zeros(n, device=device)
             sent = gradient.clone().to(device)
-            selector.encode(sent, residuals[device], payloads[device], step)
+            selector.encode(sent, residuals[device], payloads[device])
             selector.add(payloads[device], sums[device])
         for tensors in (payloads, residuals, sums):
             assert torch.equal(tensors[HOST], tensors[DEVICE].cpu())
@@ -124,7 +124,7 @@ def test_the_stream_under_way_is_used():
     with torch.cuda.stream(torch.cuda.Stream(DEVICE)):
         torch.cuda._sleep(50_000_000)
         gradient.copy_(source, non_blocking=True)
-        selector.encode(gradient, None, payload, 0)
+        selector.encode(gradient, torch.zeros_like(gradient), payload)
         selector.add(payload, total)
     torch.cuda.synchronize()
     assert k == int((total != 0).sum())

@@ -220,9 +220,6 @@ def test_jobs_run_in_order_on_one_thread():
     assert list(range(50)) == [future.wait() for future in futures]
     assert list(range(50)) == [number for number, _ in executed]
     assert 1 == len({ident for _, ident in executed} - {threading.get_ident()})
-    assert thread.close()
-    with pytest.raises(InputError, match="after its close"):
-        thread.submit(print)
 
 
 def test_a_failed_job_fails_those_after_it():
@@ -234,7 +231,6 @@ def test_a_failed_job_fails_those_after_it():
         failed.wait()
     with pytest.raises(LaunchError, match="list index out of range"):
         later.wait()
-    assert thread.close()
     assert [] == executed
 
 
@@ -267,11 +263,11 @@ def ring(nbytes: int, ranks: int) -> int:
     return 2 * (ranks - 1) * nbytes // ranks
 
 
-MANY, TENSORS = (1_000_000, None), (2050, [(50, 40), (50,)])
+MANY, TENSORS = [(1000, 1000)], [(50, 40), (50,)]
 
 
 @pytest.mark.parametrize(
-    ("hook", "bucket", "expected"),
+    ("hook", "shapes", "expected"),
     [
         (BF16(), MANY, ring(2_000_000, 4)),
         (TopK(density=0.01), MANY, 3 * 10_000 * 8),
@@ -292,22 +288,10 @@ MANY, TENSORS = (1_000_000, None), (2050, [(50, 40), (50,)])
         (PowerSGD(rank=2, values="bfloat16"), TENSORS, ring(2 * (2 * (50 + 40) + 50), 4)),
     ],
 )
-def test_wire_bytes(hook, bucket, expected):
-    """Predict the bytes that four ranks send, with and without the shapes of tensors."""
-    elements, shapes = bucket
-    assert expected == hook.wire_bytes(elements, 4, shapes=shapes)
-    assert 0 == hook.wire_bytes(elements, 1, shapes=shapes)
-
-
-def test_chunks_larger_than_the_model_are_refused():
-    """Refuse a chunk that is larger than the model, and no other."""
-    hook = TopK(exchange="aligned", chunk=500)
-    hook.check_size(500)
-    with pytest.raises(
-        InputError, match="Hook topk was given chunk 500, the model has 499 elements"
-    ):
-        hook.check_size(499)
-    TopK().check_size(1)
+def test_wire_bytes(hook, shapes, expected):
+    """Predict the bytes that four ranks send."""
+    assert expected == hook.wire_bytes(shapes, 4)
+    assert 0 == hook.wire_bytes(shapes, 1)
 
 
 # State

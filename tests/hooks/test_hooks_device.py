@@ -88,15 +88,14 @@ def test_every_kernel_is_compiled_and_launched_beforehand(cuda, module):
     [("cupy", "import of cupy halted"), ("headers", "auto-detect CUDA root directory")],
 )
 def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch, lacks, quoted):
-    """Quote cupy's error, what to install, and the alternative."""
+    """Quote cupy's error, and what to install."""
     if lacks == "headers":
         monkeypatch.setattr(sys.modules["cupy"], "RawModule", cuda_on_host.without_headers)
     else:
         monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(InputError, match=quoted) as caught:
         selectors.prepare(HOST)
-    message = str(caught.value)
-    assert message.endswith("): pip install 'cupy-cuda13x[ctk]', or give the hook selection=exact.")
+    assert "pip install 'cupy-cuda13x[ctk]'" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class Ranks:
         self.layout = QuantisedLayout.of(elements, shards=ranks, block=block)
         self.quantiser = make(self.layout)
         self.residuals = [guarded(np.zeros(elements, np.float32)) for _ in range(ranks)]
-        """Of each rank; None without feedback."""
+        """Of each rank."""
         self.sent = []
         """All payloads."""
 
@@ -84,7 +84,7 @@ class Ranks:
             rows.append(payload.reshape(ranks, -1))
         sums = guarded(np.full(layout.shards * layout.row_bytes, 0xAA, dtype=np.uint8))
         for shard, residual in enumerate(self.residuals):
-            mine = None if residual is None else tensor_of(residual[layout.span(shard)])
+            mine = tensor_of(residual[layout.span(shard)])
             received = tensor_of(np.stack([row[shard] for row in rows]))
             own = tensor_of(sums).view(ranks, -1)[shard]
             self.quantiser.combine(received, own, divisor=float(ranks), residual=mine)
@@ -97,8 +97,8 @@ class Ranks:
 
 
 def tensor_of(array: Any) -> Any:
-    """Return the array as a tensor of the same memory; None for None."""
-    return None if array is None else torch.from_numpy(array)
+    """Return the array as a tensor of the same memory."""
+    return torch.from_numpy(array)
 
 
 def draw(elements: int, ranks: int, seed: int = 0) -> list[Any]:
@@ -115,12 +115,10 @@ def check_alike(gradient: Any, residual: Any, *, block: int, ranks: int) -> None
     gradients = [np.roll(gradient, rank) for rank in range(ranks)]
     for quantiser in QUANTISERS:
         sharing = Ranks(quantiser, len(gradient), ranks, block)
-        sharing.residuals = [None if residual is None else guarded(residual) for _ in gradients]
+        sharing.residuals = [guarded(residual) for _ in gradients]
         average = sharing.average(gradients)
-        kept = []
-        if residual is not None and quantiser is not TorchQuantiser:
-            kept = [rest.tobytes() for rest in sharing.residuals]
-        elif residual is not None:  # zeros have another sign
+        kept: list[Any] = [rest.tobytes() for rest in sharing.residuals]
+        if quantiser is TorchQuantiser:  # zeros have another sign
             kept = [np.nan_to_num(rest).tolist() for rest in sharing.residuals]
         results.append((sharing.sent, kept, average.nan_to_num(nan=1e9).tolist()))
     (sent, kept, average), by_torch, *by_cuda = results
@@ -242,7 +240,7 @@ def test_a_sum_that_overflows_is_nan():
     large = np.full(8, 2.0**126, dtype=np.float32)
     assert bool(Ranks(NativeQuantiser, 8, 2).average([large, large]).isnan().all())
     assert bool(Ranks(NativeQuantiser, 8, 2).average([large, -large]).isfinite().all())
-    check_alike(large, None, block=4, ranks=2)
+    check_alike(large, np.zeros_like(large), block=4, ranks=2)
 
 
 @pytest.mark.parametrize("tiny", [-0.0, 1e-44, 2.0**-120, 1.0])
@@ -257,13 +255,13 @@ def test_tiny_values_are_kept_or_sent(tiny):
 def test_a_loss_scale_may_lie_on_the_device():
     """Divide by a tensor as by the number in it."""
     layout = QuantisedLayout.of(100, shards=1, block=64)
-    payload = torch.zeros((1, layout.row_bytes), dtype=torch.uint8)
+    payload, residual = torch.zeros((1, layout.row_bytes), dtype=torch.uint8), torch.zeros(100)
     for make_quantiser in QUANTISERS:
         quantiser, owns = make_quantiser(layout), []
-        quantiser.encode(draw(100, 1)[0], None, payload)
+        quantiser.encode(draw(100, 1)[0], residual, payload)
         for divisor in (3 / 1024, torch.tensor(3 / 1024), 1.0):
             owns.append(torch.zeros_like(payload[0]))
-            quantiser.combine(payload, owns[-1], divisor=divisor, residual=None)
+            quantiser.combine(payload, owns[-1], divisor=divisor, residual=residual)
         assert torch.equal(owns[0], owns[1])
         assert not torch.equal(owns[0], owns[2])
 
@@ -273,9 +271,6 @@ def test_nothing_is_compiled_after_preparing():
     prepare(HOST)
     kernels = (quantisation.quantise, quantisation.combine, quantisation.dequantise)
     before = [len(kernel.signatures) for kernel in kernels]
-    sharing = Ranks(NativeQuantiser, 100, 2)
-    sharing.average(draw(100, 2))
-    sharing.residuals = [None, None]
-    sharing.average(draw(100, 2))
+    Ranks(NativeQuantiser, 100, 2).average(draw(100, 2))
     assert before == [len(kernel.signatures) for kernel in kernels]
     assert all(kernel.targetoptions["nogil"] for kernel in kernels)

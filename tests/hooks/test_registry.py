@@ -13,7 +13,7 @@ def test_the_table_needs_no_torch():
         from commbench.errors import InputError
         from commbench.hooks import HOOKS
         from commbench.hooks.message import BucketShape
-        sent = HOOKS["topk"]().messages(BucketShape(elements=1000, world_size=2))
+        sent = HOOKS["topk"]().messages(BucketShape(shapes=[(1000,)], world_size=2))
         print(int(sent[0].message_bytes))
         try:
             from commbench.hooks import TopK

@@ -175,7 +175,7 @@ from commbench.tuner.snippet import snippet_of
 
 sweep = TrainingSweep(workload="mlp", bucket_caps=["default"], hooks=["scaled:scale=4"])
 (case,) = (case for case in sweep.cases(ranks=2, batch=8) if case.hook == "scaled")
-bucket = BucketShape(elements=10, world_size=2)
+bucket = BucketShape(shapes=[(10,)], world_size=2)
 print(case.hook, case.hook_options)
 messages = read_hook("scaled", options=case.options).messages(bucket)
 print([message.message_bytes for message in messages])

@@ -42,8 +42,8 @@ def corrupt(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
 class ForgetfulInt8(Int8):
     """Drops the rounding errors of sums."""
 
-    def _reduce(self, channel: Any, _residual: Any, *arguments: Any) -> Any:
-        return super()._reduce(channel, None, *arguments)
+    def _reduce(self, channel: Any, residual: Any, *arguments: Any) -> Any:
+        return super()._reduce(channel, torch.zeros_like(residual), *arguments)
 
 
 #: Hooks as on the command line.

@@ -28,11 +28,15 @@ from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
                 "model = DistributedDataParallel(model)",
                 (
                     "TopK(density=0.01, dense_below=1000, feedback=True,"
-                    ' values="float16").register(model)'
+                    " values='float16').register(model)"
                 ),
             ],
         ),
         (make_training_case("powersgd:2"), ["PowerSGD(rank=2).register(model)"]),
+        (
+            make_training_case("topk:0.01:warmup=0.25+0.06:warmup_steps=100"),
+            ["TopK(density=0.01, warmup=(0.25, 0.06), warmup_steps=100).register(model)"],
+        ),
         (
             make_training_case(unused_parameters=True),
             ["model = DistributedDataParallel(model, find_unused_parameters=True)"],

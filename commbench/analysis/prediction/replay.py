@@ -13,9 +13,8 @@ from commbench.ddp.plan.cases import SWEEP, TrainingCase, hook_position
 from commbench.ddp.plan.layout import case_layout
 from commbench.ddp.plan.records import Bucket, TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
-from commbench.errors import InputError
 from commbench.findings import UnpredictedError
-from commbench.hooks.message import BucketShape, Message
+from commbench.hooks.message import BucketShape
 from commbench.hooks.registry import read_hook
 from commbench.stats import Interval
 
@@ -108,42 +107,24 @@ class TrainedWorkload:
         if not case.is_predicted:
             raise UnpredictedError("hook_bytes_unknown", case.hook_name, hook=case.hook)
         factors = []
+        hook = read_hook(case.hook, density=case.density, options=case.options)
         for indices in case_layout(case, self.facts):
             parameters = [self.facts.parameters[i] for i in indices]
-            shapes = [each.shape for each in parameters if each.shape is not None]
             times_us = []
             for each in (place, self.place):
                 bucket = BucketShape(
-                    elements=sum(parameter.numel for parameter in parameters),
+                    shapes=[parameter.shape for parameter in parameters],
                     world_size=each.world_size,
-                    shapes=shapes if len(shapes) == len(parameters) else None,
                     dtype=parameters[0].dtype,
                 )
                 time_us = 0.0
-                for message in messages_of(case, bucket):
+                for message in hook.messages(bucket):
                     family = Family(message.operation, case.carrier, message.dtype)
                     time_us += network.time_us(family, message.message_bytes, each)
                 times_us.append(time_us)
             there_us, here_us = times_us
             factors.append(there_us / here_us)
         return factors
-
-
-def messages_of(case: TrainingCase, bucket: BucketShape) -> tuple[Message, ...]:
-    """Return the collectives that a case's hook issues for a bucket of gradients, in order, after
-    any warm-up.
-
-    Raises:
-        InputError: messages depend on the shapes of the bucket's tensors, which are None.
-    """
-    hook = read_hook(case.hook, density=case.density, options=case.options)
-    if bucket.shapes is None and hook.needs_shapes:
-        raise InputError(
-            f"What hook {case.hook_name} sends was asked for from the number of elements alone, but"
-            " it depends on the shapes of the tensors: give these, from an inspection of the"
-            " workload."
-        )
-    return hook.messages(bucket)
 
 
 def _hook_order(case: TrainingCase) -> tuple[object, ...]:

@@ -4,7 +4,6 @@ product of axes.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from commbench.collectives.backends import TRAINING_BACKENDS
+from commbench.collectives.cases import stable_key
 from commbench.errors import InputError, check_choice
 from commbench.fields import as_names, as_numbers, as_switch, join_names, option
 from commbench.hooks.registry import (
@@ -216,16 +216,8 @@ class TrainingCase:
 
     @property
     def key(self) -> str:
-        """A stable text that identifies the case within a run.
-
-        Without fields in `_LATER` that have their default.
-        """
-        fields = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value != field.default or field.name not in _LATER:
-                fields[field.name] = value
-        return json.dumps(fields, separators=(",", ":"))
+        """A stable text that identifies the case within a run."""
+        return stable_key(self, later=_LATER)
 
     @classmethod
     def from_key(cls, key: str) -> TrainingCase:

@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from commbench.errors import InputError
-from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -61,8 +59,7 @@ class ParameterFacts:
     """Bytes of one element."""
     dtype: str
     """Name of its type, such as ``float32``."""
-    shape: tuple[int, ...] | None = None
-    """None if only the number of elements is known."""
+    shape: tuple[int, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -78,36 +75,9 @@ class WorkloadFacts:
     """The trainable parameters, in the order of registration in the model."""
     ready_order: tuple[int, ...]
     """Indices into ``parameters`` in the order in which gradients became ready."""
-    buffer_bytes: int = 0
-    """Bytes of the model's buffers, such as BatchNorm's statistics; DDP broadcasts them in every
-    forward pass."""
     batch_size: int = 1
-    metric: str = ""
-    target: Diverging | None = None
-    steps: int | None = None
     unused: tuple[str, ...] = ()
     """Names of trainable parameters without a gradient in some step; first in ``ready_order``."""
-
-    def to_json(self) -> JsonObject:
-        """Return plain lists, numbers and texts."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: JsonMapping) -> WorkloadFacts:
-        """Return the facts that `to_json` wrote, before or after serialisation as JSON.
-
-        Raises:
-            InputError: ``data`` has another form.
-        """
-        facts = read_as(cls, data)
-        indices = set(facts.ready_order)
-        if len(indices) < len(facts.ready_order) or not indices <= set(
-            range(len(facts.parameters))
-        ):
-            raise InputError(
-                "The facts of the workload name a parameter that does not exist, or one twice."
-            )
-        return facts
 
 
 def named(names: Sequence[str]) -> str:

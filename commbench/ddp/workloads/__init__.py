@@ -42,8 +42,6 @@ def load_workload(
     Raises:
         InputError: there is no such workload, or a user's own workload is invalid.
     """
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"A batch of {batch_size} samples was asked for: give 1 or more.")
     arguments = {"seed": seed, "rank": rank, "world_size": world_size, "batch_size": batch_size}
     if spec.startswith(TRACE):
         from commbench.ddp.workloads import replay

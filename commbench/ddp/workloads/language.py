@@ -28,7 +28,6 @@ from commbench.ddp.workloads.sampling import (
     initial_weights,
     next_token_loss,
 )
-from commbench.errors import InputError
 
 ADAM = partial(torch.optim.AdamW, lr=1e-3)
 GPT_BATCH = 4
@@ -89,11 +88,7 @@ def chains(batch_size: int, *, seed: int, rank: int) -> list[Tensor]:
 
 
 def text(*, seed: int, rank: int, batch_size: int = TEXT_BATCH) -> Workload:
-    """Return this rank's workload: 0.6 million parameters, and its own random windows of the text.
-
-    Raises:
-        InputError: this Python lacks its documentation.
-    """
+    """Return this rank's workload: 0.6 million parameters, and random windows of the text."""
     corpus = documentation()
     train = corpus[: int(len(corpus) * (1 - HELD_OUT))]
     held_out = windows(
@@ -135,18 +130,8 @@ def documentation() -> Tensor:
     """Return the bytes of Python's language reference in pydoc.
 
     It differs slightly between versions.
-
-    Raises:
-        InputError: this Python lacks it.
     """
-    try:
-        topics = importlib.import_module("pydoc_data.topics").topics
-    except ImportError as error:
-        raise InputError(
-            "The workload 'text' trains on Python's own documentation and this Python lacks it (the"
-            " module pydoc_data.topics): install the full standard library or choose another"
-            " workload."
-        ) from error
+    topics = importlib.import_module("pydoc_data.topics").topics
     text = "\n".join(topics[name] for name in sorted(topics)).encode()
     return torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
 

@@ -8,13 +8,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from commbench.ddp.checks import check_workload, first_batch
+from commbench.ddp.checks import check_workload, endless
 from commbench.ddp.models import batch_length
 from commbench.ddp.plan.workload import Workload
 from commbench.errors import InputError
 from commbench.system.user_files import failure, load_callable
-
-ARGUMENTS = "seed, rank, world_size and batch_size"
 
 
 def workload(spec: str, requested: dict[str, int | None]) -> Workload:
@@ -26,8 +24,8 @@ def workload(spec: str, requested: dict[str, int | None]) -> Workload:
             or one of another batch size.
     """
     function = load_callable(spec, "workload")
-    arguments = _arguments(spec, function, requested)
     try:
+        arguments = accepted_arguments(function, requested)
         returned = function(**arguments)
     except InputError:
         raise
@@ -61,35 +59,15 @@ def accepted_arguments(
     }
 
 
-def _arguments(
-    spec: str, function: Callable[..., Any], requested: dict[str, int | None]
-) -> dict[str, int]:
-    """Return the arguments for a user's function.
-
-    Raise InputError if it needs others.
-    """
-    arguments = accepted_arguments(function, requested)
-    try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        raise InputError(
-            f"{spec} needs an argument that commbench does not give ({error}): take {ARGUMENTS},"
-            " batch_size with a default value."
-        ) from error
-    return arguments
-
-
 def _as_workload(spec: str, returned: Any, batch_size: int | None) -> Workload:
     if isinstance(returned, Workload):
         return returned
     if not isinstance(returned, tuple) or len(returned) != 3:  # model, loss, batches
-        description = f"a value of type {type(returned).__name__}"
-        if isinstance(returned, tuple):
-            description = f"a tuple of {len(returned)}"
         raise InputError(
-            f"{spec} returned {description}: return a Workload or (model, loss, batches)."
+            f"{spec} returned a value of type {type(returned).__name__}: return a Workload or"
+            " (model, loss, batches)."
         )
     model, loss, batches = returned
     if batch_size is None:
-        batch_size = batch_length(first_batch(batches))
+        batch_size = batch_length(next(endless(batches)))
     return Workload(model=model, loss=loss, batches=batches, batch_size=batch_size)

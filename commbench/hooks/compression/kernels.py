@@ -63,17 +63,14 @@ def _magnitude(value: float) -> np.int32:
 
 
 @compiled
-def _raise_to(largest: Words, gradient: Floats, residual: Floats | None) -> None:
+def _raise_to(largest: Words, gradient: Floats, residual: Floats) -> None:
     """Take the larger magnitude of each pair, of gradient + residual."""
     for i in range(largest.shape[0]):
-        total = gradient[i]
-        if residual is not None:
-            total += residual[i]
-        largest[i] = max(largest[i], _magnitude(total))
+        largest[i] = max(largest[i], _magnitude(gradient[i] + residual[i]))
 
 
 @compiled
-def _find_maxima(gradient: Floats, residual: Floats | None, rows: int) -> Words:
+def _find_maxima(gradient: Floats, residual: Floats, rows: int) -> Words:
     """Return the largest magnitude of gradient + residual in each block.
 
     Elements that do not fill a matrix are blocks of their own.
@@ -85,21 +82,16 @@ def _find_maxima(gradient: Floats, residual: Floats | None, rows: int) -> Words:
         largest = maxima[start // rows : start // rows + COLUMNS]
         largest[:] = 0
         for row in range(start, start + size, COLUMNS):
-            if residual is None:
-                _raise_to(largest, gradient[row : row + COLUMNS], None)
-            else:
-                _raise_to(largest, gradient[row : row + COLUMNS], residual[row : row + COLUMNS])
+            _raise_to(largest, gradient[row : row + COLUMNS], residual[row : row + COLUMNS])
     for i in range(whole, gradient.shape[0]):
-        total = gradient[i] if residual is None else gradient[i] + residual[i]
-        maxima[whole // rows + i - whole] = _magnitude(total)
+        maxima[whole // rows + i - whole] = _magnitude(gradient[i] + residual[i])
     return maxima
 
 
 @compiled
-def _find_kth(magnitudes: Words, k: int) -> tuple[int, int, int]:
-    """Return the k-th largest magnitude, by radix selection.
-
-    Also return how many of the k largest, and how many of all, are equal to it.
+def _find_kth(magnitudes: Words, k: int) -> tuple[int, int]:
+    """Return the k-th largest magnitude, by radix selection, and how many of the k largest are
+    equal to it.
     """
     candidates = np.empty_like(magnitudes)
     histogram = np.empty((1 << DIGITS[0][1], COPIES), dtype=np.int32)
@@ -122,59 +114,39 @@ def _find_kth(magnitudes: Words, k: int) -> tuple[int, int, int]:
             candidates[kept] = magnitude  # the next one overwrites it unless it is counted
             kept += ((magnitude >> shift) & last) == digit
         rest = candidates[:kept]
-    return prefix, k, rest.shape[0]
+    return prefix, k
 
 
 @compiled
-def _mark(
-    gradient: Floats | None, values: Floats, level: int, marks: NDArray[np.uint8]
-) -> np.int32:
-    """Add the gradient, if given, to ``values``; write whether each magnitude is above ``level``.
+def _mark(gradient: Floats, values: Floats, level: int, marks: NDArray[np.uint8]) -> None:
+    """Add the gradient to ``values``; write whether each magnitude is above ``level``.
 
-    The comparisons are made while the additions wait for memory. Returns how many magnitudes are
-    equal to the level.
+    The comparisons are made while the additions wait for memory.
     """
-    equal = np.int32(0)
     for i in range(values.shape[0]):
-        if gradient is not None:
-            values[i] += gradient[i]
-        magnitude = _magnitude(values[i])
-        marks[i] = magnitude > level
-        equal = np.int32(equal + np.int32(magnitude == level))
-    return equal
+        values[i] += gradient[i]
+        marks[i] = _magnitude(values[i]) > level
 
 
 @compiled
-def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
-    gradient: Floats | None,
-    source: Floats,
-    level: int,
-    positions: Words,
-    magnitudes: Words,
-    counts: Words,
+def _collect(
+    gradient: Floats, residual: Floats, level: int, positions: Words, magnitudes: Words
 ) -> int:
-    """Add the gradient, if given, to ``source``.
+    """Add the gradient to the residual.
 
-    Write ``positions`` and ``magnitudes`` of the elements above ``level``, and to ``counts`` how
-    many elements of each chunk are equal to it.
-
-    Returns how many elements are above the level.
+    Write ``positions`` and ``magnitudes`` of the elements of the sum that are above ``level``, and
+    return their number.
     """
     threshold = np.int32(level)
-    words = source.view(np.int32)
+    words = residual.view(np.int32)
     marks = np.zeros(CHUNK, dtype=np.uint8)
     groups = marks.view(np.uint64)
     marked_groups = np.empty(groups.shape[0], dtype=np.int32)
     above = 0
-    for chunk in range(counts.shape[0]):
-        start = chunk * CHUNK
-        end = min(start + CHUNK, source.shape[0])
-        values = source[start:end]
+    for start in range(0, residual.shape[0], CHUNK):
+        end = min(start + CHUNK, residual.shape[0])
         marks[end - start :] = 0
-        if gradient is None:
-            counts[chunk] = _mark(None, values, threshold, marks)
-        else:
-            counts[chunk] = _mark(gradient[start:end], values, threshold, marks)
+        _mark(gradient[start:end], residual[start:end], threshold, marks)
         marked, before = 0, above
         for group in range(groups.shape[0]):
             marked_groups[marked] = group  # the next one overwrites it unless it is counted
@@ -189,66 +161,38 @@ def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
 
 
 @compiled
-# Numba compiles positional arguments only.
-def _take_ties(  # noqa: PLR0917
-    words: Words, start: int, level: int, equal: int, slot: int, ties: Words
-) -> int:
-    """Write ``start`` + positions of magnitudes equal to ``level`` to their slots of ``ties``.
-
-    Slots count from 0 to ``equal`` - 1; those beyond ``ties`` are not chosen.
-
-    Returns the slot of the next such element.
-    """
-    for i in range(words.shape[0]):
-        if (words[i] & MAGNITUDE) == level:
-            if slot < ties.shape[0]:
-                ties[slot] = start + i
-            slot += 1
-            if slot == equal:
-                slot = 0
-    return slot
+def _take_ties(words: Words, level: int, ties: Words) -> None:
+    """Fill ``ties`` with the positions of the first magnitudes that are equal to ``level``."""
+    position = 0
+    for slot in range(ties.shape[0]):
+        while (words[position] & MAGNITUDE) != level:
+            position += 1
+        ties[slot] = position
+        position += 1
 
 
 @compiled
-def _choose(positions: Words, magnitudes: Words, step: int, chosen: Words) -> None:
+def _choose(positions: Words, magnitudes: Words, chosen: Words) -> None:
     """Fill ``chosen`` from ``positions``, at least as many."""
     k = chosen.shape[0]
-    level, ties, equal = _find_kth(magnitudes, k)
+    level, _ = _find_kth(magnitudes, k)
     taken = 0
     for i in range(positions.shape[0]):
         chosen[taken] = positions[i]  # the next one overwrites it unless it is counted
         taken += magnitudes[i] > level
-    slot = -((step % equal) * ties) % equal
-    _take_ties(magnitudes, 0, level, equal, slot, chosen[taken:])
+    _take_ties(magnitudes, level, chosen[taken:])
     for i in range(taken, k):
         chosen[i] = positions[chosen[i]]
 
 
 @compiled
-def _fill(source: Floats, level: int, counts: Words, step: int, ties: Words) -> None:
-    """Fill ``ties`` with positions of elements equal to ``level``, whose number in each chunk is in
-    ``counts``.
-    """
-    words, equal = source.view(np.int32), counts.sum()
-    slot = -((step % equal) * ties.shape[0]) % equal
-    for chunk in range(counts.shape[0]):
-        after = slot + counts[chunk]
-        if slot < ties.shape[0] or after > equal:  # else no slot of this chunk is chosen
-            start = chunk * CHUNK
-            _take_ties(words[start : start + CHUNK], start, level, equal, slot, ties)
-        slot = after % equal
-
-
-@compiled
-def select(gradient: Floats, residual: Floats | None, step: int, chosen: Words) -> int:
+def select(gradient: Floats, residual: Floats, chosen: Words) -> int:
     """Fill ``chosen`` with the positions of the largest elements of gradient + residual, ties last.
 
     Args:
         gradient: shape (n,).
-        residual: shape (n,), becomes gradient + residual, but is unchanged if one is not finite;
-            None stands for zeros.
-        step: the choice among equal elements rotates with it.
-        chosen: shape (k,).
+        residual: shape (n,), becomes gradient + residual, but is unchanged if one is not finite.
+        chosen: shape (k,); of equal elements the first ones are chosen.
 
     Returns:
         How many of ``chosen`` are valid: k, or the number of nonzero elements if they are fewer;
@@ -260,94 +204,47 @@ def select(gradient: Floats, residual: Floats | None, step: int, chosen: Words) 
     maxima = _find_maxima(gradient, residual, rows)
     if maxima.max() >= INFINITY:
         return NOT_FINITE
-    level, _, _ = _find_kth(maxima, k)
+    level, _ = _find_kth(maxima, k)
     room = min(n, k * rows) + GROUP  # whole groups are written
     positions, magnitudes = np.empty(room, dtype=np.int32), np.empty(room, dtype=np.int32)
-    counts = np.empty(-(-n // CHUNK), dtype=np.int32)
-    if residual is None:
-        source = gradient
-        above = _collect(None, source, level, positions, magnitudes, counts)
-    else:
-        source = residual
-        above = _collect(gradient, source, level, positions, magnitudes, counts)
+    above = _collect(gradient, residual, level, positions, magnitudes)
     if above >= k:
-        _choose(positions[:above], magnitudes[:above], step, chosen)
+        _choose(positions[:above], magnitudes[:above], chosen)
         return k
     chosen[:above] = positions[:above]
     if level == 0:
         return above
-    _fill(source, level, counts, step, chosen[above:])
+    _take_ties(residual.view(np.int32), level, chosen[above:])
     return k
-
-
-# -------------------------------------------------------------------------------------------- slots
-
-
-@compiled
-def take(gradient: Floats, residual: Floats | None, indices: Words, values: Floats) -> None:
-    """Move the elements at ``indices`` from the residual to ``values``; without a residual, copy
-    them from the gradient.
-    """
-    for slot in range(indices.shape[0]):
-        if residual is None:
-            values[slot] = gradient[indices[slot]]
-        else:
-            values[slot] = residual[indices[slot]]
-            residual[indices[slot]] = 0
-
-
-@compiled
-def add(indices: Words, values: Floats, into: Floats) -> None:
-    """Add every value to the element at its index."""
-    for slot in range(indices.shape[0]):
-        into[indices[slot]] += values[slot]
 
 
 # ------------------------------------------------------------------------------------------- chunks
 
 
 @partial(compiled, fastmath={"reassoc"})
-def _sum_squares(gradient: Floats, residual: Floats | None) -> np.float32:
+def _sum_squares(gradient: Floats, residual: Floats) -> np.float32:
     """Return the sum of squares of gradient + residual.
 
     The order of the additions is free, so that they are vectorised.
     """
     total = np.float32(0)
     for i in range(gradient.shape[0]):
-        element = gradient[i]
-        if residual is not None:
-            element += residual[i]
+        element = gradient[i] + residual[i]
         total += element * element
     return total
 
 
 @compiled
-def _large_norm(gradient: Floats, residual: Floats | None, start: int, end: int) -> np.float32:
-    """Return the norm of some elements of gradient + residual, added up in float64."""
-    total = 0.0
-    for i in range(start, end):
-        element = gradient[i]
-        if residual is not None:
-            element += residual[i]
-        total += np.float64(element) * element
-    return np.float32(np.sqrt(total))
-
-
-@compiled
-def measure_chunks(gradient: Floats, residual: Floats | None, chunk: int, norms: Floats) -> None:
+def measure_chunks(gradient: Floats, residual: Floats, chunk: int, norms: Floats) -> None:
     """Write the norm of each chunk of gradient + residual.
 
-    The last chunk may be shorter than ``chunk``.
+    The last chunk may be shorter than ``chunk``. A norm is infinite if an element is above 1.8e19,
+    whose square float32 cannot hold.
     """
     n = gradient.shape[0]
     for number in range(norms.shape[0]):
         start, end = number * chunk, min(number * chunk + chunk, n)
-        if residual is None:
-            norms[number] = np.sqrt(_sum_squares(gradient[start:end], None))
-        else:
-            norms[number] = np.sqrt(_sum_squares(gradient[start:end], residual[start:end]))
-        if norms[number] == np.inf:  # float32 cannot hold the square of an element above 1.8e19
-            norms[number] = _large_norm(gradient, residual, start, end)
+        norms[number] = np.sqrt(_sum_squares(gradient[start:end], residual[start:end]))
 
 
 @compiled
@@ -363,7 +260,7 @@ def choose_chunks(norms: Floats, chosen: Words) -> bool:
         if (words[number] & MAGNITUDE) >= INFINITY:
             chosen[:] = np.arange(chunk_count)
             return False
-    level, ties, _ = _find_kth(words, chunk_count)
+    level, ties = _find_kth(words, chunk_count)
     slot = 0
     for number in range(words.shape[0]):
         if words[number] > level or (words[number] == level and ties > 0):
@@ -374,44 +271,29 @@ def choose_chunks(norms: Floats, chosen: Words) -> bool:
 
 
 @compiled
-def _add(gradient: Floats, residual: Floats) -> None:
-    for i in range(residual.shape[0]):
-        residual[i] += gradient[i]
-
-
-@compiled
 def take_chunks(
-    gradient: Floats,
-    residual: Floats | None,
-    chosen: Words,
-    divisor: float,
-    values: Floats,
+    gradient: Floats, residual: Floats, chosen: Words, divisor: float, values: Floats
 ) -> None:
     """Write the chosen chunks of gradient + residual, divided by ``divisor``, to ``values``; the
     other elements are the new residual.
 
     Args:
         gradient: shape (n,).
-        residual: shape (n,), becomes zero in the chosen chunks; None stands for zeros.
-        chosen: numbers of chunks, ascending.
+        residual: shape (n,), becomes zero in the chosen chunks.
+        chosen: numbers of chunks.
         divisor: of the values.
         values: shape (chosen, chunk); elements beyond the gradient become zero.
     """
-    n, chunk, begin = gradient.shape[0], values.shape[1], 0
+    n, chunk = gradient.shape[0], values.shape[1]
+    for i in range(n):
+        residual[i] += gradient[i]
     for slot in range(chosen.shape[0]):
         start = np.int64(chosen[slot]) * chunk
         end = min(start + chunk, n)
-        if residual is not None:
-            _add(gradient[begin:start], residual[begin:start])
-        begin = end
         for i in range(start, end):
-            total = gradient[i] if residual is None else gradient[i] + residual[i]
-            values[slot, i - start] = total / np.float32(divisor)
+            values[slot, i - start] = residual[i] / np.float32(divisor)
         values[slot, end - start :] = 0
-        if residual is not None:
-            residual[start:end] = 0
-    if residual is not None:
-        _add(gradient[begin:], residual[begin:])
+        residual[start:end] = 0
 
 
 @compiled

@@ -108,14 +108,13 @@ struct Packer {
 
 // ---------------------------------------------------------------------------------------------------------- quantise
 
-// A tile of gradient + residual (which may be null) from element `start` on; 0 from element `end` on.
+// A tile of gradient + residual from element `start` on; 0 from element `end` on.
 __device__ void load(float (&sums)[ROWS], const float *gradient, const float *residual, unsigned start, unsigned end) {
 #pragma unroll
     for (unsigned row = 0; row < ROWS; ++row) {
         const unsigned i = start + row * WARP + lane();
         sums[row] = i < end ? gradient[i] : 0.0f;
     }
-    if (residual == nullptr) return;
 #pragma unroll
     for (unsigned row = 0; row < ROWS; ++row) {
         const unsigned i = start + row * WARP + lane();
@@ -124,7 +123,7 @@ __device__ void load(float (&sums)[ROWS], const float *gradient, const float *re
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-quantise(const float *gradient, const float *residual, float *rest, unsigned n, unsigned shards, unsigned shard,
+quantise(const float *gradient, float *residual, unsigned n, unsigned shards, unsigned shard,
          unsigned block_size, unsigned char *payload) {
     const Sizes sizes = {shard, block_size};
     for (unsigned which = first_block(); which < shards * sizes.blocks(); which = next_block(which)) {
@@ -151,7 +150,7 @@ quantise(const float *gradient, const float *residual, float *rest, unsigned n, 
                 float error;
                 const signed char value = packer.pack(sums[r], &error);
                 if (i < block.size) values_of(row, sizes, block)[i] = value;
-                if (rest != nullptr && is_finite(scale) && start + i < end) rest[start + i] = error;
+                if (is_finite(scale) && start + i < end) residual[start + i] = error;
             }
         }
     }
@@ -201,7 +200,7 @@ combine(const unsigned char *payload, unsigned ranks, unsigned shard, unsigned b
                 const signed char value = packer.pack(sums[r], &error);
                 if (i >= block.size) continue;
                 values_of(own, sizes, block)[i] = value;
-                if (rest != nullptr && is_finite(scale) && element < elements) rest[element] = plus(rest[element], error);
+                if (is_finite(scale) && element < elements) rest[element] = plus(rest[element], error);
             }
         }
     }

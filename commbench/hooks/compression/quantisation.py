@@ -35,17 +35,11 @@ ROUNDER = np.float32(12582912.0)
 
 
 @compiled
-def _find_largest(gradient: Floats, residual: Floats | None, sums: Floats) -> np.int32:
-    """Return the bits of the largest magnitude of gradient + residual; write the sums if there is a
-    residual.
-    """
+def _find_largest(sums: Floats) -> np.int32:
+    """Return the bits of the largest magnitude."""
     largest = np.int32(0)
-    for i in range(gradient.shape[0]):
-        total = gradient[i]
-        if residual is not None:
-            total += residual[i]
-            sums[i] = total
-        magnitude = np.float32(total).view(np.int32) & np.int32(MAGNITUDE)
+    for i in range(sums.shape[0]):
+        magnitude = np.float32(sums[i]).view(np.int32) & np.int32(MAGNITUDE)
         largest = max(largest, magnitude)
     return largest
 
@@ -87,39 +81,31 @@ def _multiply(values: Bytes, scale: float, into: Floats) -> None:
 
 
 @compiled
-def quantise(
-    gradient: Floats, residual: Floats | None, block: int, shard: int, payload: Bytes
-) -> None:
+def quantise(gradient: Floats, residual: Floats, block: int, shard: int, payload: Bytes) -> None:
     """Write the payload of gradient + residual; its rounding errors are the new residual.
 
     Args:
         gradient: shape (n,).
-        residual: shape (n,), unchanged in blocks that are not finite; None stands for zeros.
+        residual: shape (n,), unchanged in blocks that are not finite.
         block: elements of a block.
         shard: elements of a shard.
         payload: shape (shards, row bytes).
     """
     n, blocks, scales = gradient.shape[0], -(-shard // block), payload.view(np.float32)
-    scratch, errors = np.empty(block, dtype=np.float32), np.empty(block, dtype=np.float32)
+    scratch = np.empty(block, dtype=np.float32)
     for row in range(payload.shape[0]):
         for number in range(blocks):
             begin, most = number * block, min(shard - number * block, block)
             start, at = min(n, row * shard + begin), 4 * blocks + begin
             end = min(n, start + most)
-            sums = gradient[start:end]
-            if residual is None:
-                largest = _find_largest(sums, None, sums)
-            else:
-                sums = scratch[: end - start]
-                largest = _find_largest(gradient[start:end], residual[start:end], sums)
-            scales[row, number] = scale = _scale_of(largest)
+            sums = scratch[: end - start]
+            for i in range(end - start):
+                sums[i] = gradient[start + i] + residual[start + i]
+            scales[row, number] = scale = _scale_of(_find_largest(sums))
             packed = payload[row, at : at + most]
-            if residual is not None and scale >= 0:
+            packed[:] = 0
+            if scale >= 0:
                 _pack(sums, scale, packed[: end - start], residual[start:end])
-            else:
-                _pack(sums, scale, packed[: end - start], errors)
-            for i in range(end - start, most):
-                packed[i] = 0
 
 
 @compiled
@@ -128,7 +114,7 @@ def combine(  # noqa: PLR0917 - numba compiles positional arguments only
     block: int,
     shard: int,
     divisor: float,
-    rest: Floats | None,
+    rest: Floats,
     own: Bytes,
 ) -> None:
     """Sum one shard over the ranks, in their order, and write the payload of the sum divided by
@@ -140,7 +126,7 @@ def combine(  # noqa: PLR0917 - numba compiles positional arguments only
         shard: elements of the shard.
         divisor: of the sum.
         rest: the shard's elements of the bucket, at most ``shard``: the rounding errors of the sum
-            are added, except in blocks that are not finite. None: not written.
+            are added, except in blocks that are not finite.
         own: shape (row bytes,), written.
     """
     scales, own_scales = payload.view(np.float32), own.view(np.float32)
@@ -154,10 +140,10 @@ def combine(  # noqa: PLR0917 - numba compiles positional arguments only
         for row in range(1, payload.shape[0]):
             for i in range(size):
                 sums[i] += np.float32(payload[row, at + i]) * scales[row, number]
-        scale = _scale_of(_find_largest(sums, None, sums))
+        scale = _scale_of(_find_largest(sums))
         own_scales[number] = scale / np.float32(divisor)
         _pack(sums, scale, own[at : at + size], errors)
-        if rest is not None and scale >= 0:
+        if scale >= 0:
             chunk_rest = rest[begin : begin + size]
             for i in range(chunk_rest.shape[0]):
                 chunk_rest[i] += errors[i]

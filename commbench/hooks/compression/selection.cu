@@ -54,14 +54,13 @@ __device__ unsigned next_chunk(unsigned chunk) { return chunk + WARPS * gridDim.
 
 __device__ unsigned chunks_of(unsigned n) { return (n + CHUNK - 1) / CHUNK; }
 
-// ROWS rows of gradient + residual (which may be null) from one element on; 0 beyond the end.
+// ROWS rows of gradient + residual from one element on; 0 beyond the end.
 __device__ void load(float (&sums)[ROWS], const float *gradient, const float *residual, unsigned start, unsigned n) {
 #pragma unroll
     for (unsigned row = 0; row < ROWS; ++row) {
         const unsigned i = start + row * WARP + lane();
         sums[row] = i < n ? gradient[i] : 0.0f;
     }
-    if (residual == nullptr) return;
 #pragma unroll
     for (unsigned row = 0; row < ROWS; ++row) {
         const unsigned i = start + row * WARP + lane();
@@ -189,7 +188,7 @@ survey(const float *gradient, const float *residual, unsigned n, unsigned k, Sta
 
 // From the last chunk to the first: the cache still holds the chunks that `survey` read last.
 extern "C" __global__ void __launch_bounds__(THREADS)
-divide(float *gradient, const float *residual, float *rest, unsigned n, const State *state, unsigned *counts) {
+divide(float *gradient, float *residual, unsigned n, const State *state, unsigned *counts) {
     if (!state->finite) return;
     const unsigned low = state->low != 0 ? state->low : 1, high = state->high, chunks = chunks_of(n);
     const unsigned before_me = (1u << lane()) - 1;
@@ -202,7 +201,7 @@ divide(float *gradient, const float *residual, float *rest, unsigned n, const St
 #pragma unroll
             for (unsigned row = 0; row < ROWS; ++row) {
                 const unsigned position = at + row * WARP + lane(), key = magnitude(sums[row]);
-                if (start + position < n) rest[start + position] = sums[row];
+                if (start + position < n) residual[start + position] = sums[row];
                 // All lanes have read their elements of this row once they have voted, so marks may replace them.
                 const unsigned marked = __ballot_sync(ALL_LANES, key >= low);
                 if (key >= low) {
@@ -281,17 +280,13 @@ tally(const float *marks, unsigned n, State *state, const unsigned *counts, unsi
 
 // ------------------------------------------------------------------------------------------------------------ slots
 
-// The bits of the float16 that is sent: the nearest, ties to even; the largest if the nearest is infinity. From 2^29 on,
-// the last place of float32 is worth more than the last place of 65504: the value is then truncated until float32 can
-// hold the remainder.
+// The bits of the float16 that is sent: the nearest, ties to even; the largest if the nearest is infinity.
 __device__ unsigned half_of(float value) {
     const unsigned key = magnitude(value), sign = __float_as_uint(value) >> 16 & HALF_SIGN;
     if (key > INFINITE) return NOT_A_HALF;
     if (key < LEAST_NORMAL_HALF) return (__float_as_uint(__uint_as_float(key) + 0.5f) - ONE_HALF) | sign;
     if (key < TOO_LARGE_HALF) return (key - REBIAS + 0xfffu + (key >> 13 & 1u)) >> 13 | sign;
-    const int places = static_cast<int>(key >> 23) - (127 + 28);
-    if (places <= 0) return LARGEST_HALF | sign;
-    return (places < 11 ? LARGEST_HALF >> places << places : 0) | sign;
+    return LARGEST_HALF | sign;
 }
 
 // The float32 equal to a float16, given by its bits.
@@ -320,15 +315,14 @@ __device__ float put(unsigned *payload, unsigned k, unsigned slot, unsigned inde
     return single_of(half);
 }
 
-// First the elements above the k-th largest, then elements equal to it until the slots are full. The choice among equal
-// elements rotates with each step. Unused slots add 0 to the first elements.
+// First the elements above the k-th largest, then the first ones equal to it until the slots are full. Unused slots add
+// 0 to the first elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
-emit(const float *marks, float *rest, unsigned n, unsigned k, unsigned long long step, unsigned halves,
+emit(const float *marks, float *residual, unsigned n, unsigned k, unsigned halves,
      const State *state, const unsigned *counts, const unsigned long long *before, unsigned *payload) {
     const bool finite = state->finite != 0;
     const unsigned level = state->low & REST, larger = state->larger, equal = state->equal;
     const unsigned wanted = k - larger < equal ? k - larger : equal;
-    const unsigned first = equal != 0 ? step % equal * wanted % equal : 0;
     const unsigned before_me = (1u << lane()) - 1;
     const unsigned chunks = chunks_of(n), each = chunks_of_a_thread(chunks);
     for (unsigned chunk = first_chunk(); finite && chunk < chunks; chunk = next_chunk(chunk)) {
@@ -343,13 +337,12 @@ emit(const float *marks, float *rest, unsigned n, unsigned k, unsigned long long
             if (order > 0) slot = next + __popc(above & before_me);
             if (order == 0) {
                 const unsigned mine = number + __popc(same & before_me);
-                const unsigned turn = mine < first ? mine + equal - first : mine - first;
-                if (turn < wanted) slot = larger + turn;
+                if (mine < wanted) slot = larger + mine;
             }
             if (slot < k) {
                 const unsigned element = chunk * CHUNK + mark % CHUNK;
-                const float value = rest[element];
-                rest[element] = minus(value, put(payload, k, slot, element, value, halves));
+                const float value = residual[element];
+                residual[element] = minus(value, put(payload, k, slot, element, value, halves));
             }
             next += __popc(above);
             number += __popc(same);

@@ -23,7 +23,7 @@ from commbench.interop.imports.reading import (
 #: What is measured alike here. A pair's time is half the round trip, that of Sendrecv of one
 #: message to the next rank.
 OPERATIONS_BY_NAME = {
-    operation.names.imb: operation for operation in OPERATIONS.values() if operation.names.imb
+    operation.imb_name: operation for operation in OPERATIONS.values() if operation.imb_name
 }
 #: Reasons to leave a benchmark out, if there is more to state than the missing counterpart.
 _UNLIKE = {

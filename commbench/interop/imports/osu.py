@@ -56,7 +56,7 @@ def _short(title: str) -> str:
 OPERATIONS_BY_TITLE = {
     _short(title): operation
     for operation in OPERATIONS.values()
-    for title in (operation.names.osu, *operation.names.other_osu)
+    for title in (operation.osu_title, *operation.other_osu_titles)
     if title
 }
 

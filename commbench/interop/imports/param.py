@@ -25,7 +25,7 @@ LAYOUT = Layout(
     row=r"COMMS-RES-\S+\s+\d",
 )
 _OPERATIONS = {
-    name: operation for operation in OPERATIONS.values() for name in operation.names.param
+    name: operation for operation in OPERATIONS.values() for name in operation.param_names
 }
 
 
