@@ -71,6 +71,26 @@ class Trace:
         ready = [(parameter.ready_ms, -index) for index, parameter in enumerate(self.parameters)]
         return tuple(-negative for _, negative in sorted(ready))
 
+    def checked(self) -> Trace:
+        """Return the trace if its parameters fit each other and the backward pass.
+
+        Raises:
+            InputError: there is none, a name is repeated, or a gradient is ready too late.
+        """
+        if not self.parameters:
+            raise InputError("it has no parameters")
+        names = set()
+        for parameter in self.parameters:
+            if parameter.name in names:
+                raise InputError(f"it names the parameter {parameter.name} twice")
+            names.add(parameter.name)
+            if parameter.ready_ms > self.backward_ms:
+                raise InputError(
+                    f"{parameter.name} is ready after {parameter.ready_ms:g} ms, and the backward"
+                    f" pass is over after {self.backward_ms:g} ms"
+                )
+        return self
+
 
 def load_trace(name_or_path: str) -> Trace:
     """Load one of commbench's traces by its name, or a trace in a file by its path.
@@ -83,11 +103,15 @@ def load_trace(name_or_path: str) -> Trace:
         file = resources.files("commbench.ddp") / "data" / "traces" / f"{name_or_path}.json"
     try:
         data = json.loads(file.read_bytes())
-        return read_as(Trace, data)
+        return read_as(Trace, data).checked()
+    except FileNotFoundError as error:
+        raise InputError(
+            f"There is no trace named {name_or_path} and no such file: choose one of"
+            f" {', '.join(SHIPPED)}, or give a file."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"The trace {name_or_path} cannot be read ({error}): choose one of"
-            f" {', '.join(SHIPPED)}, or give a file that is a trace."
+            f"The trace {name_or_path} cannot be read ({error}): give a file that is a trace."
         ) from error
     except (ValueError, RecursionError, InputError) as error:
         raise InputError(

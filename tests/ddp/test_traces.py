@@ -110,6 +110,9 @@ PARAMETER = {"name": "a", "shape": [2], "dtype": "float32", "ready_ms": 1.0}
         {"backward_ms": math.nan},
         {"optimizer_ms": "3"},
         {"recorded": None},
+        {"parameters": []},
+        {"parameters": [PARAMETER] * 2},
+        {"parameters": [PARAMETER | {"ready_ms": 20.5}]},
         {"parameters": [PARAMETER | {"shape": [0]}]},
         {"parameters": [PARAMETER | {"dtype": "int8"}]},
     ],
@@ -194,9 +197,9 @@ def test_replay_keeps_order_and_times(device, load_benchmark):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     local_step = load_benchmark("record_traces").local_step
     steps = [local_step(model, lambda m, x: m(x), None, optimizer) for _ in range(3)]
-    names = [f"tensors.{index}" for index in made.ready_order]
+    names = [made.parameters[index].name for index in made.ready_order]
     assert [names] * 3 == [list(step.ready_ms) for step in steps]
-    due = {f"tensors.{i}": each.ready_ms for i, each in enumerate(made.parameters)}
+    due = {parameter.name: parameter.ready_ms for parameter in made.parameters}
     for step in steps:
         assert all(ready > 0.9 * due[name] for name, ready in step.ready_ms.items())
     fastest = min(steps, key=lambda step: step.forward_ms + step.backward_ms)
@@ -258,6 +261,17 @@ def test_replayed_gradients_are_the_ranks_own_and_stay_so():
     assert all(map(torch.equal, before, gradients(model)))
     assert places == [parameter.grad.data_ptr() for parameter in model.parameters()]
     assert all(map(torch.allclose, [3 * gradient for gradient in before], gradients(model, 2)))
+
+
+@pytest.mark.parametrize("names", [("a", "a.b"), ("forward",), ("a.x", "b.x", "a.y"), ("a..b",)])
+def test_impossible_names_are_one_sentence(names):
+    """Refuse names that no model can have, or not in this order."""
+    parameters = tuple(
+        TracedParameter(name=name, shape=(2,), dtype="float32", ready_ms=1.0) for name in names
+    )
+    made = dataclasses.replace(trace([1.0]), parameters=parameters)
+    with pytest.raises(InputError, match="cannot be replayed"):
+        Replay(made, Pace(), seed=0, rank=0)
 
 
 def test_copy_of_a_replay_works_alone():

@@ -47,10 +47,7 @@ class Replay(nn.Module):
         self.pace = pace
         self._gradients = _Shared(_draw_gradients(trace, seed=seed, rank=rank))
         self._handed_out: dict[int, Tensor] = {}
-        self.tensors = nn.ParameterList()
-        for traced in trace.parameters:
-            self.tensors.append(torch.zeros(traced.shape, dtype=_dtype(traced)))
-        self._registered = list(self.tensors)
+        self._registered = _register(self, trace)
 
     def forward(self, _batch: Any) -> Tensor:
         """Use up the recorded time.
@@ -171,6 +168,37 @@ def pace_for(trace: Trace) -> Pace:
     if trace.device == "cpu":
         return BusyPace(_overhead_ns())
     return Pace()
+
+
+def _register(root: nn.Module, trace: Trace) -> list[nn.Parameter]:
+    """Register the trace's parameters under their names, in submodules for the prefixes of the
+    names.
+
+    Raises:
+        InputError: no model can have parameters of these names in this order.
+    """
+    try:
+        for traced in trace.parameters:
+            *path, leaf = traced.name.split(".")
+            module = root
+            for part in path:
+                if part not in dict(module.named_children()):
+                    module.add_module(part, nn.Module())
+                module = module.get_submodule(part)
+            module.register_parameter(
+                leaf, nn.Parameter(torch.zeros(traced.shape, dtype=_dtype(traced)))
+            )
+    except KeyError as error:
+        raise InputError(
+            f"The trace {trace.name} cannot be replayed ({error}): rename the parameter."
+        ) from error
+    registered = dict(root.named_parameters())
+    if list(registered) != [traced.name for traced in trace.parameters]:
+        raise InputError(
+            f"The trace {trace.name} cannot be replayed, for its parameters are not in the order in"
+            " which a model of these names registers them: sort them by module."
+        )
+    return list(registered.values())
 
 
 def _dtype(parameter: TracedParameter) -> torch.dtype:
