@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
 from commbench.backends.gpu_assignment import assign_gpu
 from commbench.backends.nccl_library import LOG, loaded_version
 from commbench.backends.torch_calls import find_gpus, pci_address, torch_version
 from commbench.collectives.backends import TRAINING_BACKENDS
+from commbench.ddp.models import moved_by
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.gpu_clocks import GpuClocks, Reading
 from commbench.hooks.step_clock import Clock, event_clock, host_clock
@@ -153,17 +153,14 @@ class Gpu(Device):
     def moved(self, value: Any) -> Any:
         """See `Device.moved`; a model is moved in place.
 
-        In tuples, lists and dicts, tensors and objects with a method ``to`` are moved. Copies of
-        tensors are queued, from pinned memory.
+        Copies of tensors are queued, from pinned memory.
         """
-        return tree_map(self._move, value, is_leaf=lambda part: hasattr(part, "to"))
+        return moved_by(self._move, value)
 
     def _move(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.pinned(value).to(self.torch_device, non_blocking=True)
-        if hasattr(value, "to"):
-            return value.to(self.torch_device)
-        return value
+        return value.to(self.torch_device)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor in pinned memory, which the GPU copies asynchronously."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -52,7 +54,7 @@ def batch_length(batch: Any) -> int:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested tuples, lists and dicts."""
+    """Yield the tensors in nested tuples, lists, dicts and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -60,3 +62,28 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple | list):
         for part in value:
             yield from tensors_in(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in(list(vars(value).values()))
+
+
+def moved_by(move: Callable[[Any], Any], value: Any) -> Any:
+    """Return a copy of a value in which ``move`` has replaced all movable parts.
+
+    Movable parts are tensors, as `tensors_in` finds them, and objects with a method ``to``, such as
+    models and the batches of some libraries.
+    """
+    if hasattr(value, "to"):
+        return move(value)
+    if isinstance(value, Mapping):
+        return {key: moved_by(move, part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [moved_by(move, part) for part in value]
+        if hasattr(value, "_fields"):  # the constructor of a named tuple takes the parts one by one
+            return type(value)(*parts)
+        return type(value)(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        copied = copy.copy(value)
+        for name, part in vars(value).items():
+            object.__setattr__(copied, name, moved_by(move, part))  # the dataclass may be frozen
+        return copied
+    return value

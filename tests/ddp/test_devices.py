@@ -1,5 +1,6 @@
 """Tests of training devices: the GPU of a rank, transfers to it, and refusals without one."""
 
+import dataclasses
 import os
 import random
 from types import SimpleNamespace
@@ -155,6 +156,14 @@ class Pair(NamedTuple):
     labels: Any
 
 
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A part of a batch."""
+
+    inputs: Any
+    name: str
+
+
 class Encoding(dict[str, Any]):
     """A batch with its own ``to`` method."""
 
@@ -167,18 +176,19 @@ class Encoding(dict[str, Any]):
 
 
 def test_every_tensor_of_a_batch_is_copied():
-    """Copy tensors in tuples, lists and dicts, and keep other values."""
+    """Copy tensors in tuples, lists, dicts and dataclasses, and keep other values."""
     ones = torch.ones(2)
-    batch = [Pair(ones, [ones, "x"]), {"a": ones, "b": (ones, 3)}, None, 1.5]
+    batch = [Pair(ones, [ones, "x"]), {"a": ones, "b": (ones, 3)}, Sample(ones, "name"), None, 1.5]
     device = StandIn()
     moved = device.moved(batch)
-    assert 4 == device.copied
-    assert [Pair, dict, type(None), float] == [type(part) for part in moved]
+    assert 5 == device.copied
+    assert [Pair, dict, Sample, type(None), float] == [type(part) for part in moved]
     assert torch.equal(ones, moved[0].inputs)
     assert "x" == moved[0].labels[1]
     assert 3 == moved[1]["b"][1]
-    assert 1.5 == moved[3]
-    assert ones is batch[0].inputs
+    assert "name" == moved[2].name
+    assert 1.5 == moved[4]
+    assert ones is batch[2].inputs
 
 
 def test_what_can_move_itself_does():
