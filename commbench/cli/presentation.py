@@ -26,7 +26,6 @@ from commbench.report.collectives import (
     collective_tables,
     group_sentences,
     growth_tables,
-    overhead_tables,
     overlap_tables,
 )
 from commbench.report.env import env_tables
@@ -134,7 +133,6 @@ def _collectives(run_: Run) -> list[RenderableType]:
         *collective_tables(runs),
         *growth_tables(runs),
         *overlap_tables(runs),
-        *overhead_tables(runs),
         *env_tables(runs),
         *render_matrices(run_),
     ]

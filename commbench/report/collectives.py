@@ -35,8 +35,7 @@ from commbench.report.formats import launches_of, with_interval
 from commbench.report.groups import group_findings, groups_in, name_groups
 from commbench.report.state import explain_time
 from commbench.results import PAIRS, SUMMARY, Run, files
-from commbench.results.info import host_by_rank, measures_interconnect
-from commbench.results.overhead import Overhead, overheads
+from commbench.results.info import host_by_rank
 from commbench.results.pairs import Matrix, PairRow, pair_table
 from commbench.results.summary import order_of_row
 from commbench.results.tables import rows_by, rows_of
@@ -50,11 +49,6 @@ _DETAILS: tuple[tuple[str, ...], ...] = (
     ("backend", "algorithm_requested"),
     ("backend", "loop"),
     ("backend", "algorithm_requested", "loop", "sync", "cadence", "buffers", "group", "env"),
-)
-#: Stated below the overhead of a framework if ranks shared a GPU.
-TIME_SLICES = (
-    "Ranks shared a GPU: these times include its time slices and TCP, and do not hold for one rank"
-    " per GPU."
 )
 #: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
 _UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root", "env")
@@ -240,28 +234,6 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
     ]
     title = "Overlap with computing (OSU's definition)"
     return make_tables(title, runs, attrgetter("overlaps"), columns, rest_in=files.OVERLAP)
-
-
-def overhead_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate the time that a framework's call adds to the library's call."""
-    columns = [
-        *declared(Overhead, "operation"),
-        *declared(Overhead, "pattern", should_vary=True),
-        *declared(Overhead, "message_bytes direct_us through_us added_us"),
-        interval("added_us", Overhead),
-    ]
-    overheads_by_run = {run.name: overheads(all_rank_rows(run)) for run in runs}
-    notes = []
-    if not all(measures_interconnect(row) for rows in overheads_by_run.values() for row in rows):
-        notes.append(TIME_SLICES)
-    return make_tables(
-        "What torch.distributed adds to NCCL",
-        runs,
-        lambda run: overheads_by_run[run.name],
-        columns,
-        notes=notes,
-        rest_in=SUMMARY,
-    )
 
 
 def straggler_tables(runs: Sequence[Run]) -> list[Table]:

@@ -66,7 +66,6 @@ def make_page(
         *collectives.growth_tables(runs),
         *collectives.collective_tables(runs),
         *collectives.overlap_tables(runs),
-        *collectives.overhead_tables(runs),
     ]
     sections += [
         Section("soak", "Soak", _each(runs, soak), list(soak_tables(runs))),
