@@ -55,8 +55,6 @@ class Cell(NamedTuple):
     tone: Tone = ""
     flags: tuple[str, ...] = ()
     """Flags shown in place of the text, each with its meaning."""
-    link: str = ""
-    """Name of a file beside the page that the cell links to."""
     drawn: Sequence[float] = ()
     """A ratio that the page draws, in 200 units: low end, ratio, high end, ends of a margin."""
 

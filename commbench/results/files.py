@@ -9,9 +9,8 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from commbench.errors import CommbenchError, InputError
@@ -32,28 +31,9 @@ EVENTS = "events.csv"
 DRIFT = "drift.csv"
 RECOMMENDATION = "recommendation.json"
 LOCK = ".lock"
-#: What each file of a run holds.
-FILES: Mapping[str, str] = MappingProxyType(
-    {
-        RUN: "command, seed, conditions of every host, launches and how each ended",
-        SAMPLES: "every repetition of every case in every launch: all other files are made from it",
-        COMPRESSED_SAMPLES: f"{SAMPLES}, compressed by gzip: read where that is absent",
-        SUMMARY: "a row for each case and group, over launches",
-        OVERLAP: "non-blocking collectives beside computing",
-        PAIRS: "a row for each ordered pair of ranks",
-        MODEL: "the network as fitted",
-        TIMELINE: "a row for each visit of a soak: when, median, longest wait, slowest rank",
-        EVENTS: "a row for each spike and failed launch of a soak: when, how long, whose",
-        DRIFT: "a row for each case of a soak: its trend",
-        DDP: "a row for each training configuration",
-        BUCKETS: "a row for each bucket of each configuration: when it was ready, sent and done",
-        LOSSES: "the loss of each step of a training that was tuned",
-        RECOMMENDATION: "the recommendation with its evidence and a snippet",
-    }
-)
 #: Files that a run which ended before its first line leaves; they make a directory neither ours nor
 #: foreign.
-SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in FILES)})
+SCAFFOLD = frozenset({LOCK, f".{RUN}.tmp"})
 
 
 def samples_file(path: Path) -> Path:

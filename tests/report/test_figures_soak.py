@@ -33,7 +33,7 @@ def test_the_page_names_events_and_drift():
     conclusion.
     """
     run = soaked()
-    page = make_page([run], all_figures([run]), beside=False)
+    page = make_page([run], all_figures([run]))
     section = next(section for section in page.sections if section.name == "soak")
     assert ["Events", "Drift"] == fields_of(section.tables, "title")
     assert [2, 1] == [len(table.lines) for table in section.tables]

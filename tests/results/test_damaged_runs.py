@@ -65,7 +65,7 @@ def use(run: Run, other: Run) -> None:
     for style in ("table", "nccl-tests", "osu", "csv"):
         print_run(run, style, console)
     print_unfinished(run, console)
-    make_page([run], [], beside=False)
+    make_page([run], [])
     render_openmetrics(samples_of(run), benchmark="x")
     trials_of(run)
     dated_s(run.info)

@@ -16,7 +16,6 @@ from commbench.analysis.prediction.links import link_of
 from commbench.ddp.plan.cases import setting_name
 from commbench.findings import Finding, shared_cause
 from commbench.report.columns import (
-    Cell,
     Column,
     Flagged,
     Table,
@@ -24,10 +23,9 @@ from commbench.report.columns import (
     make_tables,
     plain_table,
 )
-from commbench.report.formats import digits, grouped, listed, percent
+from commbench.report.formats import digits, listed, percent
 from commbench.report.page.parts import Code
 from commbench.results import Run
-from commbench.results.files import FILES
 from commbench.results.info import Launch, RunInfo, is_live, is_watched
 from commbench.results.tables import rows_by
 from commbench.schema import LARGEST
@@ -301,22 +299,6 @@ def left_out(run: Run) -> Iterator[Finding]:
 
 
 # ------------------------------------------------------------------------------- how to repeat it
-
-
-def files_tables(runs: Sequence[Run], *, beside: bool) -> list[Table]:
-    """Tabulate the files of the runs, with links if the page lies ``beside`` them; no table without
-    files.
-    """
-    rows = []
-    for run in runs:
-        for name, about in FILES.items():
-            file = run.path / name
-            if file.is_file():
-                size = f"{grouped(-(-file.stat().st_size // 1024))} KiB"
-                cell = Cell(name, link=name if beside else "")
-                rows.append((run.name, {"file": cell, "size": size, "what it holds": about}))
-    columns = [_entry("file"), _entry("size"), _entry("what it holds")]
-    return [make_table("Files", rows, columns)] if rows else []
 
 
 #: The value of ``launcher`` in run.json if the user started the ranks: the command does not contain
