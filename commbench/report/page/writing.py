@@ -12,7 +12,6 @@ from pathlib import Path
 from commbench.analysis.expectations import Answer
 from commbench.errors import InputError
 from commbench.report.figures.drawing import Drawing, theme_variables
-from commbench.report.figures.words import run_names
 from commbench.report.page.contents import make_page
 from commbench.report.page.parts import LONG, Page
 from commbench.results import Run
@@ -43,8 +42,9 @@ def write_page(runs: Sequence[Run], out: Path, answers: Sequence[Answer] = ()) -
     """
     from commbench.report.figures import all_figures  # importing matplotlib is slow
 
-    if len(runs) > 1:  # before tables are made, which stay in memory with the run
-        runs = [replace(run, alias=name) for run, name in zip(runs, run_names(runs), strict=True)]
+    if len({run.name for run in runs}) < len(runs):
+        # before tables are made, which stay in memory with the run
+        runs = [replace(run, alias=str(run.path)) for run in runs]
     drawings = all_figures(runs)
     html = render(make_page(runs, drawings, answers))
     try:
