@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRow
 from commbench.results import Run
 from commbench.results.recommendation import setting_of
@@ -92,11 +90,3 @@ def groups(runs: Sequence[Run]) -> Iterator[Group]:
             name = f"{name}, {row.env}"
         key = f"{place}-{row.workload}" if len(alike) > 1 else ""
         yield Group(name=name, key=key, trials=members)
-
-
-_CASE_FIELDS = [field.name for field in dataclasses.fields(TrainingCase) if field.name != "phase"]
-
-
-def case_of(row: TrainingRow) -> TrainingCase:
-    """Return the case of a row."""
-    return TrainingCase(**{name: getattr(row, name) for name in _CASE_FIELDS})
