@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -245,7 +246,7 @@ def _columns(matrix: Matrix, info: RunInfo) -> dict[str, Any]:
     """Return the columns of ``pairs.csv`` for one matrix: an array with a value for each pair, or
     one for all pairs.
     """
-    low, high = stats.launch_intervals(matrix.times_us)
+    low, high = _ends(matrix.times_us)
     hosts = np.array(matrix.hosts, dtype=object)
     launches = np.isfinite(matrix.times_us).sum(axis=0)
     return {
@@ -265,6 +266,19 @@ def _columns(matrix: Matrix, info: RunInfo) -> dict[str, Any]:
         "reason": np.where(matrix.is_sound, "", _WRONG),
         "flags": _flags(matrix, launches, info),
     }
+
+
+def _ends(times_us: Floats) -> Floats:
+    """Return the low and the high ends of the intervals over launches, (2, pairs); NaN without one.
+
+    ``times_us`` has shape (launches, pairs).
+    """
+    ends = np.full((2, times_us.shape[1]), np.nan)
+    for pair, launches in enumerate(times_us.T.tolist()):
+        interval = stats.launch_interval(list(filter(math.isfinite, launches)))
+        if interval is not None:
+            ends[:, pair] = interval.low, interval.high
+    return ends
 
 
 def _flags(matrix: Matrix, launches: Integers, info: RunInfo) -> list[str]:
