@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from commbench.analysis.stragglers import straggler_findings
-from commbench.analysis.stragglers.judging import ANY, Straggler
+from commbench.analysis.stragglers.judging import Links, Straggler
 from commbench.collectives.operations import OPERATIONS
 from commbench.findings import Finding
 from commbench.report.collectives import pairs_table
@@ -102,20 +102,9 @@ class Heat:
         return self.unit == "us"
 
     @property
-    def slow(self) -> list[tuple[list[int], list[int]]]:
-        """The ranks of each slow link's ends."""
-        slow = []
-        for straggler in self.stragglers:
-            for source, target in straggler.links:
-                slow.append((list(self._ranks_of(source)), list(self._ranks_of(target))))
-        return slow
-
-    def _ranks_of(self, name: str) -> Iterator[int]:
-        """Yield the ranks of a straggler's link: for a host, all its ranks."""
-        for rank, host in enumerate(self.hosts):
-            own = f"rank {rank}"
-            if name in {ANY, host, own} or name.startswith(f"{own} "):  # "rank 3 on host1"
-                yield rank
+    def slow(self) -> Links:
+        """The slow links by the ranks at their ends."""
+        return [link for straggler in self.stragglers for link in straggler.links]
 
 
 def heat_of(matrix: Matrix, run: Run) -> Heat:

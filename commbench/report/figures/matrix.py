@@ -146,17 +146,16 @@ def _mark(axes: Axes, heat: Heat) -> None:
     from matplotlib.patches import Rectangle
 
     for rows, columns in heat.slow:
-        if rows and columns:
-            corner = min(columns) - 0.5, min(rows) - 0.5
-            width, height = max(columns) - min(columns) + 1, max(rows) - min(rows) + 1
-            frame = Rectangle(
-                corner,
-                width,
-                height,
-                gid="slow",
-                fill=False,
-                edgecolor=BAD,
-                linewidth=1.8,
-                clip_on=False,
-            )
-            axes.add_patch(frame)
+        corner = min(columns) - 0.5, min(rows) - 0.5
+        width, height = max(columns) - min(columns) + 1, max(rows) - min(rows) + 1
+        frame = Rectangle(
+            corner,
+            width,
+            height,
+            gid="slow",
+            fill=False,
+            edgecolor=BAD,
+            linewidth=1.8,
+            clip_on=False,
+        )
+        axes.add_patch(frame)
