@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
-from commbench.engine.records import COLUMNS, columns_of
+from commbench.engine.records import columns_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -107,16 +107,6 @@ def rows_by(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return groups
-
-
-def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS) -> str:
-    """Return rows as the text of a CSV file.
-
-    Args:
-        rows: dataclasses; a field that one of them lacks is an empty cell.
-        columns: the header, also of a table without rows.
-    """
-    return _csv(columns, ([getattr(row, name, None) for name in columns] for row in rows))
 
 
 def rows_csv(rows: Iterable[Mapping[str, Any]], columns: Collection[str]) -> str:

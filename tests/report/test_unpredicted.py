@@ -11,7 +11,7 @@ from commbench.analysis.prediction.forecast import (
 from commbench.errors import InputError
 from commbench.findings import Finding, UnpredictedError
 from commbench.report.prediction import unpredicted
-from commbench.results.tables import csv_text
+from commbench.results.tables import rows_csv
 
 
 def collective(operation: str, ranks: int) -> CollectiveForecast:
@@ -56,4 +56,4 @@ def test_files_hold_the_sentence():
     plain = row_to_json(ROWS[0])
     assert str(ROWS[0].reason) == plain["reason"]
     assert "" == row_to_json(CollectiveForecast())["reason"]
-    assert str(ROWS[0].reason) in csv_text(ROWS[:1], COLUMNS).replace('"', "")
+    assert str(ROWS[0].reason) in rows_csv([plain], COLUMNS).replace('"', "")
