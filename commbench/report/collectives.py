@@ -16,13 +16,13 @@ from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import OverlapRow, Row
 from commbench.findings import Finding
 from commbench.report.columns import (
+    ENERGY_OF,
     MOST_LINES,
     Cell,
     Column,
     Table,
     declared,
     ends,
-    energy_column,
     flag_column,
     interval,
     make_table,
@@ -112,8 +112,7 @@ def collective_tables(runs: Sequence[Run]) -> Iterator[Table]:
             *declared(Row, "time_us_p95", drop_order=1),
             *declared(Row, "algbw_GBps busbw_GBps"),
             *declared(Row, "harness_us framework_us energy_J", drop_order=2),
-            energy_column(),
-            number("energy a byte", _nanojoule, unit="nJ", drop_order=9),
+            ENERGY_OF,
             flag_column(),
         ]
         title = title_of([row for _, row in of_table])
@@ -291,9 +290,3 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
     Column("status", "status", should_vary=True),
     flag_column(),
 ]
-
-
-def _nanojoule(row: Row) -> float | None:
-    if row.energy_J is None or not row.message_bytes:
-        return None
-    return 1e9 * row.energy_J / row.message_bytes

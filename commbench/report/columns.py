@@ -18,7 +18,6 @@ from commbench.engine.flags import FLAGS, split_flags
 from commbench.engine.records import Row, about
 from commbench.findings import Finding
 from commbench.report.formats import between, digits, grouped
-from commbench.report.state import counted_energy
 from commbench.results import Run
 from commbench.results.tables import column_dtypes
 from commbench.units import format_size
@@ -391,16 +390,13 @@ def flag_column() -> Column[Any]:
     return Column("flags", cell, about=about_flags, can_wrap=True)
 
 
-def energy_column() -> Column[Any]:
-    """Return the column that names the counted devices of a row's energy."""
-
-    def cell(row: Any) -> str | None:
-        if row.energy_J is None:
-            return None
-        return counted_energy(row.energy_of)
-
-    meaning = "what is counted: idle GPUs and other programs there, too"
-    return Column("energy of", cell, about=meaning, drop_order=9)
+#: The counted devices of a row's energy.
+ENERGY_OF: Column[Any] = Column(
+    "energy of",
+    "energy_of",
+    about="cpu: processors and their memory; gpu: GPUs; what idles and other programs there, too",
+    drop_order=9,
+)
 
 
 # ------------------------------------------------------------------------------------- the terminal

@@ -23,7 +23,7 @@ from commbench.findings import Finding, Value, shared_cause
 from commbench.report.columns import Flagged
 from commbench.report.formats import time_with_interval
 from commbench.report.matrix import name_range
-from commbench.report.state import KINDS_OF_ENERGY, tools_of
+from commbench.report.state import tools_of
 from commbench.results import MODEL, Run
 from commbench.results.info import (
     RunInfo,
@@ -128,7 +128,7 @@ def unmetered(run: Run) -> Iterator[Finding]:
     """Yield each kind of energy that was not counted, with the reason."""
     if energy := run.info.get("energy"):
         for kind, why in energy["missing"].items():
-            yield Finding("energy_missing", KINDS_OF_ENERGY.get(kind, kind), {"error": why})
+            yield Finding("energy_missing", kind, {"error": why})
 
 
 # --------------------------------------------------------------------------------- the network

@@ -1,4 +1,4 @@
-"""Names of the tools, times and counters of a run."""
+"""Names of the tools and times of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from commbench.results import Run
 
-KINDS_OF_ENERGY = {"cpu": "processors", "gpu": "GPUs"}
 _TIME = "median over launches of the slowest rank's median"
 
 
@@ -35,12 +34,3 @@ def explain_time(runs: Iterable[Run]) -> str:
     if _TIME in definitions:
         return f"{_TIME}; of imported runs {others}"
     return f"median over launches of {others}"
-
-
-def counted_energy(energy_of: str) -> str:
-    """Return the counters of an energy as text, e.g.
-
-    ``the GPUs alone``; see `commbench.engine.records.Record`.
-    """
-    whole = {"": "all that was metered", "cpu+gpu": "processors and GPUs"}
-    return whole.get(energy_of) or f"the {KINDS_OF_ENERGY.get(energy_of, energy_of)} alone"

@@ -20,11 +20,11 @@ from commbench.engine.records import about
 from commbench.findings import Finding
 from commbench.hooks.registry import hook_words
 from commbench.report.columns import (
+    ENERGY_OF,
     Cell,
     Column,
     Table,
     declared,
-    energy_column,
     flag_column,
     interval,
     make_table,
@@ -147,7 +147,7 @@ _COLUMNS: Sequence[Column[TrainingRow]] = (
     *declared(TrainingRow, "metric", drop_order=6),
     *declared(TrainingRow, "time_to_target_s", drop_order=7),
     *declared(TrainingRow, "peak_memory_MB energy_J", drop_order=9),
-    energy_column(),
+    ENERGY_OF,
     flag_column(),
 )
 

@@ -332,5 +332,5 @@ def test_a_page_says_what_its_energies_count_and_why_one_is_missing():
     heading, *lines = page.table_with("energy of")
     place = heading.index("energy of")
     by_backend = {line[1]: line[place] for line in lines}
-    assert {"nccl": "the GPUs alone", "mpi": "processors and GPUs"} == by_backend
+    assert {"nccl": "gpu", "mpi": "cpu+gpu"} == by_backend
     assert "no counters (host0)" in page.text
