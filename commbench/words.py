@@ -1003,8 +1003,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # Expectations of a run, and why a row is not tested or not shown.
         "check_empty": "The row has no {column}.",
         "check_holds_bound": "The interval holds the bound.",
-        "check_link": "Link: {limit}.",
-        "check_link_given": "Link: {rate} (--link).",
         "check_no_interval": "The row has no interval.",
         "check_no_ranks": "The run compares no ranks; measure the suite matrix.",
         "check_no_row": "The run has no such row.",
