@@ -867,9 +867,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " whatever the difference: go by the confirmation launches, or add launches."
         ),
         "remedy": "To try: {remedy}.",
-        "remedy_budget": "To try: --budget {budget} with a new --out, or a quieter machine.",
-        "remedy_launches": (
-            "To try: more launches, as --budget {budget} is in use already, or a quieter machine."
+        "remedy_noise": (
+            "To try: more launches (--launches or a larger --budget) with a new --out, or a"
+            " quieter machine."
         ),
         "rows_failed": "{subject} failed: the same command measures them again.",
         "rows_hung": "{subject} hung: the same command measures them again.",

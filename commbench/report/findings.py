@@ -384,7 +384,7 @@ def row_warnings(kinds: Sequence[Kind], info: RunInfo) -> Iterator[Finding]:
 
     Args:
         kinds: the rows of a run.
-        info: contents of ``run.json``; the budget keeps remedies from naming one in use.
+        info: contents of ``run.json``.
     """
     counts: dict[str, Counter[Kind]] = {}
     reasons: dict[str, dict[str, str]] = {}
@@ -420,32 +420,18 @@ def _flagged(counts: Mapping[str, Counter[Kind]], info: RunInfo) -> Iterator[Fin
             if flag is noises[0]:
                 named = [f"{counts[noise.name].total()} {noise.name}" for noise in noises]
                 of_noise = {"flags": ", ".join(named)}
-                yield _warning(_NOISY, counts[_NOISY], of_noise, _remedy_of_noise(info))
+                yield _warning(_NOISY, counts[_NOISY], of_noise, Finding("remedy_noise"))
             continue
         code = f"flag_{flag.name}"
         if code not in SENTENCES:
             code = "flagged"
         details = []
         if flag is NOISE:
-            details.append(_remedy_of_noise(info))
+            details.append(Finding("remedy_noise"))
         elif flag.remedy:
             details.append(Finding("remedy", numbers={"remedy": flag.remedy}))
         words = {"flag": flag.name, "meaning": flag.meaning}
         yield _warning(code, counts[flag.name], {**words, "target": target_of(info)}, *details)
-
-
-def _remedy_of_noise(info: RunInfo) -> Finding:
-    """Return what to try: the next larger budget, which has more launches."""
-    budgets = list(BUDGETS)
-    budget = info.get("budget") or (info.get("plan") or {}).get("budget")
-    if isinstance(budget, Mapping):
-        budget = budget.get("name")
-    if budget == budgets[-1]:
-        return Finding("remedy_launches", numbers={"budget": budget})
-    larger = budgets[-1]
-    if budget in budgets:
-        larger = budgets[budgets.index(budget) + 1]
-    return Finding("remedy_budget", numbers={"budget": larger})
 
 
 def _warning(
