@@ -20,7 +20,7 @@ from commbench.analysis.comparison.verdicts import BrokenCase, ComparedCase, Com
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.findings import Finding, as_text
-from commbench.report.columns import Cell, Column, Tone, plain_table, tabulate
+from commbench.report.columns import Cell, Column, Tone, tabulate
 from commbench.report.formats import microseconds
 from commbench.report.page.parts import Entry, Page, Section
 from commbench.report.page.writing import render
@@ -76,9 +76,7 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
     lines = [as_text(answer(table))]
     lines += [f"A: {name}" for name in table.names_a]
     lines.append(f"B: {table.name_b}")
-    if table.is_forced:
-        lines.append(str(Finding("compare_conditions")))
-    lines += [str(difference.finding) for difference in table.differences]
+    lines += _conditions(table)
     parts: list[RenderableType] = [Text("\n".join(lines)), Text("")]
     if table.cases:
         parts += [tabulate(table.cases, case_columns(table)), Text("")]
@@ -86,6 +84,14 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
     if threshold is not None:
         parts.append(Text(as_text(beyond(table, threshold))))
     return Group(*parts)
+
+
+def _conditions(table: ComparisonTable) -> list[str]:
+    """Return what differs beside the times."""
+    sentences = [str(difference.finding) for difference in table.differences]
+    if table.is_forced:
+        sentences.insert(0, str(Finding("compare_conditions")))
+    return sentences
 
 
 # ----------------------------------------------------------------------------------------- the page
@@ -129,18 +135,7 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
     cases = Section("cases", "Cases", [str(finding) for finding in closing(table)])
     if table.cases:
         cases.tables = [tabulate(table.cases, columns, title="B over A")]
-    conditions = Section("conditions", "Conditions")
-    lines = []
-    for each in table.differences:
-        reason = each.reason
-        if each.is_of_cases:
-            reason += "; these cases get no verdict"
-        lines.append([each.name, each.text, reason])
-    if lines:
-        headings = ["condition", "A vs B", "why it should be alike"]
-        conditions.tables = [plain_table(headings, lines, title="Conditions that differ")]
-    if table.is_forced:
-        conditions.sentences = [str(Finding("compare_conditions"))]
+    conditions = Section("conditions", "Conditions", _conditions(table))
     names = [Path(name).name or name for name in (table.name_b, *table.names_a)]
     page = Page(
         title=f"{names[0]} compared with {' and '.join(names[1:])}",
