@@ -24,9 +24,7 @@ from commbench.findings import Finding, as_text
 from commbench.report.collectives import columns_of
 from commbench.report.columns import (
     Cell,
-    Column,
     Table,
-    number,
     plain_table,
     toned,
 )
@@ -96,7 +94,7 @@ def answer_times(run: Run, width: int) -> Iterator[RenderableType]:
 
 
 def _table(columns: Sequence[Series]) -> Table:
-    headings: list[Column[Row]] = [number("size", "")]
+    headings = ["size"]
     shown = ""
     for series in columns:
         heading = ""
@@ -104,7 +102,7 @@ def _table(columns: Sequence[Series]) -> Table:
             heading = shown = series.operation
             if OPERATIONS[shown].is_round_trip:
                 heading += ", one way"
-        headings.append(number(f"{heading}\n{series.name}", ""))
+        headings.append(f"{heading}\n{series.name}")
     sizes = {row.message_bytes for series in columns for row in series.rows}
     lines = []
     for size in sorted(sizes, key=lambda size: size or 0):
@@ -118,7 +116,7 @@ def _table(columns: Sequence[Series]) -> Table:
         best.append(Cell(f"{three_digits(max(rates))} GB/s", tone="strong") if rates else Cell(""))
     if any(cell.text for cell in best[1:]):
         lines.append(best)
-    return Table(columns=headings, lines=lines)
+    return plain_table(headings, lines, words=0)
 
 
 def _time(rows: Sequence[Row]) -> Cell:

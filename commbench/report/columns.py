@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rich import box
@@ -226,7 +226,7 @@ def plain_table(
     words: int | None = None,
     notes: Sequence[str] = (),
 ) -> Table:
-    """Return a table of texts.
+    """Return a table of texts, without empty columns.
 
     Args:
         headings: one for each column.
@@ -239,9 +239,9 @@ def plain_table(
     columns: list[Column[Any]] = []
     for place, heading in enumerate(headings):
         is_number = words is not None and place >= words
-        columns.append(Column(heading, is_number=is_number, can_wrap=not is_number))
-    cells = [[toned(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
-    return Table(title=title, columns=columns, lines=cells, notes=notes)
+        value_of = itemgetter(place)
+        columns.append(Column(heading, value_of, is_number=is_number, can_wrap=not is_number))
+    return tabulate(lines, columns, title=title, notes=notes)
 
 
 Named = tuple[str, R]
