@@ -32,7 +32,7 @@ from commbench.report.columns import (
     tabulate,
 )
 from commbench.report.formats import launches_of, with_interval
-from commbench.report.groups import group_findings, groups_in, name_groups
+from commbench.report.groups import group_findings
 from commbench.report.state import explain_time
 from commbench.results import PAIRS, SUMMARY, Run, files
 from commbench.results.info import host_by_rank
@@ -133,7 +133,7 @@ def title_of(rows: Sequence[Row]) -> str:
         if len(values) == 1 and None not in values:
             words.append(spoken(name, values.pop()))
     if first.pattern != "flat":
-        words.append(f"{first.pattern}{name_groups(rows)}")
+        words.append(first.pattern)
     parts = []
     if first.world_size:
         parts.append(counted(first.world_size, "rank"))
@@ -164,10 +164,9 @@ def group_sentences(run: Run) -> Iterator[Finding]:
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
     by_pattern = rows_by(grouped, attrgetter("operation", "pattern"))
     for (operation, pattern), rows in by_pattern.items():
-        if len(groups_in(rows)) > 1:
-            columns = columns_of(rows, _unique)
-            named = {f"{operation}, {pattern}, {name}": of for name, of in columns.items()}
-            yield from group_findings(named, host_by_rank(run.info))
+        columns = columns_of(rows, _unique)
+        named = {f"{operation}, {pattern}, {name}": of for name, of in columns.items()}
+        yield from group_findings(named, host_by_rank(run.info))
 
 
 # ------------------------------------------------------------------------------------- other tables

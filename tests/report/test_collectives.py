@@ -149,9 +149,9 @@ def two(factor: float = 1.8) -> list[Record]:
 
 
 def test_groups_have_lines_of_their_own():
-    """Print the groups in the title and at each size, and their rates together."""
+    """Print the groups at each size, and their rates together."""
     text = table(two())
-    assert "(4 ranks on 2 hosts, 6 launches)" in line_with(text, "groups 0-1, 2-3")
+    assert "(4 ranks on 2 hosts, 6 launches)" in line_with(text, "sum, in place, node")
     assert " 10.0 " in line_with(text, "1 KiB", " 0-1 ")
     assert 2 == sum(" 18.0 " in line and " 2-3 " in line for line in text.splitlines())
     together = MIB / 10 / 1e3 + MIB / 18 / 1e3
