@@ -23,7 +23,6 @@ from commbench.findings import Finding, Value, shared_cause
 from commbench.report.columns import Flagged
 from commbench.report.formats import time_with_interval
 from commbench.report.matrix import name_range
-from commbench.report.state import tools_of
 from commbench.results import MODEL, Run
 from commbench.results.info import (
     RunInfo,
@@ -120,8 +119,12 @@ def time_spent(run: Run) -> Iterator[Finding]:
 
 def origins(run: Run) -> Iterator[Finding]:
     """Yield each tool that measured an imported run."""
-    for tool, files in tools_of(run).items():
-        yield Finding("imported_from", tool, {"files": ", ".join(files)})
+    files: dict[str, list[str]] = {}
+    for output in run.info.get("imported") or ():
+        tool = f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip()
+        files.setdefault(tool, []).append(output["file"])
+    for tool, names in files.items():
+        yield Finding("imported_from", tool, {"files": ", ".join(names)})
 
 
 def unmetered(run: Run) -> Iterator[Finding]:
