@@ -914,8 +914,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "slow_both": "Slow: {subject}: its links take longer than the others': {seen:clauses}.",
         "slow_detectable": "{slowdown:percent} among {count:{kind}}",
         "slow_evidence": (
-            "{measured}, slower than the typical {kind} in {slower} of {launches:launch}, p ="
-            " {p_value:.1g}"
+            "In {measured} it was slower than the typical {kind} in {slower} of {launches:launch},"
+            " p = {p_value:.1g}."
         ),
         "slow_hint": (
             "{subject} came out slowest, {factor:ratio} times the typical {kind}, maybe by chance."
@@ -944,7 +944,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " chance, and {needed} would."
         ),
         "slow_uplink": "Slow: {subject}: they take longer than the typical link: {seen:clauses}.",
-        "slow_uplink_evidence": "{measured}, all {links} are slow",
+        "slow_uplink_evidence": "In {measured} all {links} are slow.",
         "slow_way_back": (
             "{subject} takes {factor:.2g} times as long as back, but with two hosts it cannot be"
             " told which of the two is slow; add a third."

@@ -8,8 +8,6 @@ from functools import partial
 from operator import attrgetter
 
 from commbench.analysis.scaling import Growth, all_rank_rows, growths
-from commbench.analysis.stragglers import straggler_findings
-from commbench.analysis.stragglers.judging import Straggler
 from commbench.collectives.algorithms import AUTO
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.patterns import makes_groups
@@ -22,7 +20,6 @@ from commbench.report.columns import (
     Column,
     Table,
     declared,
-    ends,
     flag_column,
     interval,
     make_table,
@@ -232,26 +229,6 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
     ]
     title = "Overlap with computing (OSU's definition)"
     return make_tables(title, runs, attrgetter("overlaps"), columns, rest_in=files.OVERLAP)
-
-
-def straggler_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate the stragglers."""
-    columns: list[Column[Straggler]] = [
-        Column("what", "kind"),
-        Column("name", "name"),
-        number("times as long", "factor.value", about="time relative to its typical peer"),
-        ends(
-            lambda straggler: (straggler.factor.low, straggler.factor.high, straggler.factor.value)
-        ),
-        Column("seen in", "evidence"),
-    ]
-    return make_tables(
-        "Slower than their peers",
-        runs,
-        lambda run: straggler_findings(run).stragglers,
-        columns,
-        rest_in="run.json",
-    )
 
 
 def pair_tables(runs: Sequence[Run]) -> Iterator[Table]:

@@ -389,7 +389,8 @@ def _name(stragglers: Iterable[Straggler]) -> list[Finding]:
                 numbers={"factor": straggler.factor, "measured": straggler.measured},
             )
             seen.append(observation)
-        findings.append(Finding(code, name, {"seen": tuple(seen)}))
+        evidence = tuple(straggler.evidence for straggler in observed)
+        findings.append(Finding(code, name, {"seen": tuple(seen)}, details=evidence))
     more = len(findings) - MOST_NAMED
     if more > 0:
         findings[MOST_NAMED:] = [Finding("slow_more", numbers={"more": more})]

@@ -77,7 +77,7 @@ def make_page(
             "pairs",
             "Pairs of ranks",
             _each(runs, stragglers),
-            [*collectives.straggler_tables(runs), *collectives.pair_tables(runs)],
+            list(collectives.pair_tables(runs)),
             _warnings(runs, "pairs"),
         ),
         Section(
