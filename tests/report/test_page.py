@@ -108,7 +108,7 @@ def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first():
     assert all("host3" in line for line in lines[:6])
     ratios = [float(line[heading.index("over the typical")]) for line in lines]
     assert pytest.approx([4.0] * 6 + [1.0] * 6) == ratios
-    assert "host3" == page.table_with("times as long")[1][1]
+    assert "it was slower than the typical host in" in first
 
 
 def warnings_of(*runs: Run) -> list[str]:
