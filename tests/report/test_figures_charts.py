@@ -13,7 +13,6 @@ from commbench.report.figures.charts import (
     Series,
     Shade,
     Span,
-    estimate,
     near,
 )
 from commbench.words import Estimate
@@ -156,9 +155,3 @@ def test_a_ninth_series_is_named_in_the_caption(x, *, are_all_drawn):
     texts = texts_of(chart.drawing.svg)
     assert "h" in texts
     assert are_all_drawn == ("i" in texts) == (": i." not in chart.caption)
-
-
-def test_infinite_intervals_are_left_out():
-    """Keep a value whose interval is unknown or infinite, but no value that is not finite."""
-    assert Estimate(2.0) == estimate(2.0, 1.0, float("inf"))
-    assert (None, None) == (estimate(None), estimate(float("nan")))

@@ -43,17 +43,6 @@ _ASIDE, _FEW = 0.6, 5
 MOST_ROWS, _MOST_SIZES = 16, 6
 
 
-def estimate(
-    value: float | None, low: float | None = None, high: float | None = None
-) -> Estimate | None:
-    """Return an estimate if the value is finite, else None; an infinite interval is left out."""
-    if value is None or not math.isfinite(value):
-        return None
-    if high is None or not math.isfinite(high):
-        return Estimate(value)
-    return Estimate(value, low, high)
-
-
 class Limit(NamedTuple):
     """A value that bounds others, drawn as a line with its name."""
 
