@@ -14,7 +14,7 @@ from commbench.analysis.prediction.network import network_model
 from commbench.analysis.scaling import all_rank_rows
 from commbench.analysis.soak import soak_results
 from commbench.analysis.stragglers import straggler_findings
-from commbench.analysis.watched import watched_findings, watched_headline
+from commbench.analysis.watched import watched_findings
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import FLAGS, NOISE, has_flag, split_flags
@@ -75,7 +75,7 @@ def watched(run: Run) -> Iterator[Finding]:
     """Yield the share of exposed communication in a watched training, and where steps go."""
     if is_watched(run.info) and run.training_records:
         record = run.training_records[-1]
-        yield _headed([watched_headline(record), *watched_findings(record, run.info)])
+        yield _headed(watched_findings(record, run.info))
 
 
 def soak(run: Run) -> Iterator[Finding]:
