@@ -118,10 +118,10 @@ def three_digits(value: float) -> str:
     return f"{value:.{decimals(value)}f}" if value and math.isfinite(value) else f"{value:g}"
 
 
-def decimals(value: float, digits: int = 3) -> int:
-    """Return the decimals that show ``digits`` digits of a finite number other than 0."""
-    rounded = abs(float(f"{value:.{digits}g}"))  # first round: 9.999 is 10.0
-    return max(0, digits - 1 - math.floor(math.log10(rounded)))
+def decimals(value: float) -> int:
+    """Return the decimals that show three digits of a finite number other than 0."""
+    rounded = abs(float(f"{value:.3g}"))  # first round: 9.999 is 10.0
+    return max(0, 2 - math.floor(math.log10(rounded)))
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

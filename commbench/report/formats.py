@@ -56,13 +56,13 @@ def grouped(number: float) -> str:
     return f"{number:,.0f}".replace(",", _NARROW_SPACE)
 
 
-def digits(value: float | None, least: int = 3) -> str:
-    """Return a number with at least ``least`` digits, grouped by three, without an exponent."""
+def digits(value: float | None) -> str:
+    """Return a number with at least three digits, grouped by three, without an exponent."""
     if value is None or not math.isfinite(value):
         return ""
     if value == 0 or isinstance(value, int):
         return grouped(value)
-    return f"{value:,.{decimals(value, least)}f}".replace(",", _NARROW_SPACE)
+    return f"{value:,.{decimals(value)}f}".replace(",", _NARROW_SPACE)
 
 
 def between(low: float | None, high: float | None, value: float | None = None) -> str:
