@@ -757,11 +757,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "host_shared_cores_remedy": (
             "Use at most {cores:rank} on this host, each bound to a core of its own."
         ),
-        "host_superuser": "This is root, and 1 is not the value of {variables}.",
-        "host_superuser_remedy": (
-            "Use an ordinary account, or, where there is none, set both variables to 1: without"
-            " them (or --allow-run-as-root) Open MPI's mpirun refuses root."
-        ),
         "host_virtual": "This is a virtual machine.",
         "host_virtual_remedy": (
             "Its neighbours can change from minute to minute: use more launches, and compare runs"

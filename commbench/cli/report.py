@@ -169,13 +169,7 @@ def env(
         for name, value in part.items():
             table.add_row(name, Text(_fact(value)))  # no markup: [mpi] is text
         console.print(table)
-    conditions = Conditions(
-        host=host,
-        transport=mpi.get("on_host"),
-        mpi_library=mpi.get("library"),
-        versions=versions,
-        variables=variables,
-    )
+    conditions = Conditions(host=host, transport=mpi.get("on_host"), versions=versions)
     advice = list(advise(conditions))
     console.print(
         "Advice" if advice else "No advice: no known condition here distorts measurements.",
