@@ -674,15 +674,11 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         # A recommendation: how the choice was limited, and found.
         "accuracy_limit": (
-            "Left out, as no more than {limit:g} of accuracy may be lost: {settings}."
+            "Left out, as no more than {limit:g} of accuracy may be lost: {settings:clauses}."
         ),
         "accuracy_limit_met": (
             "As asked, no more than {limit:g} of accuracy may be lost; nothing was left out for"
             " that."
-        ),
-        "accuracy_limit_more": (
-            "Left out, as no more than {limit:g} of accuracy may be lost: {settings}; and {more}"
-            " more."
         ),
         "search": (
             "Of {settings:alternative}, {confirmed} measured in confirmation launches, and"
