@@ -799,11 +799,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "figure_shared_gpu": "Not drawn: {rows:row} of ranks that share a GPU.",
         "figure_times": "Times: {meaning}.",
         # What stands around tables.
-        "busbw_meaning": (
-            "Bus bandwidth is size over time, times a factor of the operation and the number of"
-            " ranks: so operations compare with each other and with a link's rate (nccl-tests'"
-            " busbw)."
-        ),
         "columns_hidden": "No space for {columns}: see {file}.",
         "flags_shared": "Every row: {flags}.",
         "left_out": "Left out: {sentence}",

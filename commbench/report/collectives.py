@@ -149,13 +149,6 @@ def spoken(name: str, value: object) -> str:
     return phrase(_SPOKEN.get(name, "{}"), value)
 
 
-def collective_sentences(run: Run) -> Iterator[Finding]:
-    """Yield what bus bandwidth means, and what is to be said of groups."""
-    if any(row.busbw_GBps is not None and row.pattern != MATRIX for row in all_rank_rows(run)):
-        yield Finding("busbw_meaning")
-    yield from group_sentences(run)
-
-
 def group_sentences(run: Run) -> Iterator[Finding]:
     """Yield the slowest group of each pattern that makes groups, and their rate together."""
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]

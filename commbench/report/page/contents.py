@@ -69,7 +69,7 @@ def make_page(
         Section(
             "collectives",
             "Collectives",
-            _each(runs, collectives.collective_sentences),
+            _each(runs, collectives.group_sentences),
             collective_tables,
             _warnings(runs, "collectives"),
         ),
