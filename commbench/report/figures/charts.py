@@ -96,9 +96,8 @@ class Panel:
     unit: str = ""
     has_zero: bool = False
     """Whether the axis begins at zero, unless it is logarithmic; else it is near the values."""
-    x: Literal["size", "place", "number", "time", "rows"]
-    """Sizes in bytes; named places; numbers from zero on; days since 1970; or a row for each
-    series."""
+    x: Literal["size", "place", "number", "rows"]
+    """Sizes in bytes; named places; numbers from zero on; or a row for each series."""
     x_label: str = ""
     places: Mapping[float, str] = field(default_factory=dict)
     """The names of places by x."""
@@ -316,8 +315,6 @@ def _draw_series(axes: Axes, series: Series, own: Look, aside: float, *, has_ban
 
 
 def _scale_x(axes: Axes, panel: Panel, visible: Sequence[Series]) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-
     if panel.x == "size":
         every = {int(size) for series in visible for size in (*series.points, *series.failed)}
         sizes = sorted(every - {0})
@@ -328,10 +325,6 @@ def _scale_x(axes: Axes, panel: Panel, visible: Sequence[Series]) -> None:
         axes.set_xticks(named, [format_size(size) for size in named])
         axes.set_xticks([], minor=True)
         axes.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
-    elif panel.x == "time":
-        locator = AutoDateLocator(minticks=3, maxticks=8)
-        axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))
     elif panel.x == "place":
         axes.set_xticks(list(panel.places), list(panel.places.values()))
         axes.set_xlim(min(panel.places) - 0.6, max(panel.places) + 0.6)
