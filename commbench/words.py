@@ -955,18 +955,16 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         # A prediction that cannot be made.
         "links_unmeasured": (
-            "{subject} was measured within one host and is not predicted for {ranks:rank} on hosts"
-            " of {ranks_per_node}: nothing is known of links between hosts; give --rate, or measure"
-            " across hosts."
+            "{subject} was measured within one host, so nothing is known of links between hosts;"
+            " give --rate, or measure across hosts."
         ),
         "operation_unmeasured": (
             "Nothing is known of {subject} of {dtype}; measure it: commbench run --backend"
             " {backend} --collective {operation} --dtype {dtype} --sizes 64K:64M:4."
         ),
         "within_host_unmeasured": (
-            "{subject} was measured across hosts alone and is not predicted for {ranks:rank},"
-            " which fit on one host of {ranks_per_node}; measure it within a host, too, and give"
-            " both runs."
+            "{subject} was measured across hosts alone, and so many ranks fit on one host; measure"
+            " it within a host, too, and give both runs."
         ),
         # A watched training.
         "watched_bound": (
