@@ -4,7 +4,6 @@ Checks before a run starts or resumes there.
 """
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -87,13 +86,6 @@ def as_plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-#: What to do about an error of the file system.
-_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "let it be written again"),
-}
-
-
 @contextlib.contextmanager
 def refusing(path: Path, error_class: type[CommbenchError]) -> Iterator[None]:
     """Turn an error of the file system into one sentence."""
@@ -103,8 +95,7 @@ def refusing(path: Path, error_class: type[CommbenchError]) -> Iterator[None]:
         what = f"{error.filename or path} cannot be used ({error.strerror or error})"
         hint = "choose another path"
         if error_class is not InputError:
-            remedy = _REMEDIES.get(error.errno or 0, "put that right")
-            hint = f"{remedy}, then the same command resumes"
+            hint = "put that right, then the same command resumes"
         raise error_class(f"{what}; {hint}.") from error
 
 
