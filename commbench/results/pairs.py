@@ -195,10 +195,11 @@ def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
     by_pair: Any = pd.concat(launches).unstack("launch")  # noqa: PD010 - nothing to aggregate
     ends = np.array(by_pair.index.to_list(), dtype=np.int64)
     ranks = max(1 + int(ends.max()), *(record.group_size for record in records))
+    host_of_rank = host_by_rank(info)
     return Matrix(
         case=records[-1].case,
         records=records,
-        hosts=hosts_of(info, ranks),
+        hosts=[host_of_rank.get(rank, "") for rank in range(ranks)],
         source=ends[:, 0],
         target=ends[:, 1],
         times_us=by_pair["time_us"].to_numpy().T,
@@ -206,15 +207,6 @@ def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
         repetitions=by_pair["repetitions"].sum(axis=1).to_numpy(np.int64),
         wrong=by_pair["wrong"].sum(axis=1, min_count=1).to_numpy(),
     )
-
-
-def hosts_of(info: RunInfo, ranks: int) -> list[str]:
-    """Return the host of each of ``ranks`` ranks, as ``run.json`` holds it.
-
-    Empty texts where it holds none.
-    """
-    hosts = host_by_rank(info)
-    return [hosts.get(rank, "") for rank in range(ranks)]
 
 
 def _median(values: Floats) -> Floats:
