@@ -35,7 +35,7 @@ from commbench.results.tables import rows_by
 from commbench.results.verdict import recommendation_findings
 from commbench.stats import family_hint, median
 from commbench.stats.budgets import BUDGETS
-from commbench.units import counted, three_digits
+from commbench.units import counted
 from commbench.words import SENTENCES, Estimate
 
 #: Bits per second of 1 GB/s.
@@ -252,7 +252,7 @@ def precision(run: Run) -> Iterator[Finding]:
         if half_widths:
             within = sum(width <= target for width in half_widths)
             numbers = {"within": within, "rows": len(half_widths), "target": target}
-            typical = _half_width(median(half_widths))
+            typical = f"±{100 * median(half_widths):.3g} %"
             yield Finding("precision", backend, {"median": typical, **numbers})
     yield from machine_states(run)
 
@@ -273,13 +273,6 @@ def half_widths_of(rows: Iterable[Row]) -> list[float]:
         if row.status == "ok" and row.time_us and low is not None and high is not None:
             half_widths.append((high - low) / 2 / row.time_us)
     return half_widths
-
-
-def _half_width(share: float) -> str:
-    """Return half an interval's width in words; few launches give one of any number of digits."""
-    if share >= 1:
-        return "over 100 %"
-    return f"±{three_digits(100 * share)} %"
 
 
 # ----------------------------------------------------------------------------------------- warnings

@@ -38,7 +38,7 @@ _VISIBLE = {
     if code != ord("\n")
 }
 _ONE_LINE = _VISIBLE | {ord("\n"): "\\n"}
-#: A spreadsheet runs a cell that begins with one of these as a formula.
+#: A spreadsheet runs a cell that begins with one of these as a formula, unless an apostrophe leads.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -53,13 +53,6 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """Return the text with control characters and new lines as escapes."""
     return text.translate(_ONE_LINE)
-
-
-def cell_text(text: str) -> str:
-    """Return the text for a CSV cell: with a leading apostrophe if a spreadsheet would run it as a
-    formula.
-    """
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 #: Columns of free text, where each run of white space becomes one space.
@@ -139,4 +132,8 @@ def _cell(name: str, value: object) -> str:
         return repr(float(f"{value:.6g}"))
     if not isinstance(value, str):
         return str(value)
-    return cell_text(" ".join(value.split()) if name in _FREE_TEXT else value)
+    if name in _FREE_TEXT:
+        value = " ".join(value.split())
+    if value.startswith(_FORMULA):
+        return f"'{value}"
+    return value
