@@ -191,7 +191,7 @@ def _scored(
     is_typical = np.isfinite(family.judgement.effects)
     is_typical[family.judgement.slow] = False
     members = list(units.values())
-    everyone = list(itertools.chain(*members))
+    everyone: Sequence[int] = list(itertools.chain(*members))
     ways = {}
     ends = []
     for unit in family.judgement.slow:
