@@ -115,13 +115,11 @@ def three_digits(value: float) -> str:
     """Return '0.0117', '1.20', '34.0', '120' or '1200': three digits at least, never an exponent;
     '0' for 0.
     """
-    return f"{value:.{decimals(value)}f}" if value and math.isfinite(value) else f"{value:g}"
-
-
-def decimals(value: float) -> int:
-    """Return the decimals that show three digits of a finite number other than 0."""
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
     rounded = abs(float(f"{value:.3g}"))  # first round: 9.999 is 10.0
-    return max(0, 2 - math.floor(math.log10(rounded)))
+    decimals = max(0, 2 - math.floor(math.log10(rounded)))
+    return f"{value:.{decimals}f}"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

@@ -17,7 +17,7 @@ from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.engine.records import Row, about
 from commbench.findings import Finding
-from commbench.report.formats import between, digits, grouped
+from commbench.report.formats import between, digits
 from commbench.results import Run
 from commbench.results.tables import column_dtypes
 from commbench.units import format_size
@@ -35,8 +35,6 @@ _STYLES: Mapping[Tone, str] = {
 MOST_LINES = 1000
 #: A width that every table fits into.
 _UNLIMITED = 10_000
-#: Characters that a terminal may lack, with plain ones.
-_PLAIN = str.maketrans({"\u202f": None, "\N{EN DASH}": "-"})
 
 R = TypeVar("R")
 
@@ -271,7 +269,7 @@ def make_table(
         ]
         table = replace(table, columns=[Column("run"), *table.columns], lines=lines)
     if len(visible_rows) < len(rows):
-        numbers = {"shown": grouped(MOST_LINES), "lines": grouped(len(rows)), "file": rest_in}
+        numbers = {"shown": MOST_LINES, "lines": len(rows), "file": rest_in}
         notes = [str(Finding("lines_hidden", numbers=numbers)), *notes]
     return replace(table, notes=notes, file=rest_in)
 
@@ -421,7 +419,7 @@ def _grid(columns: Sequence[Column[Any]], lines: Sequence[Sequence[Cell]]) -> Ri
         texts = []
         for cell in line:
             text = cell.text or ", ".join(flag for flag in cell.flags if flag not in shared)
-            texts.append(Text(text.translate(_PLAIN), style=_STYLES[cell.tone]))
+            texts.append(Text(text, style=_STYLES[cell.tone]))
         grid.add_row(*texts)
     return grid
 

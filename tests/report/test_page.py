@@ -206,7 +206,7 @@ def test_an_overlap_of_nothing_has_ends_like_any_other():
         for launch, overall_us in enumerate((20.0, 20.0, 21.0, 22.0, 18.8, 20.0))
     ]
     line = read(make_run(records)).table_with("overall", "overlap")[1]
-    assert ["0", "0\u201312.0"] == line[-2:]
+    assert ["0", "0-12.0"] == line[-2:]
     assert "wide" not in line
     assert "wide" == between(1.0, 200.0, 1.5)
 
@@ -298,7 +298,7 @@ def test_table_holds_no_more_than_a_browser_bears():
     cases = [make_case("broadcast", root=root) for root in range(MOST_LINES + 10)]
     page = read(make_run([make_record(case) for case in cases], world_size=MOST_LINES + 10))
     assert 1 + MOST_LINES == len(page.table_with("busbw"))
-    assert "1 000 of 1 010" in page.text
+    assert "1000 of 1010" in page.text
 
 
 @pytest.mark.kept
