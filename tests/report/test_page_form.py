@@ -121,11 +121,11 @@ def test_page_and_figures_are_written(tmp_path):
 
 @pytest.mark.parametrize("place", ["mine", "file/page"])
 def test_directory_that_cannot_be_written_is_one_sentence(tmp_path, place):
-    """Name --out if a file is in the way."""
+    """Refuse a directory if a file is in the way."""
     folder = write_run(tmp_path / "mine", make_launches(STEADY))
     (folder / FIGURES).write_text("in the way")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="name another directory with --out"):
+    with pytest.raises(InputError, match="choose another path"):
         write_page([load_run(folder)], tmp_path / place)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from commbench.analysis.expectations import Answer
 from commbench.errors import InputError
-from commbench.report.figures.drawing import Drawing, theme_variables
+from commbench.report.figures.drawing import theme_variables
 from commbench.report.page.contents import make_page
 from commbench.report.page.parts import LONG, Page
 from commbench.results import Run
-from commbench.results.files import replace_file
+from commbench.results.files import refusing, replace_file
 
 PAGE, FIGURES = "report.html", "figures"
 _HERE = Path(__file__).parent
@@ -47,28 +47,18 @@ def write_page(runs: Sequence[Run], out: Path, answers: Sequence[Answer] = ()) -
         runs = [replace(run, alias=str(run.path)) for run in runs]
     drawings = all_figures(runs)
     html = render(make_page(runs, drawings, answers))
-    try:
-        _write(out / PAGE, html, drawings)
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(
-            f"No page can be written into {out} ({reason}); name another directory with --out."
-        ) from error
-    return out / PAGE
-
-
-def _write(page: Path, html: str, drawings: Sequence[Drawing]) -> None:
-    """Write all files; the page last, so that it never names a missing figure."""
-    if page.exists() and _OURS not in page.read_text(encoding="utf-8", errors="replace"):
-        raise InputError(
-            f"{page} is no page of commbench and is left as it is; name another directory with"
-            " --out."
-        )
-    folder = page.parent / FIGURES
-    folder.mkdir(parents=True, exist_ok=True)
-    for drawing in drawings:
-        (folder / f"{drawing.name}.png").write_bytes(drawing.png)
-    replace_file(page, html)
+    page, folder = out / PAGE, out / FIGURES
+    with refusing(out, InputError):
+        if page.exists() and _OURS not in page.read_text(encoding="utf-8", errors="replace"):
+            raise InputError(
+                f"{page} is no page of commbench and is left as it is; name another directory with"
+                " --out."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        for drawing in drawings:
+            (folder / f"{drawing.name}.png").write_bytes(drawing.png)
+        replace_file(page, html)  # last, so that it never names a missing figure
+    return page
 
 
 def render(page: Page) -> str:
