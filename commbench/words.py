@@ -682,10 +682,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         # Conditions of a host that distort a measurement, and what helps.
         "host_clock": "The kernel's clock source is '{source}' instead of 'tsc'.",
-        "host_clock_of_cost": (
-            "The kernel's clock source is '{source}' instead of 'tsc', and reading the clock costs"
-            " {cost:.0f} ns."
-        ),
         "host_clock_remedy": (
             "Where `dmesg | grep -i tsc` shows nothing against it, boot with clocksource=tsc;"
             " operations shorter than some twenty readings are timed in batches either way."

@@ -108,16 +108,12 @@ def _slow_clocks(conditions: Conditions) -> Iterator[Finding]:
     # userspace: a user has set the frequency
     if governor not in {None, "performance", "userspace"}:
         yield _advice("host_governor", governor=str(governor))
-    source, cost = host.get("clock_source"), host.get("timer_cost_s")
+    source = host.get("clock_source")
     # other architectures have one clock source; x86 falls back to slow ones if its tsc is
     # unreliable
     is_x86 = host.get("machine") in {"x86_64", "AMD64", "i686"}
     if is_x86 and source not in {None, "tsc"}:
-        if cost:
-            remedy = "host_clock_remedy"
-            yield _advice("host_clock_of_cost", remedy, source=str(source), cost=1e9 * cost)
-        else:
-            yield _advice("host_clock", source=str(source))
+        yield _advice("host_clock", source=str(source))
 
 
 def _unused_fabric(conditions: Conditions) -> Iterator[Finding]:
