@@ -1005,11 +1005,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "compare_near": ("{cases:case} so near the margin that no number of launches would tell."),
         "compare_noisy": (
             "{cases:case} too noisy for {launches:launch} to tell: a quieter machine helps more"
-            " than further launches."
-        ),
-        "compare_noisy_runs": (
-            "{cases:case} too noisy for {launches:launch} to tell: a quieter machine or more"
-            " baselines help more than further launches."
+            " than further launches; so do more baselines if there are several."
         ),
         "compare_none": "{slower} of {cases:case} slower.",
         "compare_none_beyond": "None beyond {limit:g} %.",
@@ -1031,19 +1027,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " --force to compare anyway."
         ),
         "compare_settled": (
-            "{cases:inconclusive case} would be settled by {low} to {high} more launches of"
-            " each run (column more), if the estimates hold: the commands that made the runs add"
-            " them, with a larger --launches and the same --out."
-        ),
-        "compare_settled_by": (
-            "{cases:inconclusive case} would be settled by {high:launch} more of each run"
+            "{cases:inconclusive case} would be settled by at least {low:launch} more of each run"
             " (column more), if the estimates hold: the commands that made the runs add them, with"
             " a larger --launches and the same --out."
-        ),
-        "compare_settled_open": (
-            "{cases:inconclusive case} would be settled by {low} to {high} or more further"
-            " launches of each run (column more), if the estimates hold: the commands that made"
-            " the runs add them, with a larger --launches and the same --out."
         ),
         "compare_slower": "{slower} of {cases:case} slower: {changes:clauses}.",
         "condition_known": "Differs: {subject}: {values}.",
