@@ -85,6 +85,8 @@ class Speedup:
     ratio: float
     launches: int
     """Launches that ran both."""
+    ratios: Sequence[float] = ()
+    """Of each launch; empty where blocks are compared."""
     interval: Interval | None = None
     """The interval over launches, at 95 % unless requested otherwise; over blocks where
     ``blocks`` is not 0."""
@@ -161,7 +163,7 @@ def speedup_of(
     divided = [has_rounds(configuration, baseline, launch) for launch in launches]
     if len(divided) > 1 and all(divided) and not stats.is_bimodal(ratios):
         interval = stats.student_interval(ratios, level)
-    return Speedup(ratio=median(ratios), launches=len(launches), interval=interval)
+    return Speedup(ratio=median(ratios), launches=len(launches), ratios=ratios, interval=interval)
 
 
 def speedup_of_rounds(ratios: Sequence[float], level: float) -> Speedup:
