@@ -119,7 +119,13 @@ def hook_label(row: TrainingRow) -> str:
 
 _COLUMNS: Sequence[Column[TrainingRow]] = (
     Column("hook", hook_label, about="DDP communication hook, as it is typed"),
-    number("buckets", "bucket_cap_mb", about=about(TrainingRow, "bucket_cap_mb"), unit="MiB"),
+    Column(
+        "buckets",
+        "bucket_cap_mb",
+        about=about(TrainingRow, "bucket_cap_mb"),
+        unit="MiB",
+        is_number=True,
+    ),
     *declared(TrainingRow, "bucket_count", drop_order=4),
     outcome("step_ms", TrainingRow),
     interval("step_ms", TrainingRow),
