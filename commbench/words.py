@@ -444,6 +444,15 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of the link rate"
             " {link}"
         ),
+        "brief_bimodal": "{subject}: times are bimodal within a launch.",
+        "brief_bimodal_launches": "{subject}: launches are bimodal.",
+        "brief_harness": (
+            "{subject}: {overhead:percent} is time of commbench's loop around an empty call."
+        ),
+        "brief_late": (
+            "{subject}: more than a fifth of the repetitions started late and were dropped."
+        ),
+        "brief_unsteady": "{subject}: times drifted within launches.",
         "latency": "{subject} {time}",
         "latency_is_half": "Half the round trip of {size:size}.",
         "model": (

@@ -146,7 +146,12 @@ def bandwidths(run: Run) -> Iterator[Finding]:
     for backend, rows in rows_by(rated, _backend).items():
         kinds = rows_by(rows, attrgetter("operation", "pattern"))
         operation, pattern = min(
-            kinds, key=lambda kind: (kind[1] != "flat", operations.index(kind[0]))
+            kinds,
+            key=lambda kind: (
+                kind[0] != operations[0],
+                kind[1] != "flat",
+                operations.index(kind[0]),
+            ),
         )
         comparable = kinds[operation, pattern]
         if pattern != "flat":
@@ -165,12 +170,24 @@ def bandwidths(run: Run) -> Iterator[Finding]:
             numbers["link"] = str(limit)
         # a maximum over many rows is partly chance
         chosen = Finding("bandwidth_best", operation, {"count": len(comparable)})
-        yield Finding(code, backend, numbers, "verdict", details=(chosen,))
+        details = (chosen, *_briefs(best))
+        yield Finding(code, backend, numbers, "verdict", details=details)
 
 
 def busbw_of(row: Row) -> Estimate:
     """Return the bus bandwidth with the interval that follows from the time's."""
     return Estimate(row.busbw_GBps or 0.0, *interval_of(row, METRICS["busbw"]))
+
+
+def _briefs(row: Row) -> Iterator[Finding]:
+    """Yield what a row's interval does not show, from its flags."""
+    numbers = {}
+    if row.harness_us is not None and row.time_us:
+        numbers["overhead"] = row.harness_us / row.time_us
+    for flag in split_flags(row.flags):
+        code = f"brief_{flag.name}"
+        if code in SENTENCES:
+            yield Finding(code, row.backend, numbers)
 
 
 def latencies(run: Run) -> Iterator[Finding]:
@@ -183,7 +200,8 @@ def latencies(run: Run) -> Iterator[Finding]:
         least = min(rows, key=lambda row: row.message_bytes or 0)
         time = time_with_interval(least.time_us, least.time_us_ci_low, least.time_us_ci_high)
         half = Finding("latency_is_half", numbers={"size": least.message_bytes or 0})
-        yield Finding("latency", backend, {"time": time}, "verdict", details=(half,))
+        details = (half, *_briefs(least))
+        yield Finding("latency", backend, {"time": time}, "verdict", details=details)
 
 
 def _network_rows(run: Run) -> Iterator[Row]:
