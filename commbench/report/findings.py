@@ -146,12 +146,7 @@ def bandwidths(run: Run) -> Iterator[Finding]:
     for backend, rows in rows_by(rated, _backend).items():
         kinds = rows_by(rows, attrgetter("operation", "pattern"))
         operation, pattern = min(
-            kinds,
-            key=lambda kind: (
-                kind[0] != operations[0],
-                kind[1] != "flat",
-                operations.index(kind[0]),
-            ),
+            kinds, key=lambda kind: (kind[1] != "flat", operations.index(kind[0]))
         )
         comparable = kinds[operation, pattern]
         if pattern != "flat":
