@@ -116,13 +116,11 @@ def three_digits(value: float) -> str:
     """Return '0.0117', '1.20', '34.0', '120' or '1200': three digits at least, never an exponent;
     '0' for 0.
     """
-    return f"{value:.{decimals(value)}f}" if value and math.isfinite(value) else f"{value:g}"
-
-
-def decimals(value: float, digits: int = 3) -> int:
-    """Return the decimals that show ``digits`` digits of a finite number other than 0."""
-    rounded = abs(float(f"{value:.{digits}g}"))  # first round: 9.999 is 10.0
-    return max(0, digits - 1 - math.floor(math.log10(rounded)))
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    rounded = abs(float(f"{value:.3g}"))  # first round: 9.999 is 10.0
+    decimals = max(0, 2 - math.floor(math.log10(rounded)))
+    return f"{value:.{decimals}f}"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

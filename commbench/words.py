@@ -669,15 +669,11 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         # A recommendation: how the choice was limited, and found.
         "accuracy_limit": (
-            "Left out, as no more than {limit:g} of accuracy may be lost: {settings}."
+            "Left out, as no more than {limit:g} of accuracy may be lost: {settings:clauses}."
         ),
         "accuracy_limit_met": (
             "As asked, no more than {limit:g} of accuracy may be lost; nothing was left out for"
             " that."
-        ),
-        "accuracy_limit_more": (
-            "Left out, as no more than {limit:g} of accuracy may be lost: {settings}; and {more}"
-            " more."
         ),
         "search": (
             "Of {settings:alternative}, {confirmed} measured in confirmation launches, and"
@@ -690,10 +686,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         # Conditions of a host that distort a measurement, and what helps.
         "host_clock": "The kernel's clock source is '{source}' instead of 'tsc'.",
-        "host_clock_of_cost": (
-            "The kernel's clock source is '{source}' instead of 'tsc', and reading the clock costs"
-            " {cost:.0f} ns."
-        ),
         "host_clock_remedy": (
             "Where `dmesg | grep -i tsc` shows nothing against it, boot with clocksource=tsc;"
             " operations shorter than some twenty readings are timed in batches either way."
@@ -752,11 +744,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "host_shared_cores_remedy": (
             "Use at most {cores:rank} on this host, each bound to a core of its own."
         ),
-        "host_superuser": "This is root, and 1 is not the value of {variables}.",
-        "host_superuser_remedy": (
-            "Use an ordinary account, or, where there is none, set both variables to 1: without"
-            " them (or --allow-run-as-root) Open MPI's mpirun refuses root."
-        ),
         "host_virtual": "This is a virtual machine.",
         "host_virtual_remedy": (
             "Its neighbours can change from minute to minute: use more launches, and compare runs"
@@ -803,11 +790,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "figure_shared_gpu": "Not drawn: {rows:row} of ranks that share a GPU.",
         "figure_times": "Times: {meaning}.",
         # What stands around tables.
-        "busbw_meaning": (
-            "Bus bandwidth is size over time, times a factor of the operation and the number of"
-            " ranks: so operations compare with each other and with a link's rate (nccl-tests'"
-            " busbw)."
-        ),
         "columns_hidden": "No space for {columns}: see {file}.",
         "flags_shared": "Every row: {flags}.",
         "left_out": "Left out: {sentence}",
@@ -862,9 +844,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " whatever the difference: go by the confirmation launches, or add launches."
         ),
         "remedy": "To try: {remedy}.",
-        "remedy_budget": "To try: --budget {budget} with a new --out, or a quieter machine.",
-        "remedy_launches": (
-            "To try: more launches, as --budget {budget} is in use already, or a quieter machine."
+        "remedy_noise": (
+            "To try: more launches (--launches or a larger --budget) with a new --out, or a"
+            " quieter machine."
         ),
         "rows_failed": "{subject} failed: the same command measures them again.",
         "rows_hung": "{subject} hung: the same command measures them again.",
@@ -909,8 +891,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "slow_both": "Slow: {subject}: its links take longer than the others': {seen:clauses}.",
         "slow_detectable": "{slowdown:percent} among {count:{kind}}",
         "slow_evidence": (
-            "{measured}, slower than the typical {kind} in {slower} of {launches:launch}, p ="
-            " {p_value:.1g}"
+            "In {measured} it was slower than the typical {kind} in {slower} of {launches:launch},"
+            " p = {p_value:.1g}."
         ),
         "slow_hint": (
             "{subject} came out slowest, {factor:ratio} times the typical {kind}, maybe by chance."
@@ -939,7 +921,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " chance, and {needed} would."
         ),
         "slow_uplink": "Slow: {subject}: they take longer than the typical link: {seen:clauses}.",
-        "slow_uplink_evidence": "{measured}, all {links} are slow",
+        "slow_uplink_evidence": "In {measured} all {links} are slow.",
         "slow_way_back": (
             "{subject} takes {factor:.2g} times as long as back, but with two hosts it cannot be"
             " told which of the two is slow; add a third."
@@ -964,18 +946,16 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         # A prediction that cannot be made.
         "links_unmeasured": (
-            "{subject} was measured within one host and is not predicted for {ranks:rank} on hosts"
-            " of {ranks_per_node}: nothing is known of links between hosts; give --rate, or measure"
-            " across hosts."
+            "{subject} was measured within one host, so nothing is known of links between hosts;"
+            " give --rate, or measure across hosts."
         ),
         "operation_unmeasured": (
             "Nothing is known of {subject} of {dtype}; measure it: commbench run --backend"
             " {backend} --collective {operation} --dtype {dtype} --sizes 64K:64M:4."
         ),
         "within_host_unmeasured": (
-            "{subject} was measured across hosts alone and is not predicted for {ranks:rank},"
-            " which fit on one host of {ranks_per_node}; measure it within a host, too, and give"
-            " both runs."
+            "{subject} was measured across hosts alone, and so many ranks fit on one host; measure"
+            " it within a host, too, and give both runs."
         ),
         # A watched training.
         "watched_bound": (
@@ -998,8 +978,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # Expectations of a run, and why a row is not tested or not shown.
         "check_empty": "The row has no {column}.",
         "check_holds_bound": "The interval holds the bound.",
-        "check_link": "Link: {limit}.",
-        "check_link_given": "Link: {rate} (--link).",
         "check_no_interval": "The row has no interval.",
         "check_no_ranks": "The run compares no ranks; measure the suite matrix.",
         "check_no_row": "The run has no such row.",
@@ -1031,11 +1009,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "compare_near": ("{cases:case} so near the margin that no number of launches would tell."),
         "compare_noisy": (
             "{cases:case} too noisy for {launches:launch} to tell: a quieter machine helps more"
-            " than further launches."
-        ),
-        "compare_noisy_runs": (
-            "{cases:case} too noisy for {launches:launch} to tell: a quieter machine or more"
-            " baselines help more than further launches."
+            " than further launches; so do more baselines if there are several."
         ),
         "compare_none": "{slower} of {cases:case} slower.",
         "compare_none_beyond": "None beyond {limit:g} %.",
@@ -1057,19 +1031,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " --force to compare anyway."
         ),
         "compare_settled": (
-            "{cases:inconclusive case} would be settled by {low} to {high} more launches of"
-            " each run (column more), if the estimates hold: the commands that made the runs add"
-            " them, with a larger --launches and the same --out."
-        ),
-        "compare_settled_by": (
-            "{cases:inconclusive case} would be settled by {high:launch} more of each run"
+            "{cases:inconclusive case} would be settled by at least {low:launch} more of each run"
             " (column more), if the estimates hold: the commands that made the runs add them, with"
             " a larger --launches and the same --out."
-        ),
-        "compare_settled_open": (
-            "{cases:inconclusive case} would be settled by {low} to {high} or more further"
-            " launches of each run (column more), if the estimates hold: the commands that made"
-            " the runs add them, with a larger --launches and the same --out."
         ),
         "compare_slower": "{slower} of {cases:case} slower: {changes:clauses}.",
         "condition_known": "Differs: {subject}: {values}.",

@@ -12,7 +12,9 @@ from training_builders import run_of
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
-from commbench.report.page.writing import render_page
+from commbench.report.figures.drawing import Drawing
+from commbench.report.page.contents import make_page
+from commbench.report.page.writing import render
 from commbench.results import Run
 from commbench.tuner.conclusion import recommend
 
@@ -87,9 +89,14 @@ def make_run(
     return replace(run, path=Path(path), recommendation=recommendation)
 
 
+def html_of(runs: Sequence[Run], drawings: Sequence[Drawing] = ()) -> str:
+    """Return the page of runs as HTML."""
+    return render(make_page(runs, drawings))
+
+
 def read(*runs: Run) -> Reader:
     """Return the page of runs, without figures."""
-    reader = Reader(render_page(runs, [], beside=False))
+    reader = Reader(html_of(runs))
     assert [] == reader.faults
     assert [] == reader.open
     return reader

@@ -27,7 +27,7 @@ from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.results import Run
 from commbench.schema import JsonObject
-from commbench.units import format_link_rate, format_size, parse_link_rate, parse_size
+from commbench.units import format_size, parse_link_rate, parse_size
 
 TRAIN = "train"
 
@@ -508,15 +508,3 @@ def _is_value(value: object, text: str) -> bool:
         except ValueError:
             return False
     return str(value or "") == text
-
-
-def link_used(link: str, run: Run) -> Finding | None:
-    """Return the link's rate that was used; None if it is unknown."""
-    if link:
-        rate = format_link_rate(parse_link_rate(link) or 0)
-        return Finding("check_link_given", numbers={"rate": rate})
-    for row in run.rows:
-        limit = limit_of(row, run.info)
-        if limit is not None:
-            return Finding("check_link", numbers={"limit": str(limit)})
-    return None

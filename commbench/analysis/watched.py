@@ -69,20 +69,15 @@ def rank_times(record: TrainingRecord, info: RunInfo) -> list[RankTime]:
     return [RankTime(rank, hosts.get(rank, ""), ms) for rank, ms in enumerate(medians_ms)]
 
 
-def watched_headline(record: TrainingRecord) -> Finding:
-    """Return the share of a watched step that hiding communication could save."""
-    share = (record.exposed_comm_ms or 0.0) / fmean(record.step_ms)
-    return Finding(code="watched_exposed", numbers={"share": share})
-
-
 def watched_findings(record: TrainingRecord, info: RunInfo) -> list[Finding]:
-    """Return the mean step, the range of ranks, the straggler and the bound of a watched training.
+    """Return what of a watched step waits, the mean step, the range of ranks, the straggler and the
+    bound.
 
     Args:
         record: of a launch, with a block or more.
         info: contents of ``run.json``.
     """
-    step_ms = fmean(record.step_ms)
+    step_ms, exposed_ms = fmean(record.step_ms), record.exposed_comm_ms or 0.0
     ranks = rank_times(record, info)
     fastest, slowest = (choose(ranks, key=attrgetter("computing_ms")) for choose in (min, max))
     words = itertools.dropwhile(lambda word: word != "--", info["argv"])
@@ -96,8 +91,9 @@ def watched_findings(record: TrainingRecord, info: RunInfo) -> list[Finding]:
             name = f"{name} on {ranks[straggler].host}"
         late_ms = ranks[straggler].computing_ms - median(others_ms)
         of_straggler = Finding("watched_straggler", name, {"late_ms": late_ms})
-    gain = step_ms / (step_ms - (record.exposed_comm_ms or 0.0))
+    gain = step_ms / (step_ms - exposed_ms)
     return [
+        Finding("watched_exposed", numbers={"share": exposed_ms / step_ms}),
         Finding(
             "watched_step",
             numbers={
@@ -124,8 +120,8 @@ def watched_lines(record: TrainingRecord, info: RunInfo) -> list[str]:
     """Return `watched_findings` in words, with the parts of a step as a table, for a terminal."""
     parts = parts_of(record)
     width = max(len(part.name) for part in parts)
-    first, *others = map(str, watched_findings(record, info))
-    lines = [first]
+    exposed, step, *others = map(str, watched_findings(record, info))
+    lines = [exposed, step]
     for part in parts:
         lines.append(f"    {part.name:<{width}} {part.ms:10.2f} ms {100 * part.share:5.1f} %")
     return lines + others

@@ -15,7 +15,6 @@ from commbench.analysis.expectations import (
     EXIT_CODES,
     Expectation,
     judge,
-    link_used,
     read_expectations,
     worst,
 )
@@ -78,8 +77,7 @@ def check(
         code = _measure(expectations, settings, budget)
         if settings.dry_run:
             return code
-    loaded_run = load_run(run)
-    answers = judge(loaded_run, expectations, link)
+    answers = judge(load_run(run), expectations, link)
     outcome = worst(answer.outcome for answer in answers)
     # wrong data and a signal outrank the answers; a partial run shows in what is not tested
     exit_code = code if code >= WrongDataError.exit_code else EXIT_CODES[outcome]
@@ -93,7 +91,7 @@ def check(
         }
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
     else:
-        make_console().print(render_answers(answers, link_used(link, loaded_run)))
+        make_console().print(render_answers(answers))
     return exit_code
 
 

@@ -91,7 +91,7 @@ Like = Annotated[
 ]
 Format = Annotated[
     str,
-    opt("--format", f"Format of rows: table, {join_names(STYLES)}.", "STYLE"),
+    opt("--format", f"Format of rows: table, {join_names(STYLES)}, csv.", "STYLE"),
 ]
 
 

@@ -35,7 +35,7 @@ from commbench.hooks.registry import hook_words, parse_hook
 from commbench.report.prediction import render_predictions
 from commbench.results import Run, load_run, under_first_env
 from commbench.results.info import measures_interconnect, shares_gpu
-from commbench.results.tables import csv_text
+from commbench.results.tables import rows_csv
 from commbench.schema import read_as
 from commbench.units import format_link_rate, format_size, parse_link_rate, parse_sizes
 
@@ -143,7 +143,7 @@ def predict(
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
         return 0
     if output_format == "csv":
-        sys.stdout.write(csv_text(rows, COLUMNS))
+        sys.stdout.write(rows_csv(map(row_to_json, rows), COLUMNS))
     else:
         messages = make_console()
         messages.print(*render_predictions(network, names, collectives, steps), sep="\n")

@@ -26,7 +26,6 @@ from commbench.report.collectives import (
     collective_tables,
     group_sentences,
     growth_tables,
-    overhead_tables,
     overlap_tables,
 )
 from commbench.report.env import env_tables
@@ -125,6 +124,8 @@ def _text(run_: Run, style: str) -> str:
         make_console(sys.stderr).print(message, soft_wrap=True)
     if not has_collectives:
         return ""
+    if style == "csv":
+        return table_csv(run_.collectives)
     return render(run_.rows, style, means="as" in run_.info.get("plan", {}))
 
 
@@ -134,7 +135,6 @@ def _collectives(run_: Run) -> list[RenderableType]:
         *collective_tables(runs),
         *growth_tables(runs),
         *overlap_tables(runs),
-        *overhead_tables(runs),
         *env_tables(runs),
         *render_matrices(run_),
     ]
@@ -184,4 +184,4 @@ def print_unfinished(run_: Run, console: Console) -> None:
 
 def check_style(style: str) -> None:
     """Raise `InputError` unless rows can be printed in ``style``."""
-    check_choice("format", style, ("table", *STYLES))
+    check_choice("format", style, ("table", *STYLES, "csv"))

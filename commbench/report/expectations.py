@@ -16,18 +16,11 @@ from commbench.report.columns import Table, plain_table
 MOST_MET = 4
 
 
-def render_answers(answers: Sequence[Answer], link: Finding | None = None) -> RenderableType:
+def render_answers(answers: Sequence[Answer]) -> RenderableType:
     """Render the answers for `rich.console.Console.print`: a line for each row, reasons, and the
     counts last.
-
-    Args:
-        answers: of `commbench.analysis.expectations.judge`.
-        link: the link's rate; None: it is unknown.
     """
-    *notes, counts = answer_sentences(answers)
-    if link and any(answer.expectation.of_link for answer in answers):
-        notes.append(str(link))
-    return Group(answer_table(answers), Text(""), *map(Text, [*notes, counts]))
+    return Group(answer_table(answers), Text(""), *map(Text, answer_sentences(answers)))
 
 
 def answer_table(answers: Sequence[Answer]) -> Table:

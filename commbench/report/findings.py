@@ -14,7 +14,7 @@ from commbench.analysis.prediction.network import network_model
 from commbench.analysis.scaling import all_rank_rows
 from commbench.analysis.soak import soak_results
 from commbench.analysis.stragglers import straggler_findings
-from commbench.analysis.watched import watched_findings, watched_headline
+from commbench.analysis.watched import watched_findings
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import FLAGS, NOISE, split_flags
@@ -23,7 +23,6 @@ from commbench.findings import Finding, Value, shared_cause
 from commbench.report.columns import Flagged
 from commbench.report.formats import time_with_interval
 from commbench.report.matrix import name_range
-from commbench.report.state import KINDS_OF_ENERGY, tools_of
 from commbench.results import MODEL, Run
 from commbench.results.info import (
     RunInfo,
@@ -36,7 +35,7 @@ from commbench.results.tables import rows_by
 from commbench.results.verdict import recommendation_findings
 from commbench.stats import family_hint, median
 from commbench.stats.budgets import BUDGETS
-from commbench.units import counted, three_digits
+from commbench.units import counted
 from commbench.words import SENTENCES, Estimate
 
 #: Bits per second of 1 GB/s.
@@ -76,7 +75,7 @@ def watched(run: Run) -> Iterator[Finding]:
     """Yield the share of exposed communication in a watched training, and where steps go."""
     if is_watched(run.info) and run.training_records:
         record = run.training_records[-1]
-        yield _headed([watched_headline(record), *watched_findings(record, run.info)])
+        yield _headed(watched_findings(record, run.info))
 
 
 def soak(run: Run) -> Iterator[Finding]:
@@ -120,15 +119,19 @@ def time_spent(run: Run) -> Iterator[Finding]:
 
 def origins(run: Run) -> Iterator[Finding]:
     """Yield each tool that measured an imported run."""
-    for tool, files in tools_of(run).items():
-        yield Finding("imported_from", tool, {"files": ", ".join(files)})
+    files: dict[str, list[str]] = {}
+    for output in run.info.get("imported") or ():
+        tool = f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip()
+        files.setdefault(tool, []).append(output["file"])
+    for tool, names in files.items():
+        yield Finding("imported_from", tool, {"files": ", ".join(names)})
 
 
 def unmetered(run: Run) -> Iterator[Finding]:
     """Yield each kind of energy that was not counted, with the reason."""
     if energy := run.info.get("energy"):
         for kind, why in energy["missing"].items():
-            yield Finding("energy_missing", KINDS_OF_ENERGY.get(kind, kind), {"error": why})
+            yield Finding("energy_missing", kind, {"error": why})
 
 
 # --------------------------------------------------------------------------------- the network
@@ -143,12 +146,7 @@ def bandwidths(run: Run) -> Iterator[Finding]:
     for backend, rows in rows_by(rated, _backend).items():
         kinds = rows_by(rows, attrgetter("operation", "pattern"))
         operation, pattern = min(
-            kinds,
-            key=lambda kind: (
-                kind[0] != operations[0],
-                kind[1] != "flat",
-                operations.index(kind[0]),
-            ),
+            kinds, key=lambda kind: (kind[1] != "flat", operations.index(kind[0]))
         )
         comparable = kinds[operation, pattern]
         if pattern != "flat":
@@ -249,7 +247,7 @@ def precision(run: Run) -> Iterator[Finding]:
         if half_widths:
             within = sum(width <= target for width in half_widths)
             numbers = {"within": within, "rows": len(half_widths), "target": target}
-            typical = _half_width(median(half_widths))
+            typical = f"±{100 * median(half_widths):.3g} %"
             yield Finding("precision", backend, {"median": typical, **numbers})
     yield from machine_states(run)
 
@@ -270,13 +268,6 @@ def half_widths_of(rows: Iterable[Row]) -> list[float]:
         if row.status == "ok" and row.time_us and low is not None and high is not None:
             half_widths.append((high - low) / 2 / row.time_us)
     return half_widths
-
-
-def _half_width(share: float) -> str:
-    """Return half an interval's width in words; few launches give one of any number of digits."""
-    if share >= 1:
-        return "over 100 %"
-    return f"±{three_digits(100 * share)} %"
 
 
 # ----------------------------------------------------------------------------------------- warnings
@@ -384,7 +375,7 @@ def row_warnings(kinds: Sequence[Kind], info: RunInfo) -> Iterator[Finding]:
 
     Args:
         kinds: the rows of a run.
-        info: contents of ``run.json``; the budget keeps remedies from naming one in use.
+        info: contents of ``run.json``.
     """
     counts: dict[str, Counter[Kind]] = {}
     reasons: dict[str, dict[str, str]] = {}
@@ -420,32 +411,18 @@ def _flagged(counts: Mapping[str, Counter[Kind]], info: RunInfo) -> Iterator[Fin
             if flag is noises[0]:
                 named = [f"{counts[noise.name].total()} {noise.name}" for noise in noises]
                 of_noise = {"flags": ", ".join(named)}
-                yield _warning(_NOISY, counts[_NOISY], of_noise, _remedy_of_noise(info))
+                yield _warning(_NOISY, counts[_NOISY], of_noise, Finding("remedy_noise"))
             continue
         code = f"flag_{flag.name}"
         if code not in SENTENCES:
             code = "flagged"
         details = []
         if flag is NOISE:
-            details.append(_remedy_of_noise(info))
+            details.append(Finding("remedy_noise"))
         elif flag.remedy:
             details.append(Finding("remedy", numbers={"remedy": flag.remedy}))
         words = {"flag": flag.name, "meaning": flag.meaning}
         yield _warning(code, counts[flag.name], {**words, "target": target_of(info)}, *details)
-
-
-def _remedy_of_noise(info: RunInfo) -> Finding:
-    """Return what to try: the next larger budget, which has more launches."""
-    budgets = list(BUDGETS)
-    budget = info.get("budget") or (info.get("plan") or {}).get("budget")
-    if isinstance(budget, Mapping):
-        budget = budget.get("name")
-    if budget == budgets[-1]:
-        return Finding("remedy_launches", numbers={"budget": budget})
-    larger = budgets[-1]
-    if budget in budgets:
-        larger = budgets[budgets.index(budget) + 1]
-    return Finding("remedy_budget", numbers={"budget": larger})
 
 
 def _warning(

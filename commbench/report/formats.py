@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from commbench.units import counted, decimals, format_time, time_unit
+from commbench.units import counted, format_time, three_digits, time_unit
 
 #: The most names in a list; further names are counted.
 _MOST_NAMED = 4
-_NARROW_SPACE = "\u202f"
 
 
 def percent(share: float | None, places: int = 0) -> str:
@@ -51,18 +50,13 @@ def time_with_interval(time_us: float | None, low: float | None, high: float | N
     return with_interval(time_us / scale_us, low / scale_us, high / scale_us, places, f" {unit}")
 
 
-def grouped(number: float) -> str:
-    """Return a whole number in groups of three digits."""
-    return f"{number:,.0f}".replace(",", _NARROW_SPACE)
-
-
-def digits(value: float | None, least: int = 3) -> str:
-    """Return a number with at least ``least`` digits, grouped by three, without an exponent."""
+def digits(value: float | None) -> str:
+    """Return a number with at least three digits, without an exponent."""
     if value is None or not math.isfinite(value):
         return ""
-    if value == 0 or isinstance(value, int):
-        return grouped(value)
-    return f"{value:,.{decimals(value, least)}f}".replace(",", _NARROW_SPACE)
+    if isinstance(value, int):
+        return str(value)
+    return three_digits(value)
 
 
 def between(low: float | None, high: float | None, value: float | None = None) -> str:
@@ -71,7 +65,7 @@ def between(low: float | None, high: float | None, value: float | None = None) -
         return ""
     if value is not None and is_wide(value, low, high):
         return "wide"
-    return f"{digits(low)}\N{EN DASH}{digits(high)}"
+    return f"{digits(low)}-{digits(high)}"
 
 
 def launches_of(counts: Iterable[int | None]) -> str:

@@ -1,13 +1,13 @@
-"""Groups of one pattern: their names, the slowest group, and their combined bandwidth."""
+"""Groups of one pattern: the slowest group, and their combined bandwidth."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from commbench.collectives.patterns import makes_groups, ranks_of
+from commbench.collectives.patterns import ranks_of
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row
 from commbench.findings import Finding
@@ -15,31 +15,12 @@ from commbench.results.tables import rows_by
 from commbench.units import format_size
 from commbench.words import Estimate
 
-#: With more groups than this, show the slowest, the median and the fastest.
-MOST_SHOWN = 8
 #: A group on more hosts than this is named without them.
 MOST_HOSTS = 3
 #: A group of non-adjacent ranks with at most this many ranks is named in full.
 MOST_RANKS = 4
 #: Groups are compared where these fields agree.
 _CASE = ("message_bytes", "dtype", "redop", "in_place", "root", "env")
-
-
-def groups_in(rows: Iterable[Row]) -> list[str]:
-    """Return the groups of the rows of one pattern, in row order.
-
-    Empty if all ranks are in one group.
-    """
-    return list(dict.fromkeys(row.group for row in rows if row.group and makes_groups(row.pattern)))
-
-
-def name_groups(rows: Sequence[Row]) -> str:
-    """Return the groups of a pattern, e.g. ``: 2 groups 0-1, 2-3``; empty without groups."""
-    groups = groups_in(rows)
-    if len(groups) > MOST_SHOWN:
-        return f": {len(groups)} groups"
-    names = ", ".join(brief(group) for group in groups)
-    return f": {'groups' if len(groups) > 1 else 'group'} {names}" if groups else ""
 
 
 def brief(group: str) -> str:

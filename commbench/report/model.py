@@ -10,7 +10,6 @@ from typing import Any
 from commbench.analysis.prediction.network import NetworkModel, network_model
 from commbench.findings import Finding
 from commbench.report.columns import Column, Table, ends, make_tables, number
-from commbench.report.formats import digits
 from commbench.results import MODEL, Run
 from commbench.units import format_size
 
@@ -59,10 +58,6 @@ def model_tables(runs: Sequence[Run]) -> list[Table]:
     )
 
 
-def _two_digits(value: float) -> str:
-    return digits(value, 2)
-
-
 _COLUMNS: Sequence[Column[Any]] = (
     Column("operation", "key.operation"),
     Column("pattern", "key.pattern", should_vary=True),
@@ -92,7 +87,6 @@ _COLUMNS: Sequence[Column[Any]] = (
         "worst residual",
         "residual",
         scale=100,
-        text_of=_two_digits,
         unit="%",
         about="largest deviation from the measured times",
         drop_order=3,
@@ -101,7 +95,6 @@ _COLUMNS: Sequence[Column[Any]] = (
         "held-out error",
         "held_out",
         scale=100,
-        text_of=_two_digits,
         unit="%",
         about="median error at sizes that were left out of the fit, of all segments together",
     ),

@@ -60,15 +60,13 @@ def render_predictions(
 def unpredicted(rows: Iterable[AnyForecast]) -> Iterator[Finding]:
     """Yield what is not predicted, once for each reason.
 
-    Reasons that differ only in ranks, sizes, operation or hook are one.
+    Rows that differ only in ranks, size or hook have one.
     """
-    groups = rows_by(rows, lambda row: row.reason.key(row.subject) if row.reason else None)
-    for key, group in groups.items():
-        if key is not None:
-            subjects = ", ".join(sorted({row.subject for row in group}))
-            ranks = ", ".join(map(str, sorted({row.world_size for row in group})))
-            numbers = {"ranks": ranks, "reason": str(group[0].reason)}
-            yield Finding("not_predicted", subjects, numbers)
+    missing = [row for row in rows if row.reason]
+    for reason, group in rows_by(missing, lambda row: str(row.reason)).items():
+        subjects = ", ".join(sorted({row.subject for row in group}))
+        ranks = ", ".join(map(str, sorted({row.world_size for row in group})))
+        yield Finding("not_predicted", subjects, {"ranks": ranks, "reason": reason})
 
 
 def _tables(

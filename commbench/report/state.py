@@ -1,4 +1,4 @@
-"""Names of the tools, times and counters of a run."""
+"""What the times of a run are."""
 
 from __future__ import annotations
 
@@ -6,20 +6,7 @@ from collections.abc import Iterable
 
 from commbench.results import Run
 
-KINDS_OF_ENERGY = {"cpu": "processors", "gpu": "GPUs"}
 _TIME = "median over launches of the slowest rank's median"
-
-
-def tools_of(run: Run) -> dict[str, list[str]]:
-    """Return the tools that measured an imported run, with their output files.
-
-    Empty for commbench's own runs.
-    """
-    files: dict[str, list[str]] = {}
-    for output in run.info.get("imported") or ():
-        tool = f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip()
-        files.setdefault(tool, []).append(output["file"])
-    return files
 
 
 def explain_time(runs: Iterable[Run]) -> str:
@@ -27,20 +14,8 @@ def explain_time(runs: Iterable[Run]) -> str:
     definitions = set()
     for run in runs:
         for record in run.records:
-            stated = record.stated.time if record.stated else ""
-            definitions.add(f"the {stated}" if stated else _TIME)
-    others = " or ".join(sorted(definitions - {_TIME}))
-    if not others:
-        return _TIME
-    if _TIME in definitions:
-        return f"{_TIME}; of imported runs {others}"
-    return f"median over launches of {others}"
-
-
-def counted_energy(energy_of: str) -> str:
-    """Return the counters of an energy as text, e.g.
-
-    ``the GPUs alone``; see `commbench.engine.records.Record`.
-    """
-    whole = {"": "all that was metered", "cpu+gpu": "processors and GPUs"}
-    return whole.get(energy_of) or f"the {KINDS_OF_ENERGY.get(energy_of, energy_of)} alone"
+            definition = _TIME
+            if record.stated:
+                definition = f"median over launches of the {record.stated.time}"
+            definitions.add(definition)
+    return " or ".join(sorted(definitions)) or _TIME

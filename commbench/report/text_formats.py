@@ -14,7 +14,6 @@ from commbench.report.formats import launches_of
 from commbench.results.tables import (
     MEANS_PRINTED,
     PRINTED_BY_COMMBENCH,
-    csv_text,
     one_line,
     rows_by,
 )
@@ -23,8 +22,8 @@ from commbench.units import counted
 OSU_VERSION = "v7.4"
 _SIZE_WIDTH, _VALUE_WIDTH = 10, 18
 
-#: The formats of rows that are no table.
-STYLES = ("nccl-tests", "osu", "csv")
+#: The formats of other tools.
+STYLES = ("nccl-tests", "osu")
 
 Key = tuple[object, ...]
 
@@ -34,13 +33,11 @@ def render(rows: Sequence[Row], style: str, *, means: bool = False) -> str:
 
     Args:
         rows: the rows of a run, in print order.
-        style: of `STYLES`: ``nccl-tests`` (one block for each backend and operation), ``osu`` (one
-            block for each test), or ``csv`` (as ``collectives.csv``).
+        style: of `STYLES`: ``nccl-tests`` (one block for each backend and operation) or ``osu``
+            (one block for each test).
         means: whether to print means over repetitions and ranks, as those tools do, instead of
             commbench's time in nccl-tests' format and the median of the mean over ranks in OSU's.
     """
-    if style == "csv":
-        return csv_text(rows)
     if means:
         rows = [_with_means(row) for row in rows]
     form = _osu if style == "osu" else _nccl

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from commbench.analysis.watched import Part, RankTime, parts_of, rank_times
 from commbench.ddp.plan.cases import (
-    DEFAULT_CAP,
     TrainingCase,
     changed_switches,
     setting_name,
@@ -20,11 +19,10 @@ from commbench.engine.records import about
 from commbench.findings import Finding
 from commbench.hooks.registry import hook_words
 from commbench.report.columns import (
-    Cell,
+    ENERGY_OF,
     Column,
     Table,
     declared,
-    energy_column,
     flag_column,
     interval,
     make_table,
@@ -119,20 +117,15 @@ def hook_label(row: TrainingRow) -> str:
     return " ".join(words)
 
 
-def _buckets(row: TrainingRow) -> Cell:
-    """Return the bucket sizes, which sort by their first number; the default comes first."""
-    first = row.bucket_cap_mb.partition("+")[0]
-    value = None
-    if first == DEFAULT_CAP:
-        value = 0.0
-    elif first:
-        value = float(first)
-    return Cell(row.bucket_cap_mb, value=value)
-
-
 _COLUMNS: Sequence[Column[TrainingRow]] = (
     Column("hook", hook_label, about="DDP communication hook, as it is typed"),
-    number("buckets", _buckets, about=about(TrainingRow, "bucket_cap_mb"), unit="MiB"),
+    Column(
+        "buckets",
+        "bucket_cap_mb",
+        about=about(TrainingRow, "bucket_cap_mb"),
+        unit="MiB",
+        is_number=True,
+    ),
     *declared(TrainingRow, "bucket_count", drop_order=4),
     outcome("step_ms", TrainingRow),
     interval("step_ms", TrainingRow),
@@ -147,7 +140,7 @@ _COLUMNS: Sequence[Column[TrainingRow]] = (
     *declared(TrainingRow, "metric", drop_order=6),
     *declared(TrainingRow, "time_to_target_s", drop_order=7),
     *declared(TrainingRow, "peak_memory_MB energy_J", drop_order=9),
-    energy_column(),
+    ENERGY_OF,
     flag_column(),
 )
 

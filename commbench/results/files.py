@@ -4,14 +4,12 @@ Checks before a run starts or resumes there.
 """
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from commbench.errors import CommbenchError, InputError
@@ -32,28 +30,9 @@ EVENTS = "events.csv"
 DRIFT = "drift.csv"
 RECOMMENDATION = "recommendation.json"
 LOCK = ".lock"
-#: What each file of a run holds.
-FILES: Mapping[str, str] = MappingProxyType(
-    {
-        RUN: "command, seed, conditions of every host, launches and how each ended",
-        SAMPLES: "every repetition of every case in every launch: all other files are made from it",
-        COMPRESSED_SAMPLES: f"{SAMPLES}, compressed by gzip: read where that is absent",
-        SUMMARY: "a row for each case and group, over launches",
-        OVERLAP: "non-blocking collectives beside computing",
-        PAIRS: "a row for each ordered pair of ranks",
-        MODEL: "the network as fitted",
-        TIMELINE: "a row for each visit of a soak: when, median, longest wait, slowest rank",
-        EVENTS: "a row for each spike and failed launch of a soak: when, how long, whose",
-        DRIFT: "a row for each case of a soak: its trend",
-        DDP: "a row for each training configuration",
-        BUCKETS: "a row for each bucket of each configuration: when it was ready, sent and done",
-        LOSSES: "the loss of each step of a training that was tuned",
-        RECOMMENDATION: "the recommendation with its evidence and a snippet",
-    }
-)
 #: Files that a run which ended before its first line leaves; they make a directory neither ours nor
 #: foreign.
-SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in FILES)})
+SCAFFOLD = frozenset({LOCK, f".{RUN}.tmp"})
 
 
 def samples_file(path: Path) -> Path:
@@ -107,13 +86,6 @@ def as_plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-#: What to do about an error of the file system.
-_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "let it be written again"),
-}
-
-
 @contextlib.contextmanager
 def refusing(path: Path, error_class: type[CommbenchError]) -> Iterator[None]:
     """Turn an error of the file system into one sentence."""
@@ -123,8 +95,7 @@ def refusing(path: Path, error_class: type[CommbenchError]) -> Iterator[None]:
         what = f"{error.filename or path} cannot be used ({error.strerror or error})"
         hint = "choose another path"
         if error_class is not InputError:
-            remedy = _REMEDIES.get(error.errno or 0, "put that right")
-            hint = f"{remedy}, then the same command resumes"
+            hint = "put that right, then the same command resumes"
         raise error_class(f"{what}; {hint}.") from error
 
 

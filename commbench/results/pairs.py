@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -194,10 +195,11 @@ def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
     by_pair: Any = pd.concat(launches).unstack("launch")  # noqa: PD010 - nothing to aggregate
     ends = np.array(by_pair.index.to_list(), dtype=np.int64)
     ranks = max(1 + int(ends.max()), *(record.group_size for record in records))
+    host_of_rank = host_by_rank(info)
     return Matrix(
         case=records[-1].case,
         records=records,
-        hosts=hosts_of(info, ranks),
+        hosts=[host_of_rank.get(rank, "") for rank in range(ranks)],
         source=ends[:, 0],
         target=ends[:, 1],
         times_us=by_pair["time_us"].to_numpy().T,
@@ -205,15 +207,6 @@ def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
         repetitions=by_pair["repetitions"].sum(axis=1).to_numpy(np.int64),
         wrong=by_pair["wrong"].sum(axis=1, min_count=1).to_numpy(),
     )
-
-
-def hosts_of(info: RunInfo, ranks: int) -> list[str]:
-    """Return the host of each of ``ranks`` ranks, as ``run.json`` holds it.
-
-    Empty texts where it holds none.
-    """
-    hosts = host_by_rank(info)
-    return [hosts.get(rank, "") for rank in range(ranks)]
 
 
 def _median(values: Floats) -> Floats:
@@ -245,7 +238,7 @@ def _columns(matrix: Matrix, info: RunInfo) -> dict[str, Any]:
     """Return the columns of ``pairs.csv`` for one matrix: an array with a value for each pair, or
     one for all pairs.
     """
-    low, high = stats.launch_intervals(matrix.times_us)
+    low, high = _ends(matrix.times_us)
     hosts = np.array(matrix.hosts, dtype=object)
     launches = np.isfinite(matrix.times_us).sum(axis=0)
     return {
@@ -265,6 +258,19 @@ def _columns(matrix: Matrix, info: RunInfo) -> dict[str, Any]:
         "reason": np.where(matrix.is_sound, "", _WRONG),
         "flags": _flags(matrix, launches, info),
     }
+
+
+def _ends(times_us: Floats) -> Floats:
+    """Return the low and the high ends of the intervals over launches, (2, pairs); NaN without one.
+
+    ``times_us`` has shape (launches, pairs).
+    """
+    ends = np.full((2, times_us.shape[1]), np.nan)
+    for pair, launches in enumerate(times_us.T.tolist()):
+        interval = stats.launch_interval(list(filter(math.isfinite, launches)))
+        if interval is not None:
+            ends[:, pair] = interval.low, interval.high
+    return ends
 
 
 def _flags(matrix: Matrix, launches: Integers, info: RunInfo) -> list[str]:

@@ -68,7 +68,7 @@ class Run:
     divided: Divided = NO_STATES
     """What `records` leave out where the machine was in two states."""
     alias: str = ""
-    """The name of the run beside others; empty: the name of its directory."""
+    """The name of the run beside another of the same directory name; else empty."""
 
     @cached_property
     def name(self) -> str:

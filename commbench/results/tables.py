@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
-from commbench.engine.records import COLUMNS, columns_of
+from commbench.engine.records import columns_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -38,7 +38,7 @@ _VISIBLE = {
     if code != ord("\n")
 }
 _ONE_LINE = _VISIBLE | {ord("\n"): "\\n"}
-#: A spreadsheet runs a cell that begins with one of these as a formula.
+#: A spreadsheet runs a cell that begins with one of these as a formula, unless an apostrophe leads.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -53,13 +53,6 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """Return the text with control characters and new lines as escapes."""
     return text.translate(_ONE_LINE)
-
-
-def cell_text(text: str) -> str:
-    """Return the text for a CSV cell: with a leading apostrophe if a spreadsheet would run it as a
-    formula.
-    """
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 #: Columns of free text, where each run of white space becomes one space.
@@ -109,16 +102,6 @@ def rows_by(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return groups
 
 
-def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS) -> str:
-    """Return rows as the text of a CSV file.
-
-    Args:
-        rows: dataclasses; a field that one of them lacks is an empty cell.
-        columns: the header, also of a table without rows.
-    """
-    return _csv(columns, ([getattr(row, name, None) for name in columns] for row in rows))
-
-
 def rows_csv(rows: Iterable[Mapping[str, Any]], columns: Collection[str]) -> str:
     """Return rows, each a value by column, as the text of a CSV file."""
     return _csv(columns, (map(row.get, columns) for row in rows))
@@ -149,4 +132,8 @@ def _cell(name: str, value: object) -> str:
         return repr(float(f"{value:.6g}"))
     if not isinstance(value, str):
         return str(value)
-    return cell_text(" ".join(value.split()) if name in _FREE_TEXT else value)
+    if name in _FREE_TEXT:
+        value = " ".join(value.split())
+    if value.startswith(_FORMULA):
+        return f"'{value}"
+    return value

@@ -20,8 +20,6 @@ from commbench.results.recommendation import (
 from commbench.units import counted
 from commbench.words import Estimate
 
-#: The most left-out settings that a sentence names.
-NAMED = 3
 #: The most lines of a verdict in a first answer.
 MOST_LINES = 4
 
@@ -231,11 +229,7 @@ def _accuracy(recommendation: Recommendation) -> Iterator[Finding]:
     limit, left_out = recommendation.max_accuracy_loss, recommendation.accuracy_failed
     if limit is None:
         return
-    numbers: dict[str, Value] = {"limit": limit, "settings": "; ".join(left_out[:NAMED])}
     code = "accuracy_limit"
     if not left_out:
         code = "accuracy_limit_met"
-    elif len(left_out) > NAMED:
-        code = "accuracy_limit_more"
-        numbers["more"] = len(left_out) - NAMED
-    yield Finding(code, numbers=numbers)
+    yield Finding(code, numbers={"limit": limit, "settings": left_out})

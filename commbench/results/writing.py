@@ -179,14 +179,12 @@ class Store:
         Raises:
             LaunchError: it could not be written; the old file is unharmed.
         """
-        self._check_place()
         self.info = cast("RunInfo", {**self.info, **as_json(fields)})
         if fields.keys() - _CONCLUDED:
             self._run = None
         elif self._run is not None:
             self._run.info = self.info
-        with refusing(self.path / RUN, LaunchError):
-            replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
+        self.write_files({RUN: encode(self.info, indent=1) + "\n"})
 
     def restore(self, info: RunInfo) -> None:
         """Put ``run.json`` back as it was when it held ``info``.
@@ -215,8 +213,7 @@ class Store:
             LaunchError: it could not be written; the old file is unharmed.
         """
         content = {**recommendation.to_json(), "paragraph": paragraph(recommendation)}
-        with refusing(self.path / RECOMMENDATION, LaunchError):
-            replace_file(self.path / RECOMMENDATION, encode(content, indent=1) + "\n")
+        self.write_files({RECOMMENDATION: encode(content, indent=1) + "\n"})
         self._recommendation = recommendation
         self.run.recommendation = recommendation
 

@@ -133,31 +133,6 @@ def student_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval 
     return ends.including(median(medians))
 
 
-def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
-    """Return `launch_interval` of each column of (launches, columns), as arrays of low and high
-    ends.
-
-    Missing launches are NaN. Ends are NaN if there is no interval.
-    """
-    ordered = np.sort(medians, axis=0)  # NaN last
-    counts = np.isfinite(ordered).sum(axis=0)
-    low, high = np.full((2, medians.shape[1]), np.nan)
-    for n in np.unique(counts).tolist():
-        chosen = counts == n
-        if n in STUDENT_T_975:
-            chosen &= ordered[0] > 0
-            logs = np.log(ordered[:n, chosen])
-            half_width = STUDENT_T_975[n] * logs.std(axis=0, ddof=1) / math.sqrt(n)
-            estimates, means = np.median(ordered[:n, chosen], axis=0), logs.mean(axis=0)
-            low[chosen] = np.minimum(np.exp(means - half_width), estimates)
-            ends = np.exp(np.minimum(means + half_width, LARGEST_LOG))
-            high[chosen] = np.maximum(ends, estimates)
-        elif ranks := _median_ranks(n, DEFAULT_LEVEL):
-            low[chosen] = ordered[ranks[0] - 1, chosen]
-            high[chosen] = ordered[ranks[1] - 1, chosen]
-    return low, high
-
-
 def quantiles(values: Values, shares: Sequence[float]) -> list[float]:
     """Return quantiles, interpolated linearly, to the last bit as numpy's.
 

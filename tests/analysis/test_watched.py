@@ -68,7 +68,8 @@ INFO = {
 
 def test_what_is_said_has_its_numbers():
     """State the mean step, the range of ranks, the straggler with its delay, and the bound."""
-    step, ranks, straggler, bound = watched_findings(make_record(), INFO)
+    exposed, step, ranks, straggler, bound = watched_findings(make_record(), INFO)
+    assert {"share": 0.2} == exposed.numbers
     assert (100.0, 90.0, 5) == tuple(step.numbers.values())
     assert pytest.approx((0, 40.0, 1, 60.0)) == tuple(ranks.numbers.values())
     assert ("watched_straggler", "rank 1 on n2") == (straggler.code, straggler.subject)
@@ -76,7 +77,7 @@ def test_what_is_said_has_its_numbers():
     command = "torchrun 'my train.py' -- x"
     assert {"gain": 1.25, "command": command} == bound.numbers
     even = watched_findings(make_record(computing_ms=make_computing_ms([1, 1])), INFO)
-    assert "watched_even" == even[2].code
+    assert "watched_even" == even[3].code
 
 
 @pytest.mark.parametrize(

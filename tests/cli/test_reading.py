@@ -90,3 +90,10 @@ def test_page_of_a_run_that_was_moved(two_runs):
     assert 0 == two_runs("report tuesday").code
     page = (two_runs.home / "tuesday" / "report.html").read_text(encoding="utf-8")
     assert "<h1>tuesday</h1>" in page
+
+
+def test_the_facts_of_this_machine_are_tables(commbench):
+    """Print the facts of the host, and versions."""
+    done = commbench("env --no-mpi")
+    assert (0, "") == (done.code, done.err)
+    assert all(words in done.out for words in ("The host", "cpu model", "Versions", "python"))

@@ -16,7 +16,7 @@ from commbench.engine.records import Row
 from commbench.errors import InputError
 from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
 from commbench.report.text_formats import render
-from commbench.results.tables import csv_text
+from commbench.results.tables import table_csv, table_of
 
 DATA = HERE / "data" / "imports"
 FILES = sorted(fields_of(DATA.iterdir(), "name"))
@@ -79,7 +79,7 @@ def test_rows_have_all_that_the_output_states(name):
     heading, *lines = (DATA.parent / "imported.csv").read_text().splitlines()
     operation = "all_reduce" if name in UNNAMED else None
     rows = rows_of(load(name, ranks=RANKS.get(name), operation=operation))
-    _, *found = csv_text(rows, heading.split(",")[1:]).splitlines()
+    _, *found = table_csv(table_of(Row, rows)[heading.split(",")[1:]]).splitlines()
     assert [line for line in lines if line.startswith(f"{name},")] == [
         f"{name},{each}" for each in found
     ]

@@ -16,15 +16,11 @@ ACTIVE = {
 }
 DOWN = ACTIVE | {"state": "1: DOWN"}
 NVML = {"nvidia-ml-py": "13"}
-OPEN_MPI = "Open MPI v5.0.11, package: somebody's"
-ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 GOOD = {
     "machine": "x86_64",
     "governor": "performance",
     "clock_source": "tsc",
-    "timer_cost_s": 30e-9,
     "virtualised": False,
-    "superuser": False,
     "cpu_steal_ratio": 0.0,
     "logical_cpus": 8,
     "physical_cores": 4,
@@ -46,8 +42,8 @@ GPU = {"gpus": [{"name": "H200"}]}
 @pytest.mark.parametrize(
     ("host", "context"),
     [
-        (GOOD, {"ranks": 4, "transport": "tcp", "mpi_library": OPEN_MPI}),
-        ({}, {"ranks": 99, "transport": "tcp", "mpi_library": OPEN_MPI, "variables": {}}),
+        (GOOD, {"ranks": 4, "transport": "tcp"}),
+        ({}, {"ranks": 99, "transport": "tcp"}),
         (_good(governor=None, clock_source=None, load_average=None), {}),
         (_good(machine="aarch64", clock_source="arch_sys_counter"), {}),
         (_good(cpu_quota=4.0), {"ranks": 4}),
@@ -57,8 +53,6 @@ GPU = {"gpus": [{"name": "H200"}]}
         (_good(rdma=[ACTIVE]), {"transport": "ucx/rc", "versions": {"mpi4py": "4"}}),
         (_good(**GPU), {"versions": {"torch": "2.13.0+cpu", "cupy-cuda13x": "14", **NVML}}),
         (_good(**GPU), {"versions": {"torch": "2.13.0", **NVML}}),
-        (_good(superuser=True), {"mpi_library": OPEN_MPI, "variables": ROOT_ALLOWED}),
-        (_good(superuser=True), {"mpi_library": OPEN_MPI}),
     ],
 )
 def test_no_advice_where_nothing_is_wrong_or_known(host, context):
@@ -77,19 +71,13 @@ def test_no_advice_where_nothing_is_wrong_or_known(host, context):
         ({"virtualised": True}, {}, "virtual machine", "launches"),
         ({"virtualised": True, "cpu_steal_ratio": 0.031}, {}, "3.1 %", "launches"),
         ({"load_average": [0.9, 0, 0]}, {}, "0.9 on 8 CPUs", "again"),
-        ({"clock_source": "hpet", "timer_cost_s": 1.2e-6}, {}, "1200 ns", "dmesg"),
+        ({"clock_source": "hpet"}, {}, "'hpet'", "dmesg"),
         ({"rdma": [ACTIVE]}, {"transport": "tcp"}, "mlx5_0", "ucx_info"),
         ({"rdma": [ACTIVE]}, {"transport": "NET/Socket"}, "NET/Socket", "NCCL_DEBUG"),
         ({"rdma": [ACTIVE]}, {"versions": {"openmpi": "5.0.11"}}, "5.0.11", "MPI=system"),
         (GPU, {"versions": {"torch": "2.13.0+cpu", **NVML}}, "1 GPU (H200)", "cuda13"),
         (GPU, {"versions": {"mpi4py": "4", **NVML}}, "no cupy and no torch", "cuda13"),
         (GPU, {"versions": {"torch": "2.13.0"}}, "nvidia-ml-py", "pip install"),
-        (
-            {"superuser": True},
-            {"mpi_library": OPEN_MPI, "variables": {"OMPI_ALLOW_RUN_AS_ROOT": "1"}},
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
-            "both",
-        ),
     ],
 )
 def test_advice_says_what_was_seen_and_what_to_try(host, context, observation, advice):
@@ -117,13 +105,7 @@ def test_each_host_is_judged_by_its_own_ranks():
 
 def test_a_live_tuning_has_no_advice_on_mpi():
     """Give no advice on MPI for a live tuning, which torchrun may have started."""
-    info = {
-        "environment": {
-            "hosts": [_good(superuser=True)],
-            "versions": {"openmpi": "5"},
-            "variables": {},
-        }
-    }
+    info = {"environment": {"hosts": [_good(rdma=[ACTIVE])], "versions": {"openmpi": "5"}}}
     (advice,) = advise_run(info)
-    assert "host_superuser" == advice.code
+    assert "host_wheel" == advice.code
     assert [] == advise_run({**info, "plan": {"live": True}})

@@ -13,7 +13,6 @@ from commbench.report.figures.charts import (
     Series,
     Shade,
     Span,
-    estimate,
     near,
 )
 from commbench.words import Estimate
@@ -81,11 +80,11 @@ def test_places_are_named():
     assert [[0.9, pytest.approx(1.1)]] * 2 == bars
 
 
-def test_times_of_day_are_named():
-    """Name days since 1970 by their time, and shade what happened."""
+def test_what_happened_is_shaded():
+    """Shade a stretch of x."""
     series = Series(name="one", points={0.5: Estimate(1.0), 0.6: Estimate(1.0)})
-    chart = chart_of(series, x="time", shades=[Shade(0.5, 0.55, "#ff0000")])
-    assert "13:00" in texts_of(chart.drawing.svg)
+    chart = chart_of(series, x="number", shades=[Shade(0.5, 0.55, "#ff0000")])
+    assert "opacity: 0.35" in chart.drawing.svg
 
 
 @pytest.mark.parametrize(
@@ -156,9 +155,3 @@ def test_a_ninth_series_is_named_in_the_caption(x, *, are_all_drawn):
     texts = texts_of(chart.drawing.svg)
     assert "h" in texts
     assert are_all_drawn == ("i" in texts) == (": i." not in chart.caption)
-
-
-def test_infinite_intervals_are_left_out():
-    """Keep a value whose interval is unknown or infinite, but no value that is not finite."""
-    assert Estimate(2.0) == estimate(2.0, 1.0, float("inf"))
-    assert (None, None) == (estimate(None), estimate(float("nan")))

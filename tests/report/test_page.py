@@ -108,7 +108,7 @@ def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first():
     assert all("host3" in line for line in lines[:6])
     ratios = [float(line[heading.index("over the typical")]) for line in lines]
     assert pytest.approx([4.0] * 6 + [1.0] * 6) == ratios
-    assert "host3" == page.table_with("times as long")[1][1]
+    assert "it was slower than the typical host in" in first
 
 
 def warnings_of(*runs: Run) -> list[str]:
@@ -206,7 +206,7 @@ def test_an_overlap_of_nothing_has_ends_like_any_other():
         for launch, overall_us in enumerate((20.0, 20.0, 21.0, 22.0, 18.8, 20.0))
     ]
     line = read(make_run(records)).table_with("overall", "overlap")[1]
-    assert ["0", "0\u201312.0"] == line[-2:]
+    assert ["0", "0-12.0"] == line[-2:]
     assert "wide" not in line
     assert "wide" == between(1.0, 200.0, 1.5)
 
@@ -298,7 +298,7 @@ def test_table_holds_no_more_than_a_browser_bears():
     cases = [make_case("broadcast", root=root) for root in range(MOST_LINES + 10)]
     page = read(make_run([make_record(case) for case in cases], world_size=MOST_LINES + 10))
     assert 1 + MOST_LINES == len(page.table_with("busbw"))
-    assert "1 000 of 1 010" in page.text
+    assert "1000 of 1010" in page.text
 
 
 @pytest.mark.kept
@@ -332,5 +332,5 @@ def test_a_page_says_what_its_energies_count_and_why_one_is_missing():
     heading, *lines = page.table_with("energy of")
     place = heading.index("energy of")
     by_backend = {line[1]: line[place] for line in lines}
-    assert {"nccl": "the GPUs alone", "mpi": "processors and GPUs"} == by_backend
+    assert {"nccl": "gpu", "mpi": "cpu+gpu"} == by_backend
     assert "no counters (host0)" in page.text

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from effort import cases
 from launching import assert_code, finished
-from pages import make_hostile
+from pages import html_of, make_hostile
 from places import RESULTS
 
-from commbench.report.page.writing import render_page, write_page
+from commbench.report.page.writing import write_page
 from commbench.results import load_run
 
 RUNS = cases(
@@ -145,7 +145,7 @@ def test_page_fits_its_window(screen, html, width):
 
 def test_hostile_texts_do_nothing(screen):
     """Show scripts in hosts, reasons and commands as text, without dialogue or error."""
-    page = render_page([make_hostile()], [], beside=False)
+    page = html_of([make_hostile()])
     dom, messages = screen.show(page)
     assert "" == messages
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in dom

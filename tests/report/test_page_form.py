@@ -7,15 +7,13 @@ from builders import MIB, STEADY, make_case, make_launches
 from fields import fields_of
 from kept import load_kept
 from matrices import make_hosts, make_matrix
-from pages import FORMULA, HOST, Reader, make_hostile, make_run, read, write_run
+from pages import FORMULA, HOST, Reader, html_of, make_hostile, make_run, read, write_run
 
 from commbench.engine.flags import FLAGS
 from commbench.errors import InputError
 from commbench.report.figures import all_figures
 from commbench.report.figures.drawing import Drawing
-from commbench.report.figures.words import run_names
 from commbench.report.page import FIGURES, PAGE, write_page
-from commbench.report.page.writing import render_page
 from commbench.results import load_run
 
 # ----------------------------------------------------------------------------------------- its form
@@ -43,14 +41,12 @@ def test_pages_of_kept_runs_are_sound(name):
     assert len(set(reader.ids)) == len(reader.ids)
     assert {link[1:] for link in reader.links if link.startswith("#")} <= set(reader.ids)
     assert {"conditions", "repeat", "launches"} <= set(reader.ids)
-    listed = {line[0] for line in reader.table_with("file", "what it holds")[1:]}
-    assert {file.name for file in run.path.iterdir() if file.is_file()} <= listed
 
 
 def test_texts_of_runs_are_never_markup():
     """Escape hosts, reasons, variables and commands."""
     run = make_hostile()
-    html = render_page([run], [], beside=False)
+    html = html_of([run])
     page = read(run)
     assert HOST in page.text
     assert FORMULA in page.text
@@ -71,7 +67,7 @@ def test_figures_stand_in_their_section_and_ask_nothing_of_the_network():
         section="collectives",
         **texts,
     )
-    html = render_page([make_run(make_launches(STEADY))], [drawing], beside=True)
+    html = html_of([make_run(make_launches(STEADY))], [drawing])
     page = Reader(html)
     assert page.text.index("Collectives") < page.text.index("What they say.")
     assert page.text.index("What they say.") < page.text.index("95 % CI")
@@ -87,7 +83,7 @@ def test_each_id_and_file_is_there_once():
     names = ("\u043f\u043d", "\u0432\u0442")
     runs = [make_run(make_matrix(3), path=f"results/{name}", **make_hosts(3)) for name in names]
     drawings = all_figures(runs)
-    reader = Reader(render_page(runs, drawings, beside=False))
+    reader = Reader(html_of(runs, drawings))
     assert len(drawings) == len(set(fields_of(drawings, "name"))) == len(runs)
     assert sorted(set(reader.ids)) == sorted(reader.ids)
 
@@ -111,8 +107,8 @@ def test_headings_and_flags_are_explained_and_columns_sorted():
 # ------------------------------------------------------------------------------------------ writing
 
 
-def test_page_and_figures_are_written_and_old_figures_go(tmp_path):
-    """Write page and figures, and remove only figures of an older page."""
+def test_page_and_figures_are_written(tmp_path):
+    """Write a page and the figures that it names."""
     larger = make_launches(STEADY, make_case(message_bytes=MIB))
     folder = write_run(tmp_path / "mine", [*make_launches(STEADY), *larger])
     page = write_page([load_run(folder)], folder)
@@ -121,26 +117,20 @@ def test_page_and_figures_are_written_and_old_figures_go(tmp_path):
     figures = set(fields_of((folder / FIGURES).iterdir(), "name"))
     assert figures
     assert figures == set(re.findall(r'href="figures/([^"]+)"', html))
-    assert "samples.jsonl" in Reader(html).links
-    page.write_text(f'{html}<a href="figures/old.png">', encoding="utf-8")
-    for name in ("old.png", "theirs.png"):
-        (folder / FIGURES / name).write_bytes(b"")
-    write_page([load_run(folder)], folder)
-    assert {*figures, "theirs.png"} == set(fields_of((folder / FIGURES).iterdir(), "name"))
 
 
 @pytest.mark.parametrize("place", ["mine", "file/page"])
 def test_directory_that_cannot_be_written_is_one_sentence(tmp_path, place):
-    """Name --out if a file is in the way."""
+    """Refuse a directory if a file is in the way."""
     folder = write_run(tmp_path / "mine", make_launches(STEADY))
     (folder / FIGURES).write_text("in the way")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="name another directory with --out"):
+    with pytest.raises(InputError, match="choose another path"):
         write_page([load_run(folder)], tmp_path / place)
 
 
 def test_somebody_elses_page_is_left_alone(tmp_path):
-    """Keep another tool's report.html and the figures that it links; overwrite an empty one."""
+    """Keep another tool's report.html and the figures that it links."""
     folder = write_run(tmp_path / "mine", make_launches(STEADY))
     theirs = '<a href="figures/theirs.png">\u00e4</a>'.encode("latin-1")
     (folder / PAGE).write_bytes(theirs)
@@ -148,31 +138,12 @@ def test_somebody_elses_page_is_left_alone(tmp_path):
         write_page([load_run(folder)], folder)
     assert theirs == (folder / PAGE).read_bytes()
     assert not (folder / FIGURES).exists()
-    (folder / PAGE).write_bytes(b"")  # as a full disk leaves it
-    write_page([load_run(folder)], folder)
 
 
-@pytest.mark.parametrize(
-    ("paths", "expected"),
-    [
-        (["results/bench_xeon_2026", "results/quick_xeon_2026"], ["bench", "quick"]),
-        (["a-b-c", "a-d-c"], ["b", "d"]),
-        (["pair1/a", "pair2/a"], ["pair1", "pair2"]),
-        (["a/same/x", "b/same/x"], ["a", "b"]),
-        (["x_1", "x"], ["x_1", "x"]),
-        (["only_one_run"], ["only_one_run"]),
-    ],
-)
-def test_runs_are_called_by_what_differs(paths, expected):
-    """Drop words common to all names, but never a whole name."""
-    assert expected == run_names([make_run(path=path) for path in paths])
-
-
-def test_runs_of_a_page_have_their_short_names(tmp_path):
-    """Tell merged rows apart by the short names of their runs."""
+def test_runs_of_a_page_are_told_apart(tmp_path):
+    """Name a run by its path if the directory of another has the same name."""
     folders = [tmp_path / f"{day}_xeon" / "mine" for day in ("monday", "friday")]
     runs = [load_run(write_run(folder, make_launches(STEADY))) for folder in folders]
     reader = Reader(write_page(runs, tmp_path / "both").read_text(encoding="utf-8"))
-    assert ["monday", "friday"] == [line[0] for line in reader.table_with("run", "busbw")[1:]]
-    named = [(line[0], line[-1]) for line in reader.table_with("directory")[1:]]
-    assert [("monday", str(folders[0])), ("friday", str(folders[1]))] == named
+    names = list(map(str, folders))
+    assert names == [line[0] for line in reader.table_with("run", "busbw")[1:]]

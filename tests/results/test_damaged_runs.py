@@ -30,7 +30,7 @@ from commbench.interop.exports.trackers import trials_of
 from commbench.report.comparison import render_comparison
 from commbench.report.page.contents import make_page
 from commbench.results import Run, Store, load_run
-from commbench.results.tables import csv_text, table_csv
+from commbench.results.tables import table_csv
 
 KEPT = ("links_1gbit", "matrix_slow_host", "patterns_1gbit", "train_switches_tiny")
 #: What is put in the place of a value.
@@ -56,16 +56,15 @@ def make_run(path: Path) -> Path:
 
 def use(run: Run, other: Run) -> None:
     """Build every table, report and comparison of a run."""
-    for rows in (run.rows, run.overlaps, run.training_rows, run.bucket_rows):
-        csv_text(rows)
-    table_csv(run.pairs)
+    for table in (run.collectives, run.overlap, run.ddp, run.buckets, run.pairs):
+        table_csv(table)
     straggler_findings(run).to_json()
     network_model(run).to_json()
     console = make_console(io.StringIO())
     for style in ("table", "nccl-tests", "osu", "csv"):
         print_run(run, style, console)
     print_unfinished(run, console)
-    make_page([run], [], beside=False)
+    make_page([run], [])
     render_openmetrics(samples_of(run), benchmark="x")
     trials_of(run)
     dated_s(run.info)

@@ -12,7 +12,7 @@ from builders import read_info, read_launches, read_rows
 from fields import fields_of
 from launching import finished, succeeded
 
-from commbench.engine.records import COLUMNS
+from commbench.engine.records import Row, columns_of
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
@@ -45,7 +45,7 @@ def run(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def rows_of(folder: Path) -> list[dict[str, str]]:
     """Return the rows of a run's table."""
     with (folder / "collectives.csv").open(encoding="utf-8") as file:
-        assert list(COLUMNS) == csv.DictReader(file).fieldnames
+        assert list(columns_of(Row)) == csv.DictReader(file).fieldnames
     return read_rows(folder)
 
 

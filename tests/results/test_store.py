@@ -16,8 +16,8 @@ from fields import fields_of
 from training_builders import make_bucket
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
-from commbench.engine.records import GroupTimes, Overlap, Pairs, Record, columns_of
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import GroupTimes, Overlap, Pairs, Record
 from commbench.errors import InputError, LaunchError
 from commbench.launch.tables import write_tables
 from commbench.results import Store, check_out, load_run
@@ -25,7 +25,7 @@ from commbench.results.files import encode
 from commbench.results.plan import RunRequest, missing_cases
 from commbench.results.recommendation import Choice, Recommendation, SafeChoice
 from commbench.results.record_types import AnyRecord
-from commbench.results.tables import csv_text
+from commbench.results.tables import table_csv
 from commbench.stats.budgets import BUDGETS
 
 
@@ -273,9 +273,9 @@ def test_tables_are_written_for_what_there_is(mine, records, tables):
     written = {file.name: file.read_text() for file in (mine).glob("*.csv")}
     run = load_run(mine)
     expected = {
-        "collectives.csv": csv_text(run.rows),
-        "ddp.csv": csv_text(run.training_rows, columns_of(TrainingRow)),
-        "buckets.csv": csv_text(run.bucket_rows, columns_of(BucketRow)),
+        "collectives.csv": table_csv(run.collectives),
+        "ddp.csv": table_csv(run.ddp),
+        "buckets.csv": table_csv(run.buckets),
     }
     assert {name: expected[name] for name in tables} == written
 

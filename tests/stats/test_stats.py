@@ -22,7 +22,6 @@ from commbench.stats import (
     is_bimodal,
     is_steady,
     launch_interval,
-    launch_intervals,
     median,
     median_interval,
     quantiles,
@@ -98,17 +97,6 @@ def test_launch_interval_without_spread_or_logarithm():
     """Return no interval for one launch or for non-positive times."""
     assert launch_interval([5.0]) is None
     assert launch_interval([0.0, 5.0]) is None
-
-
-@pytest.mark.parametrize("launches", [1, 2, 5, 8])
-def test_intervals_of_columns_are_those_of_each(launches):
-    """Return for each column the interval of its launches, which includes the median."""
-    times = np.random.default_rng(launches).lognormal(0, 3, (launches, 40)) ** 3
-    times[0, 0], times[-1, 1] = 0.0, math.nan
-    for column, low, high in zip(times.T, *launch_intervals(times), strict=True):
-        interval = launch_interval(column[np.isfinite(column)])
-        expected = [interval.low, interval.high] if interval else [math.nan] * 2
-        assert pytest.approx(expected, nan_ok=True) == [low, high]
 
 
 @pytest.mark.parametrize("size", [1, 2, 6, 499, 500])

@@ -88,18 +88,11 @@ def _inconclusive(table: ComparisonTable) -> list[Finding]:
     counts = Counter(effort.forecast for effort in efforts)
     findings = []
     if settled:
-        low = min(effort.low for effort in settled)
-        high = max(effort.high or effort.low for effort in settled)
-        code = "compare_settled"
-        if any(effort.high is None for effort in settled):
-            code = "compare_settled_open"
-        elif low == high:
-            code = "compare_settled_by"
-        findings.append(Finding(code, numbers={"cases": len(settled), "low": low, "high": high}))
+        numbers = {"cases": len(settled), "low": min(effort.low for effort in settled)}
+        findings.append(Finding("compare_settled", numbers=numbers))
     if counts["near"]:
         findings.append(Finding("compare_near", numbers={"cases": counts["near"]}))
     if counts["noisy"]:
-        code = "compare_noisy" if len(table.names_a) == 1 else "compare_noisy_runs"
         noisy = {"cases": counts["noisy"], "launches": MOST_LAUNCHES}
-        findings.append(Finding(code, numbers=noisy))
+        findings.append(Finding("compare_noisy", numbers=noisy))
     return findings

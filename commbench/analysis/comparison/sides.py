@@ -2,7 +2,6 @@
 side.
 """
 
-import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ AnyCase = Case | TrainingCase
 OWN_TIME = "median over repetitions of the slowest rank"
 #: States of two runs are the same if the probe's times differ by at most this share.
 NEAR_STATES = 0.15
-#: Columns of ``ddp.csv`` that identify its case.
-_ASKED = [f.name for f in dataclasses.fields(TrainingCase) if f.name != "phase"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,19 +116,13 @@ def _nearest(levels: Mapping[str, float], level_us: float) -> str | None:
 
 
 def _configurations(run: Run) -> dict[RowKey, Measured]:
-    by_setting = {
-        dataclasses.replace(record.case, phase=""): record
-        for record in trained(run.training_records).values()
-    }
+    settings = trained(run.training_records)
     rows = {}
-    for row in run.training_rows:
-        case = TrainingCase(**{name: getattr(row, name) for name in _ASKED}, phase="")
-        record = by_setting.get(
-            case
-        )  # none where another with the same buckets was measured for it
-        if record is not None:
-            medians = [1e3 * step_ms for step_ms in record.steps_ms.values()]
-            rows[record.case.key, ""] = Measured(case=record.case, row=row, medians_us=medians)
+    for case, row in run.keyed_training_rows.items():
+        setting = settings.get(case.key)
+        if setting is not None:  # None where another with the same buckets was measured for it
+            medians_us = [1e3 * step_ms for step_ms in setting.steps_ms.values()]
+            rows[case.key, ""] = Measured(case=case, row=row, medians_us=medians_us)
     return rows
 
 

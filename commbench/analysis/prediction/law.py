@@ -289,12 +289,7 @@ class ForecastNetwork:
         elif not across and place.rate_bps is None:
             code = "links_unmeasured"
         if code:
-            raise UnpredictedError(
-                code,
-                subject,
-                ranks=place.world_size,
-                ranks_per_node=place.ranks_per_node,
-            )
+            raise UnpredictedError(code, subject)
         return min(usable, key=lambda curve: curve.place.doublings(place))
 
 

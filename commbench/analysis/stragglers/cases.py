@@ -23,8 +23,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import ranks_of
 from commbench.engine.records import Record
 from commbench.engine.visits import launch_value
-from commbench.results.info import RunInfo
-from commbench.results.pairs import hosts_of
+from commbench.results.info import RunInfo, host_by_rank
 from commbench.stats import Floats
 
 #: A unit must be slow in at least this many different operations.
@@ -69,12 +68,12 @@ def tables_of_peers(records: Iterable[Record], info: RunInfo) -> list[tuple[Peer
 def _values(record: Record, info: RunInfo) -> Iterator[tuple[Peers, Floats]]:
     """Yield the peers of a record with the logarithm of each unit's value, NaN without one."""
     case, times_us = record.case, np.asarray(record.rank_median_us)
-    hosts = hosts_of(info, len(times_us))
+    hosts = host_by_rank(info)
     is_plain = case.pattern == "flat" and case.world_size is None
     if is_plain and OPERATIONS[case.operation].compares_ranks and len(times_us) >= FEWEST:
-        names = [f"rank {rank}" for rank in range(len(hosts))]
-        if len(set(hosts)) > 1:
-            names = [f"{name} on {host}" for name, host in zip(names, hosts, strict=True)]
+        names = [f"rank {rank}" for rank in range(len(times_us))]
+        if len(set(hosts.values())) > 1:
+            names = [f"rank {rank} on {hosts.get(rank, '')}" for rank in range(len(times_us))]
         late = np.full(len(names), np.nan)
         if len(record.rank_arrival_us) == len(times_us):  # with a common clock
             late = np.log1p(np.asarray(record.rank_arrival_us) / launch_value(record))
@@ -98,8 +97,8 @@ def _values(record: Record, info: RunInfo) -> Iterator[tuple[Peers, Floats]]:
 def _group_name(group: str, info: RunInfo) -> str:
     """Return the group's ranks, with their host if they share one."""
     ranks = ranks_of(group)
-    hosts = hosts_of(info, max(ranks) + 1)
-    on = {hosts[rank] for rank in ranks}
+    hosts = host_by_rank(info)
+    on = {hosts.get(rank, "") for rank in ranks}
     if len(on) > 1 or "" in on:
         return f"ranks {group}"
     return f"ranks {group} on {on.pop()}"

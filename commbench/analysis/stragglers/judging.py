@@ -210,13 +210,11 @@ def _detectable(relative: Floats, limit: float, error: float, level: float) -> f
     return math.exp(max(limit + reach * error, scatter * above))
 
 
-#: Any host or rank.
-ANY = "*"
 #: The most stragglers that are named in words.
 MOST_NAMED = 5
 
-Ends = Sequence[tuple[str, str]]
-"""Links by the units at their ends, from and to; `ANY` stands for all."""
+Links = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Links by the ranks at their ends, from and to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +233,7 @@ class Straggler:
     """Its time divided by its typical peer's time, with the 95 % interval over launches."""
     evidence: Finding
     """In how many launches it was slow, or how many of its links are."""
-    links: Ends = ()
+    links: Links = ()
     """The slow links of a matrix that it explains."""
 
     def to_json(self) -> JsonObject:
@@ -271,7 +269,7 @@ class Family:
         """Number of launches."""
         return len(self.judgement.launches)
 
-    def with_slow(self, codes: Sequence[str], links: Sequence[Ends] = ()) -> Family:
+    def with_slow(self, codes: Sequence[str], links: Sequence[Links] = ()) -> Family:
         """Return the family with its stragglers, the slowest first.
 
         Args:
@@ -391,7 +389,8 @@ def _name(stragglers: Iterable[Straggler]) -> list[Finding]:
                 numbers={"factor": straggler.factor, "measured": straggler.measured},
             )
             seen.append(observation)
-        findings.append(Finding(code, name, {"seen": tuple(seen)}))
+        evidence = tuple(straggler.evidence for straggler in observed)
+        findings.append(Finding(code, name, {"seen": tuple(seen)}, details=evidence))
     more = len(findings) - MOST_NAMED
     if more > 0:
         findings[MOST_NAMED:] = [Finding("slow_more", numbers={"more": more})]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from commbench import stats
 from commbench.analysis.stragglers.judging import (
-    ANY,
     FEWEST,
     RELEVANT,
     Family,
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Integers = NDArray[np.int64]
+Units = Mapping[str, Sequence[int]]
+"""The ranks of each host, or of each rank itself, by name."""
 
 #: Quantile over a unit's partners that is its score: with a quarter of them it must be fast.
 GOOD_SHARE = 0.25
@@ -111,17 +112,18 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
         alpha: probability of any false alarm.
     """
     names, host = numbered_hosts(matrix.hosts)
-    rank_names = [f"rank {rank}" for rank in range(len(host))]
+    hosts = {name: np.flatnonzero(host == number).tolist() for number, name in enumerate(names)}
+    ranks = {f"rank {rank}": [rank] for rank in range(len(host))}
     if len(names) > 1:
-        rank_names = [f"rank {rank} on {name}" for rank, name in enumerate(matrix.hosts)]
+        ranks = {f"rank {rank} on {name}": [rank] for rank, name in enumerate(matrix.hosts)}
     links = _log_links(matrix)
     between, within = links[matrix.is_inter], links[~matrix.is_inter]
     between_hosts = _gathered(between, host)
     ranks_of_host = np.bincount(host)
     hosts_with_pairs = int((ranks_of_host > 1).sum())
     place = np.zeros_like(host)
-    for number in range(len(names)):
-        place[host == number] = np.arange(ranks_of_host[number])
+    for members in hosts.values():
+        place[members] = range(len(members))
 
     has_hosts = len(names) >= FEWEST
     has_ranks_apart = len(names) > 1 and hosts_with_pairs > 0 and len(host) >= FEWEST
@@ -132,39 +134,39 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
     families = []
     ways: dict[int, str] = {}
     if has_hosts:
-        family, ways = _scored("host", names, between_hosts, matrix.name, 55 * share)
+        family, ways = _scored("host", hosts, between_hosts, matrix.name, 55 * share)
         families.append(family)
     if has_ranks_apart:
         others = _without(between, np.flatnonzero(np.isin(host, list(ways))).tolist())
-        family, _ = _scored("rank", rank_names, others, matrix.name, 2 * share, place=place)
+        family, _ = _scored("rank", ranks, others, matrix.name, 2 * share, place=place)
         families.append(family)
     if has_hosts:
         senders = [unit for unit, way in ways.items() if way != "slow_receives"]
         receivers = [unit for unit, way in ways.items() if way != "slow_sends"]
         others = _without(between_hosts, senders, receivers)
-        family, others = _single(names, others, matrix.name, 7 * share, is_minority=False)
+        family, others = _single(hosts, others, matrix.name, 7 * share, is_minority=False)
         families.append(_merge_uplink(family, others, names, leave_out=list(ways)))
     slow_hosts = []
     if has_pairs:
         own = _gathered(within, host).droplevel(1).reindex(range(len(names)))
         family = judged_family("host", names, own.to_numpy().T, matrix.name, 8 * share)
         slow_hosts = family.judgement.slow
-        pairs = [[(names[unit], names[unit])] for unit in slow_hosts]
+        pairs = [[(hosts[names[unit]], hosts[names[unit]])] for unit in slow_hosts]
         families.append(family.with_slow(["slow_within"] * len(pairs), pairs))
     if has_ranks_within:
         left_out = [*slow_hosts, *np.flatnonzero(ranks_of_host < FEWEST)]
         within = _without(within, np.flatnonzero(np.isin(host, left_out)).tolist())
-        family, ways = _scored("rank", rank_names, within, matrix.name, 2 * share, place=place)
+        family, ways = _scored("rank", ranks, within, matrix.name, 2 * share, place=place)
         families.append(family)
         others = _without(within, list(ways))
         # more than half of the links join two sockets, which is no fault
-        families.append(_single(rank_names, others, matrix.name, 2 * share, is_minority=True)[0])
+        families.append(_single(ranks, others, matrix.name, 2 * share, is_minority=True)[0])
     return Search(families=families, remarks=_remarks(names, len(host), between_hosts, alpha))
 
 
 def _scored(
     kind: str,
-    names: Sequence[str],
+    units: Units,
     links: DataFrame,
     measured: str,
     alpha: float,
@@ -181,24 +183,27 @@ def _scored(
     scores = []
     for end in (0, 1):
         by_unit = links.groupby(level=end).quantile(GOOD_SHARE, interpolation="lower")
-        scores.append(by_unit.reindex(range(len(names))).to_numpy().T)
+        scores.append(by_unit.reindex(range(len(units))).to_numpy().T)
     values = np.fmax(*scores)
     if place is not None:
         values = _beside_places(values, place)
-    family = judged_family(kind, names, values, measured, alpha)
+    family = judged_family(kind, list(units), values, measured, alpha)
     is_typical = np.isfinite(family.judgement.effects)
     is_typical[family.judgement.slow] = False
+    members = list(units.values())
+    everyone: Sequence[int] = list(itertools.chain(*members))
     ways = {}
     ends = []
     for unit in family.judgement.slow:
+        sends, receives = (members[unit], everyone), (everyone, members[unit])
         send, receive = (
             np.median(each[:, unit] - np.median(each[:, is_typical], axis=1)) for each in scores
         )
-        ways[unit], own_ends = "slow_receives", [(ANY, names[unit])]
+        ways[unit], own_ends = "slow_receives", [receives]
         if min(send, receive) > max(send, receive) / 2:
-            ways[unit], own_ends = "slow_both", [(names[unit], ANY), (ANY, names[unit])]
+            ways[unit], own_ends = "slow_both", [sends, receives]
         elif send > receive:
-            ways[unit], own_ends = "slow_sends", [(names[unit], ANY)]
+            ways[unit], own_ends = "slow_sends", [sends]
         ends.append(own_ends)
     return family.with_slow(list(ways.values()), ends), ways
 
@@ -222,7 +227,7 @@ def _beside_places(values: Floats, place: Integers) -> Floats:
 
 
 def _single(
-    names: Sequence[str], links: DataFrame, measured: str, alpha: float, *, is_minority: bool
+    units: Units, links: DataFrame, measured: str, alpha: float, *, is_minority: bool
 ) -> tuple[Family, DataFrame]:
     """Judge links one by one; return the family and the judged links.
 
@@ -233,13 +238,17 @@ def _single(
         arrow = "-"
         source, target = _ends_of(links)
         links = links[source < target]
-    ends = [(names[source], names[target]) for source, target in links.index]
-    link_names = [f"{source} {arrow} {target}" for source, target in ends]
+    names, members = list(units), list(units.values())
+    link_names = [f"{names[source]} {arrow} {names[target]}" for source, target in links.index]
     times = links.to_numpy().T
     family = judged_family("link", link_names, times, measured, alpha, is_minority=is_minority)
-    slow_ends = [[ends[link]] for link in family.judgement.slow]
-    if is_symmetric:
-        slow_ends = [[forth, forth[::-1]] for (forth,) in slow_ends]
+    slow_ends = []
+    for link in family.judgement.slow:
+        source, target = links.index[link]
+        ends = [(members[source], members[target])]
+        if is_symmetric:
+            ends.append((members[target], members[source]))
+        slow_ends.append(ends)
     return family.with_slow(["slow_link"] * len(slow_ends), slow_ends), links
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.records import TrainingRow
-from commbench.report.figures.charts import Chart, Panel, Series, estimate
+from commbench.report.figures.charts import Chart, Panel, Series
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import Group, Trial, groups
 from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.tables import rows_by
+from commbench.words import Estimate
 
 _READING = (
     "Median step of the slowest rank (lower is better) with 95 % intervals, which the frame may"
@@ -77,9 +78,8 @@ def _measured(trial: Trial, rows: Sequence[TrainingRow], places: Mapping[str, fl
     ringed = None
     for row in rows:
         place = places[row.bucket_cap_mb]
-        step = estimate(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high)
-        if row.status == "ok" and step is not None:
-            points[place] = step
+        if row.status == "ok" and row.step_ms is not None:
+            points[place] = Estimate(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high)
             if trial.is_chosen(row):
                 ringed = place
         elif row.status not in {"ok", "unsupported"}:

@@ -43,17 +43,6 @@ _ASIDE, _FEW = 0.6, 5
 MOST_ROWS, _MOST_SIZES = 16, 6
 
 
-def estimate(
-    value: float | None, low: float | None = None, high: float | None = None
-) -> Estimate | None:
-    """Return an estimate if the value is finite, else None; an infinite interval is left out."""
-    if value is None or not math.isfinite(value):
-        return None
-    if high is None or not math.isfinite(high):
-        return Estimate(value)
-    return Estimate(value, low, high)
-
-
 class Limit(NamedTuple):
     """A value that bounds others, drawn as a line with its name."""
 
@@ -107,9 +96,8 @@ class Panel:
     unit: str = ""
     has_zero: bool = False
     """Whether the axis begins at zero, unless it is logarithmic; else it is near the values."""
-    x: Literal["size", "place", "number", "time", "rows"]
-    """Sizes in bytes; named places; numbers from zero on; days since 1970; or a row for each
-    series."""
+    x: Literal["size", "place", "number", "rows"]
+    """Sizes in bytes; named places; numbers from zero on; or a row for each series."""
     x_label: str = ""
     places: Mapping[float, str] = field(default_factory=dict)
     """The names of places by x."""
@@ -327,8 +315,6 @@ def _draw_series(axes: Axes, series: Series, own: Look, aside: float, *, has_ban
 
 
 def _scale_x(axes: Axes, panel: Panel, visible: Sequence[Series]) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-
     if panel.x == "size":
         every = {int(size) for series in visible for size in (*series.points, *series.failed)}
         sizes = sorted(every - {0})
@@ -339,10 +325,6 @@ def _scale_x(axes: Axes, panel: Panel, visible: Sequence[Series]) -> None:
         axes.set_xticks(named, [format_size(size) for size in named])
         axes.set_xticks([], minor=True)
         axes.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
-    elif panel.x == "time":
-        locator = AutoDateLocator(minticks=3, maxticks=8)
-        axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))
     elif panel.x == "place":
         axes.set_xticks(list(panel.places), list(panel.places.values()))
         axes.set_xlim(min(panel.places) - 0.6, max(panel.places) + 0.6)

@@ -12,6 +12,8 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from commbench.units import time_unit
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -230,11 +232,10 @@ MOST_SERIES = 8
 _LEAST_RATIO = 4.0
 #: Below this ratio, decades alone give too few ticks.
 _FEW_DECADES = 300.0
+#: How numbers on an axis are written: ``0.05``, ``20``.
+PLAIN = "{x:g}"
 #: The letters of one line of a legend, and those that a line's picture takes.
 _LETTERS, _PICTURE = 60, 4
-#: Thresholds, factors and names of units, the largest first.
-_TIMES = ((1e6, 1e6, " s"), (1e3, 1e3, " ms"), (0.0, 1.0, " us"))
-_NUMBERS = ((1e10, 1e9, " G"), (1e7, 1e6, " M"), (1e4, 1e3, " k"), (0.0, 1.0, ""))
 
 
 class Look(NamedTuple):
@@ -271,24 +272,13 @@ def log_axis(axes: Axes, unit: str) -> None:
     ticks = (1.0, 2.0, 5.0) if high < _FEW_DECADES * low else (1.0,)
     axes.yaxis.set_major_locator(LogLocator(subs=ticks, numticks=12))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(plain_time if unit == "us" else plain)
-
-
-def plain(value: float, _place: float = 0) -> str:
-    """Format a number without an exponent while it stays short: ``0.05``, ``20``, ``50 k``."""
-    return _scaled(value, _NUMBERS)
+    axes.yaxis.set_major_formatter(plain_time if unit == "us" else PLAIN)
 
 
 def plain_time(time_us: float, _place: float = 0) -> str:
     """Format a round time: ``50 us``, ``2 ms``."""
-    return _scaled(time_us, _TIMES)
-
-
-def _scaled(value: float, units: Iterable[tuple[float, float, str]]) -> str:
-    for least, scale, unit in units:
-        if value >= least * (1 - 1e-9):
-            return f"{value / scale:.6g}{unit}"
-    return f"{value:.6g}"
+    scale_s, unit = time_unit(1e-6 * time_us)
+    return f"{1e-6 * time_us / scale_s:g} {unit}"
 
 
 def legend_columns(names: Iterable[str]) -> int:

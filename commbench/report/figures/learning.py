@@ -11,7 +11,7 @@ from commbench.ddp.plan.cases import CONFIRM, SWEEP, setting_name
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
 from commbench.report.figures.charts import Chart, Limit, Panel, Series
 from commbench.report.figures.drawing import slug
-from commbench.report.figures.words import Group, Trial, case_of, groups
+from commbench.report.figures.words import Group, Trial, groups
 from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.trained import median, trained
@@ -51,9 +51,9 @@ def learned_of(trial: Trial, quantity: str) -> list[Learned]:
     for phase, rows in ((CONFIRM, trial.ok), (SWEEP, _one_a_hook(trial))):
         settings = trained(trial.run.training_records, phase)
         learned = []
-        for row in rows:
-            setting = settings.get(dataclasses.replace(case_of(row), phase=phase).key)
-            if setting is not None:
+        for case, row in trial.run.keyed_training_rows.items():
+            setting = settings.get(dataclasses.replace(case, phase=phase).key)
+            if setting is not None and row in rows:
                 curves = [_curve(record, quantity) for record in setting.timed.values()]
                 if any(curves):
                     name = trial.prefix + setting_name(row)

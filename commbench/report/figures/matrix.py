@@ -13,9 +13,9 @@ from commbench.findings import Finding
 from commbench.report.figures.drawing import (
     BAD,
     PAPER,
+    PLAIN,
     Drawing,
     nothing_here,
-    plain,
     plain_time,
     slug,
 )
@@ -97,7 +97,7 @@ def paint_heat(figure: Figure, heat: Heat) -> None:
     # every cell of many would be megabytes of the page, and more than the figure has pixels
     interpolation = "none" if len(heat.hosts) <= _SHARP else "auto"
     image = axes.imshow(heat.cells, cmap=colours, norm=norm, interpolation=interpolation)
-    text = plain_time if heat.is_time else plain
+    text = plain_time if heat.is_time else PLAIN
     label = "" if heat.is_time else heat.unit
     bar = figure.colorbar(image, ax=axes, shrink=0.8, label=label, ticks=ticks, format=text)
     bar.minorticks_off()
@@ -146,17 +146,16 @@ def _mark(axes: Axes, heat: Heat) -> None:
     from matplotlib.patches import Rectangle
 
     for rows, columns in heat.slow:
-        if rows and columns:
-            corner = min(columns) - 0.5, min(rows) - 0.5
-            width, height = max(columns) - min(columns) + 1, max(rows) - min(rows) + 1
-            frame = Rectangle(
-                corner,
-                width,
-                height,
-                gid="slow",
-                fill=False,
-                edgecolor=BAD,
-                linewidth=1.8,
-                clip_on=False,
-            )
-            axes.add_patch(frame)
+        corner = min(columns) - 0.5, min(rows) - 0.5
+        width, height = max(columns) - min(columns) + 1, max(rows) - min(rows) + 1
+        frame = Rectangle(
+            corner,
+            width,
+            height,
+            gid="slow",
+            fill=False,
+            edgecolor=BAD,
+            linewidth=1.8,
+            clip_on=False,
+        )
+        axes.add_patch(frame)

@@ -12,7 +12,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
 from commbench.findings import Finding
 from commbench.report.collectives import spoken
-from commbench.report.figures.charts import MICROSECONDS, Chart, Limit, Panel, Series, estimate
+from commbench.report.figures.charts import MICROSECONDS, Chart, Limit, Panel, Series
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import prefixes
 from commbench.report.findings import busbw_of
@@ -126,12 +126,14 @@ def _together(quantity: str, rows: Sequence[Row]) -> Estimate | None:
     """
     if quantity == _TIME:
         slowest = max(rows, key=lambda row: row.time_us or 0.0)
-        return estimate(slowest.time_us, slowest.time_us_ci_low, slowest.time_us_ci_high)
+        if slowest.time_us is None:
+            return None
+        return Estimate(slowest.time_us, slowest.time_us_ci_low, slowest.time_us_ci_high)
     rates = [busbw_of(row) for row in rows if row.busbw_GBps is not None]
     if len(rates) < len(rows):
         return None
     if len(rates) == 1:
-        return estimate(*rates[0])
+        return rates[0]
     lows, highs = zip(*(rate.bounds for rate in rates), strict=True)
     return Estimate(sum(rate.value for rate in rates), sum(lows), sum(highs))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from operator import attrgetter
 
 from commbench.analysis.soak import soak_results
@@ -53,22 +52,23 @@ def _panels(rows: Sequence[TimelineRow]) -> list[Panel]:
     longest = {}
     slowest = {}
     for row in rows:
-        medians[_day(row.time)] = Estimate(row.median_us or 0.0)
-        longest[_day(row.time)] = Estimate(1e3 * (row.longest_ms or 0.0))
-        slowest[_day(row.time)] = Estimate(row.slowest_rank or 0)
+        minute = _minutes(row.elapsed_s)
+        medians[minute] = Estimate(row.median_us or 0.0)
+        longest[minute] = Estimate(1e3 * (row.longest_ms or 0.0))
+        slowest[minute] = Estimate(row.slowest_rank or 0)
     times = [
         Series(name="median", points=medians, is_joined=False),
         Series(name="longest", points=longest, is_joined=False),
     ]
     ranks = [Series(name="slowest rank", points=slowest, is_joined=False)]
-    label = "time of day, UTC"
+    label = "minutes since the first sample"
     return [
-        Panel(series=times, quantity="time", unit=MICROSECONDS, x="time", x_label=label),
+        Panel(series=times, quantity="time", unit=MICROSECONDS, x="number", x_label=label),
         Panel(
             series=ranks,
             quantity="rank",
             includes=(-0.5,),
-            x="time",
+            x="number",
             x_label=label,
             curves_height_in=0.8,
         ),
@@ -77,11 +77,10 @@ def _panels(rows: Sequence[TimelineRow]) -> list[Panel]:
 
 def _shade(event: EventRow) -> Shade:
     is_of_ranks = event.kind == "spike" and bool(event.ranks)
-    begin = _day(event.time)
-    end = begin + (event.duration_s or 0.0) / 86400
+    begin = _minutes(event.elapsed_s)
+    end = begin + _minutes(event.duration_s)
     return Shade(begin, end, SERIES[1] if is_of_ranks else BAD)
 
 
-def _day(text: str) -> float:
-    """Return the days since 1970 that matplotlib's dates count."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() / 86400
+def _minutes(seconds: float | None) -> float:
+    return (seconds or 0.0) / 60

@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRow
 from commbench.results import Run
 from commbench.results.recommendation import setting_of
 from commbench.results.tables import rows_by
 from commbench.units import counted
-
-#: Words of a name, and separators between them.
-_WORDS = re.compile(r"([_/ -])")
-
-
-def run_names(runs: Sequence[Run]) -> list[str]:
-    """Return a short name for each run: its directory's name without the words that all share.
-
-    ``bench_xeon_2026`` and ``quick_xeon_2026`` are ``bench`` and ``quick``; equal names get their
-    parents' names.
-    """
-    paths = [run.path.resolve() for run in runs]
-    names = [path.name for path in paths]
-    if len(set(names)) < len(names):
-        names = list(map(str, paths))
-    words = _unshared([_WORDS.split(name) for name in names])
-    words = _unshared([line[::-1] for line in words])
-    return ["".join(line[::-1]) for line in words]
-
-
-def _unshared(names: Sequence[list[str]]) -> list[list[str]]:
-    """Remove the first words, each with its separator, that several names share; one remains."""
-    if len(names) < 2:  # one shares nothing
-        return list(names)
-    shared = len(os.path.commonprefix(names)) // 2 * 2  # noqa: RUF071 - words, no paths
-    least = min(map(len, names))
-    return [line[min(shared, least - 1) :] for line in names]
 
 
 def prefixes(runs: Sequence[Run]) -> list[tuple[Run, str]]:
@@ -121,11 +90,3 @@ def groups(runs: Sequence[Run]) -> Iterator[Group]:
             name = f"{name}, {row.env}"
         key = f"{place}-{row.workload}" if len(alike) > 1 else ""
         yield Group(name=name, key=key, trials=members)
-
-
-_CASE_FIELDS = [field.name for field in dataclasses.fields(TrainingCase) if field.name != "phase"]
-
-
-def case_of(row: TrainingRow) -> TrainingCase:
-    """Return the case of a row."""
-    return TrainingCase(**{name: getattr(row, name) for name in _CASE_FIELDS})

@@ -16,7 +16,6 @@ from commbench.analysis.prediction.links import link_of
 from commbench.ddp.plan.cases import setting_name
 from commbench.findings import Finding, shared_cause
 from commbench.report.columns import (
-    Cell,
     Column,
     Flagged,
     Table,
@@ -24,10 +23,9 @@ from commbench.report.columns import (
     make_tables,
     plain_table,
 )
-from commbench.report.formats import digits, grouped, listed, percent
+from commbench.report.formats import digits, listed, percent
 from commbench.report.page.parts import Code
 from commbench.results import Run
-from commbench.results.files import FILES
 from commbench.results.info import Launch, RunInfo, is_live, is_watched
 from commbench.results.tables import rows_by
 from commbench.schema import LARGEST
@@ -176,18 +174,19 @@ def condition_tables(runs: Sequence[Run]) -> Iterator[Table]:
     variables.
     """
     for run in runs:
-        for table in _tables_of(run.info.get("environment") or {}):
+        for table in environment_tables(run.info.get("environment") or {}):
             if len(runs) > 1:
                 yield replace(table, title=f"{run.name}: {table.title}")
             else:
                 yield table
 
 
-def _tables_of(environment: Mapping[str, Any]) -> list[Table]:
+def environment_tables(environment: Mapping[str, Any]) -> list[Table]:
+    """Tabulate the facts of all hosts, those in which hosts differ, versions and variables."""
     # the topology, which run.json has, is a section of its own
     hosts = []
     for host in environment.get("hosts") or ():
-        hosts.append(dict(_fact(name, host[name]) for name in host if name != "topology"))
+        hosts.append(dict(fact_of(name, host[name]) for name in host if name != "topology"))
     shared = {}
     varied = []
     for name in dict.fromkeys(name for host in hosts for name in host):
@@ -209,7 +208,7 @@ def _tables_of(environment: Mapping[str, Any]) -> list[Table]:
     return [table for table in tables if table.lines]
 
 
-def _fact(name: str, value: object) -> tuple[str, str]:
+def fact_of(name: str, value: object) -> tuple[str, str]:
     """Return a fact's name without the unit, and its value with the unit."""
     for suffix, text_of in _UNITS.items():
         if name.endswith(suffix) and isinstance(value, int | float) and abs(value) <= LARGEST:
@@ -231,7 +230,7 @@ def _words(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        facts = [_fact(str(name), each) for name, each in value.items() if each is not None]
+        facts = [fact_of(str(name), each) for name, each in value.items() if each is not None]
         return ", ".join(f"{name} {text}" for name, text in facts)
     if isinstance(value, list):
         return "; ".join(map(_words, value)) or "none"
@@ -301,22 +300,6 @@ def left_out(run: Run) -> Iterator[Finding]:
 
 
 # ------------------------------------------------------------------------------- how to repeat it
-
-
-def files_tables(runs: Sequence[Run], *, beside: bool) -> list[Table]:
-    """Tabulate the files of the runs, with links if the page lies ``beside`` them; no table without
-    files.
-    """
-    rows = []
-    for run in runs:
-        for name, about in FILES.items():
-            file = run.path / name
-            if file.is_file():
-                size = f"{grouped(-(-file.stat().st_size // 1024))} KiB"
-                cell = Cell(name, link=name if beside else "")
-                rows.append((run.name, {"file": cell, "size": size, "what it holds": about}))
-    columns = [_entry("file"), _entry("size"), _entry("what it holds")]
-    return [make_table("Files", rows, columns)] if rows else []
 
 
 #: The value of ``launcher`` in run.json if the user started the ranks: the command does not contain

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from commbench.analysis.env import variable_findings
 from commbench.analysis.expectations import Answer
-from commbench.findings import Finding
+from commbench.findings import Finding, Value
 from commbench.report import collectives
 from commbench.report.advice import advise_run
 from commbench.report.env import env_tables
@@ -43,8 +43,6 @@ def make_page(
     runs: Sequence[Run],
     drawings: Sequence[Drawing],
     answers: Sequence[Answer] = (),
-    *,
-    beside: bool,
 ) -> Page:
     """Build the contents of a page.
 
@@ -52,7 +50,6 @@ def make_page(
         runs: one, or several to overlay.
         drawings: their figures.
         answers: to expectations of the only run.
-        beside: whether the page lies beside the files of its only run.
     """
     sections = []
     if len(runs) > 1:
@@ -66,14 +63,13 @@ def make_page(
         *collectives.growth_tables(runs),
         *collectives.collective_tables(runs),
         *collectives.overlap_tables(runs),
-        *collectives.overhead_tables(runs),
     ]
     sections += [
         Section("soak", "Soak", _each(runs, soak), list(soak_tables(runs))),
         Section(
             "collectives",
             "Collectives",
-            _each(runs, collectives.collective_sentences),
+            _each(runs, collectives.group_sentences),
             collective_tables,
             _warnings(runs, "collectives"),
         ),
@@ -81,7 +77,7 @@ def make_page(
             "pairs",
             "Pairs of ranks",
             _each(runs, stragglers),
-            [*collectives.straggler_tables(runs), *collectives.pair_tables(runs)],
+            list(collectives.pair_tables(runs)),
             _warnings(runs, "pairs"),
         ),
         Section(
@@ -115,8 +111,7 @@ def make_page(
         Section(
             "repeat",
             "How to repeat it",
-            _each(runs, lambda run: [_origin(run, beside=beside)]),
-            conditions.files_tables(runs, beside=beside),
+            _each(runs, _origin),
             codes=list(conditions.commands(runs)),
         ),
     ]
@@ -172,12 +167,12 @@ def _topology(runs: Sequence[Run]) -> list[str]:
     return named(texts)
 
 
-def _origin(run: Run, *, beside: bool) -> Finding:
+def _origin(run: Run) -> list[Finding]:
     """Return the seed, commit and directory of a run."""
     how = []
     if run.info.get("seed") is not None:
         how.append(f"seed {run.info['seed']}")
     if run.info.get("git_commit"):
         how.append(f"commbench at commit {run.info['git_commit']}")
-    path = "the directory of this page" if beside else str(run.path)
-    return Finding("origin", numbers={"how": tuple(how or ["this command"]), "path": path})
+    numbers: dict[str, Value] = {"how": tuple(how or ["this command"]), "path": str(run.path)}
+    return [Finding("origin", numbers=numbers)]

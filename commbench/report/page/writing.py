@@ -11,11 +11,11 @@ from pathlib import Path
 
 from commbench.analysis.expectations import Answer
 from commbench.errors import InputError
-from commbench.report.figures.drawing import Drawing, theme_variables
-from commbench.report.figures.words import run_names
+from commbench.report.figures.drawing import theme_variables
 from commbench.report.page.contents import make_page
 from commbench.report.page.parts import LONG, Page
 from commbench.results import Run
+from commbench.results.files import refusing, replace_file
 
 PAGE, FIGURES = "report.html", "figures"
 _HERE = Path(__file__).parent
@@ -24,13 +24,10 @@ _UNIT = re.compile(
 )
 #: The mark of a page that commbench wrote and may overwrite.
 _OURS = '<meta name="generator" content="commbench">'
-_LINKED = re.compile(rf'href="{FIGURES}/([a-z0-9-]+\.png)"')
 
 
 def write_page(runs: Sequence[Run], out: Path, answers: Sequence[Answer] = ()) -> Path:
     """Write ``report.html`` and ``figures/*.png`` into a directory.
-
-    Remove the figures of an older page there.
 
     Args:
         runs: one, or several to overlay.
@@ -45,57 +42,23 @@ def write_page(runs: Sequence[Run], out: Path, answers: Sequence[Answer] = ()) -
     """
     from commbench.report.figures import all_figures  # importing matplotlib is slow
 
-    if len(runs) > 1:  # before tables are made, which stay in memory with the run
-        runs = [replace(run, alias=name) for run, name in zip(runs, run_names(runs), strict=True)]
+    if len({run.name for run in runs}) < len(runs):
+        # before tables are made, which stay in memory with the run
+        runs = [replace(run, alias=str(run.path)) for run in runs]
     drawings = all_figures(runs)
-    beside = len(runs) == 1 and out.resolve() == runs[0].path.resolve()
-    html = render_page(runs, drawings, answers, beside=beside)
-    try:
-        _write(out / PAGE, html, drawings)
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(
-            f"No page can be written into {out} ({reason}); name another directory with --out."
-        ) from error
-    return out / PAGE
-
-
-def _write(page: Path, html: str, drawings: Sequence[Drawing]) -> None:
-    """Write all files; the page last, so that it never names a missing figure."""
-    older = ""
-    if page.exists():
-        older = page.read_text(encoding="utf-8", errors="replace")
-    if older and _OURS not in older:
-        raise InputError(
-            f"{page} is no page of commbench and is left as it is; name another directory with"
-            " --out."
-        )
-    folder = page.parent / FIGURES
-    folder.mkdir(parents=True, exist_ok=True)
-    figures = {f"{drawing.name}.png": drawing for drawing in drawings}
-    for name, drawing in figures.items():
-        (folder / name).write_bytes(drawing.png)
-    page.write_text(html, encoding="utf-8")
-    for name in set(_LINKED.findall(older)) - set(figures):
-        (folder / name).unlink(missing_ok=True)
-
-
-def render_page(
-    runs: Sequence[Run],
-    drawings: Sequence[Drawing],
-    answers: Sequence[Answer] = (),
-    *,
-    beside: bool,
-) -> str:
-    """Return the page of runs as HTML; see `render`.
-
-    Args:
-        runs: as for `write_page`.
-        drawings: the runs' figures.
-        answers: as for `write_page`.
-        beside: whether the page lies beside the files of its only run.
-    """
-    return render(make_page(runs, drawings, answers, beside=beside))
+    html = render(make_page(runs, drawings, answers))
+    page, folder = out / PAGE, out / FIGURES
+    with refusing(out, InputError):
+        if page.exists() and _OURS not in page.read_text(encoding="utf-8", errors="replace"):
+            raise InputError(
+                f"{page} is no page of commbench and is left as it is; name another directory with"
+                " --out."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        for drawing in drawings:
+            (folder / f"{drawing.name}.png").write_bytes(drawing.png)
+        replace_file(page, html)  # last, so that it never names a missing figure
+    return page
 
 
 def render(page: Page) -> str:
