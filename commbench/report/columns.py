@@ -52,6 +52,8 @@ class Cell(NamedTuple):
     tone: Tone = ""
     flags: tuple[str, ...] = ()
     """Flags shown in place of the text, each with its meaning."""
+    drawn: Sequence[float] = ()
+    """A ratio that the page draws, in 200 units: low end, ratio, high end, ends of a margin."""
 
 
 #: The tones of statuses, verdicts and outcomes in any cell.
@@ -138,8 +140,8 @@ class Column(Generic[R]):
 
         If the column should vary, whether the cells differ.
         """
-        contents = {(cell.text, cell.flags) for cell in cells}
-        return len(contents) > 1 if self.should_vary else contents != {("", ())}
+        contents = {(cell.text, cell.flags, tuple(cell.drawn)) for cell in cells}
+        return len(contents) > 1 if self.should_vary else contents != {("", (), ())}
 
 
 @dataclass(frozen=True, kw_only=True)

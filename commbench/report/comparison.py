@@ -20,7 +20,7 @@ from commbench.analysis.comparison.verdicts import BrokenCase, ComparedCase, Com
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.findings import Finding, as_text
-from commbench.report.columns import Column, Tone, tabulate
+from commbench.report.columns import Cell, Column, Tone, tabulate
 from commbench.report.formats import microseconds
 from commbench.report.page.parts import Entry, Page, Section
 from commbench.report.page.writing import render
@@ -96,6 +96,9 @@ def _conditions(table: ComparisonTable) -> list[str]:
 
 # ----------------------------------------------------------------------------------------- the page
 
+#: The smallest ratio that the ends of a drawn interval stand for.
+_LEAST_END = 1.1
+
 
 def comparison_page(table: ComparisonTable, threshold: float) -> str:
     """Return the comparison as a self-contained HTML page.
@@ -104,6 +107,25 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
         table: the comparison.
         threshold: share beyond which a slower case is a regression.
     """
+    ratios = [case.comparison.ratio for case in table.cases if case.comparison.ratio > 0]
+    reach = 1.2 * max(abs(math.log(ratio)) for ratio in [_LEAST_END, *ratios])
+
+    def drawn(case: ComparedCase) -> Cell:
+        interval = case.comparison.interval
+        if interval is None:
+            return Cell("")
+        drawn_ratios = (interval.low, case.comparison.ratio, interval.high)
+        margin = (1 - table.margin, 1 + table.margin)
+        return Cell("", drawn=[_place(ratio, reach) for ratio in (*drawn_ratios, *margin)])
+
+    columns = list(case_columns(table))
+    about = (
+        f"ratio and interval from less to more time in B, up to {math.exp(reach):.2f};"
+        f" shaded is the margin of {100 * table.margin:g} %"
+    )
+    columns.insert(
+        4, Column("less \N{LEFTWARDS ARROW} B \N{RIGHTWARDS ARROW} more", drawn, about=about)
+    )
     first, *others = answer(table)
     details = [as_text(others), as_text(beyond(table, threshold))]
     tone: Tone = "bad" if any(regressions(table, threshold)) else ""
@@ -112,7 +134,7 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
     entries.append(Entry("B", [table.name_b]))
     cases = Section("cases", "Cases", [str(finding) for finding in closing(table)])
     if table.cases:
-        cases.tables = [tabulate(table.cases, case_columns(table), title="B over A")]
+        cases.tables = [tabulate(table.cases, columns, title="B over A")]
     conditions = Section("conditions", "Conditions", _conditions(table))
     names = [Path(name).name or name for name in (table.name_b, *table.names_a)]
     page = Page(
@@ -128,6 +150,12 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
         ),
     )
     return render(page)
+
+
+def _place(ratio: float, reach: float) -> float:
+    """Return the position of a ratio in a drawing of 200 units, clipped at its ends."""
+    share = math.log(ratio) / reach if ratio > 0 else -1.0
+    return round(100 * (1 + min(1.0, max(-1.0, share))), 1)
 
 
 # ------------------------------------------------------------------------------------- CSV and JSON
