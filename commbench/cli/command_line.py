@@ -92,12 +92,7 @@ class _Group:
             kind, default = kinds[each.name], each.default
             if not self.is_whole:
                 kind, default = each.metadata["kind"] | None, each.metadata["text"]
-            shown = typer.Option(
-                default,
-                *each.metadata["spellings"],
-                metavar=each.metadata["metavar"],
-                help=each.metadata["about"],
-            )
+            shown = typer.Option(default, *each.metadata["spellings"], **each.metadata["shown"])
             options[each.name] = inspect.Parameter(
                 each.name, _KEYWORD, default=shown, annotation=kind
             )

@@ -12,7 +12,7 @@ import typer
 from commbench.backends import try_device
 from commbench.cli.command_line import Given, refuse, takes_options
 from commbench.cli.conduct import Task, carry_out
-from commbench.cli.options import BudgetName, Format, Like, Settings, opt
+from commbench.cli.options import BudgetName, Format, Like, Settings, opt, positive_seconds
 from commbench.cli.request import (
     AUTO_BACKEND,
     Place,
@@ -50,7 +50,7 @@ def bench(
     budget: BudgetName = "quick",
     launches: Annotated[
         int | None,
-        opt("--launches", "Launches of the collectives; by default from the budget.", "R"),
+        opt("--launches", "Launches of the collectives; by default from the budget.", "R", min=1),
     ] = None,
     fresh: Annotated[Mapping[str, int], Trained, "confirm_launches"],
     like: Like = None,
@@ -217,7 +217,7 @@ def run(
     budget: BudgetName = "quick",
     launches: Annotated[
         int | None,
-        opt("--launches", "Number of launches; by default the budget's.", "R"),
+        opt("--launches", "Number of launches; by default the budget's.", "R", min=1),
     ] = None,
     visits: Annotated[
         int | None,
@@ -228,6 +228,7 @@ def run(
                 " the budget's."
             ),
             "N",
+            min=1,
         ),
     ] = None,
     energy: Annotated[
@@ -239,6 +240,7 @@ def run(
                 " more)."
             ),
             "S",
+            parser=positive_seconds,
         ),
     ] = None,
     like: Like = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from commbench.errors import InputError
 from commbench.fields import join_names, option
 from commbench.launch.launchers import LAUNCHERS
 from commbench.launch.launchers.base import BINDINGS
@@ -16,15 +18,28 @@ from commbench.report.text_formats import STYLES
 from commbench.results import load_run
 
 
-def opt(spellings: str, about: str, metavar: str | None = None) -> Any:
+def opt(spellings: str, about: str, metavar: str | None = None, **bounds: Any) -> Any:
     """Return an option of a command, for ``Annotated``.
 
     Args:
         spellings: such as ``-n --ranks``.
         about: its text in the help.
         metavar: the name of its value in the help.
+        bounds: what `typer.Option` checks a number by.
     """
-    return typer.Option(*spellings.split(), metavar=metavar, help=about)
+    return typer.Option(*spellings.split(), metavar=metavar, help=about, **bounds)
+
+
+def positive_seconds(text: str) -> float:
+    """Return a time in seconds, as ``typer.Option(parser=positive_seconds)`` reads it.
+
+    Raises:
+        InputError: it is not above 0, or not finite.
+    """
+    time_s = float(text)
+    if not 0 < time_s < math.inf:
+        raise InputError(f"A time of {text} s was asked for; give more than 0.")
+    return time_s
 
 
 Expect = Annotated[
@@ -87,9 +102,14 @@ class Settings:
             "Number of ranks. By default one for each slot; on this machine alone one for each GPU"
             " if there are at least 2, else at most 8."
         ),
+        min=1,
     )
     time_limit: float | None = option(
-        None, "--time-limit", metavar="S", about="Time limit of the whole run in seconds."
+        None,
+        "--time-limit",
+        metavar="S",
+        about="Time limit of the whole run in seconds.",
+        parser=positive_seconds,
     )
     case_timeout: float = option(
         60.0,

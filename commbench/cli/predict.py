@@ -24,7 +24,6 @@ from commbench.analysis.prediction.law import ForecastNetwork, Place
 from commbench.analysis.prediction.links import Link, link_of
 from commbench.analysis.prediction.replay import TrainedWorkload
 from commbench.cli.options import opt
-from commbench.cli.request import check_counts
 from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES
 from commbench.ddp.plan.records import TrainingRecord
@@ -72,7 +71,7 @@ def predict(
     ] = "measured",
     ranks_per_node: Annotated[
         int | None,
-        opt("--ranks-per-node", "Ranks on each host; by default as measured.", "K"),
+        opt("--ranks-per-node", "Ranks on each host; by default as measured.", "K", min=1),
     ] = None,
     sizes: Annotated[
         str | None,
@@ -97,7 +96,6 @@ def predict(
     torch nor MPI.
     """
     check_choice("format", output_format, FORMATS)
-    check_counts({"--ranks-per-node": ranks_per_node})
     world_sizes, rates_bps = parse_world_sizes(world_size), parse_rates(rate)
     runs = [under_first_env(load_run(path)) for path in paths]
     hooks = parse_hooks(hook, runs)

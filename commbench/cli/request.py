@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import math
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -226,29 +225,14 @@ def ranks_by_gpus(backends: Sequence[str]) -> int | None:
     return None
 
 
-def check_counts(counts: Mapping[str, int | None]) -> None:
-    """Raise `InputError` if a given number is not above 0."""
-    for option, number in counts.items():
-        if number is not None and number < 1:
-            raise InputError(f"{option} {number} was asked for; give at least 1.")
-
-
 def find_budget(budgets: Mapping[str, BudgetT], name: str, **changes: float | None) -> BudgetT:
     """Return the budget called ``name`` with the given numbers in its fields.
 
     Raises:
-        InputError: the name is unknown, or a number is not above 0.
+        InputError: the name is unknown.
     """
-    numbers: dict[str, Any] = {}
-    for field, number in changes.items():
-        if number is None:
-            continue
-        numbers[field] = number
-        if not 0 < number < math.inf:
-            option = field.removesuffix("_s").replace("_", "-")
-            least = "more than 0 seconds" if field.endswith("_s") else "at least 1"
-            raise InputError(f"--{option} {number:g} was asked for; give {least}.")
-    return dataclasses.replace(find_entry("budget", name, budgets), **numbers)
+    given: dict[str, Any] = {field: each for field, each in changes.items() if each is not None}
+    return dataclasses.replace(find_entry("budget", name, budgets), **given)
 
 
 def make_request(
@@ -274,8 +258,6 @@ def make_request(
         InputError: nothing to measure, or a message exceeds this host's memory.
     """
     usable, left_out = usable_suite(suite, place, is_named=is_named)
-    if place.ranks < 1:
-        raise InputError(f"-n {place.ranks} was asked for; give at least 1 rank.")
     cases = all_cases(usable.sweeps, place.ranks)
     check_memory(cases, place.ranks_here)
     fixed: Mapping[str, FixedSettings] = {}

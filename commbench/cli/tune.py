@@ -15,14 +15,8 @@ import typer
 
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
 from commbench.cli.conduct import Task, carry_out
-from commbench.cli.options import Settings, opt
-from commbench.cli.request import (
-    Place,
-    check_counts,
-    default_out,
-    find_budget,
-    training_backend,
-)
+from commbench.cli.options import Settings, opt, positive_seconds
+from commbench.cli.request import Place, default_out, find_budget, training_backend
 from commbench.cli.separator import command_behind
 from commbench.cli.train import Trained, short_name, training_ranks
 from commbench.collectives.cases import Axes
@@ -82,7 +76,7 @@ def tune(
     ] = AUTO,
     batch: Annotated[
         int | None,
-        opt("--batch", "Samples per rank; by default from the workload.", "N"),
+        opt("--batch", "Samples per rank; by default from the workload.", "N", min=1),
     ] = None,
     steps: Annotated[
         int | None,
@@ -94,6 +88,7 @@ def tune(
                 " from the budget's time, for digits and text from their metric."
             ),
             "N",
+            min=1,
         ),
     ] = None,
     then: Annotated[
@@ -138,9 +133,6 @@ def tune(
     process is one rank of one launch; repeat the command with the same --out until it says that
     nothing is left.
     """
-    trained.check()
-    check_counts({"--steps": steps, "--batch": batch})
-    check_time_limit(settings.time_limit)
     command = command_behind(context)
     if command is not None:
         not_of_it = [option for option in given if option not in LIVE_OPTIONS]
@@ -218,16 +210,6 @@ def tune(
     return carry_out(settings, plan, lambda: training_ranks(trained.backend))
 
 
-def check_time_limit(time_limit_s: float | None) -> None:
-    """Refuse a time limit of no time.
-
-    Raises:
-        InputError: it is not more than 0 s.
-    """
-    if time_limit_s is not None and not time_limit_s > 0:
-        raise InputError(f"--time-limit {time_limit_s:g} was asked for; give more than 0 s.")
-
-
 def start(command: Sequence[str], out: Path | None, options: LiveOptions) -> int:
     """Start the command of a training and tune or watch it; return the command's exit code.
 
@@ -274,11 +256,16 @@ def watch(
     ] = None,
     steps: Annotated[
         int | None,
-        opt("--steps", "Optimiser steps to watch after a short warm-up; by default 200.", "N"),
+        opt(
+            "--steps",
+            "Optimiser steps to watch after a short warm-up; by default 200.",
+            "N",
+            min=1,
+        ),
     ] = None,
     time_limit: Annotated[
         float | None,
-        opt("--time-limit", "Seconds after which watching ends.", "S"),
+        opt("--time-limit", "Seconds after which watching ends.", "S", parser=positive_seconds),
     ] = None,
     then: Annotated[
         str,
@@ -299,8 +286,6 @@ def watch(
     optimiser and the rest of a step, the rank that others wait for, and how much faster a step
     could be. commbench ends with the exit code of COMMAND.
     """
-    check_counts({"--steps": steps})
-    check_time_limit(time_limit)
     command = command_behind(context)
     if command is None:
         raise InputError(
