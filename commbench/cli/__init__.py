@@ -151,10 +151,7 @@ def main() -> None:
         if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
             raise
         _drop_output(sys.stdout)
-        full = LaunchError(f"No output is taken ({error.strerror}); what was measured is kept.")
-        # of bad usage, whose sentence was not taken
-        full.exit_code = getattr(error.__context__, "exit_code", full.exit_code)
-        _leave(full)
+        _leave(LaunchError(f"No output is taken ({error.strerror}); what was measured is kept."))
     except CommbenchError as error:
         _leave(error)
 
