@@ -20,13 +20,6 @@ Level = Literal["verdict", "warning", "note"]
 Value: TypeAlias = "str | int | float | Estimate | tuple[str, ...] | tuple[Finding, ...]"
 #: Fields with text from outside: reasons that differ in these have different causes.
 _QUOTED = frozenset({"cause", "error", "last_line", "remedy", "sentence"})
-#: Fields of one prediction: reasons that differ in these alone are alike.
-_OF_ONE_PREDICTION = frozenset(
-    {
-        "ranks",
-        "ranks_per_node",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -70,20 +63,6 @@ class Finding:
     def in_full(self) -> str:
         """The sentence, and those of its details."""
         return as_text([self, *self.details])
-
-    def key(self, subject: str) -> tuple[object, ...]:
-        """Return what alike reasons have in common, for a prediction of ``subject``.
-
-        Reasons are alike if they differ only in the subject of the prediction, in ranks.
-        """
-        shared = {
-            name: value for name, value in self.numbers.items() if name not in _OF_ONE_PREDICTION
-        }
-        return (
-            self.code,
-            "" if self.subject == subject else self.subject,
-            tuple(sorted(shared.items())),
-        )
 
 
 def as_text(findings: Iterable[Finding]) -> str:

@@ -62,13 +62,21 @@ def unpredicted(rows: Iterable[AnyForecast]) -> Iterator[Finding]:
 
     Reasons that differ only in ranks, sizes, operation or hook are one.
     """
-    groups = rows_by(rows, lambda row: row.reason.key(row.subject) if row.reason else None)
-    for key, group in groups.items():
-        if key is not None:
+    for cause, group in rows_by(rows, _cause).items():
+        if cause:
             subjects = ", ".join(sorted({row.subject for row in group}))
             ranks = ", ".join(map(str, sorted({row.world_size for row in group})))
             numbers = {"ranks": ranks, "reason": str(group[0].reason)}
             yield Finding("not_predicted", subjects, numbers)
+
+
+def _cause(row: AnyForecast) -> str:
+    """Return what rows without a prediction have in common; empty for a prediction."""
+    if row.reason is None:
+        return ""
+    if "ranks" in row.reason.numbers:
+        return row.reason.code
+    return str(row.reason)
 
 
 def _tables(
