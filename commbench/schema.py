@@ -8,7 +8,6 @@ keeps where a run is resumed.
 from __future__ import annotations
 
 import collections.abc
-import dataclasses
 import inspect
 import itertools
 import math
@@ -175,7 +174,6 @@ class _Number:
 
     kind: type
     limits: Limits
-    is_optional: bool = False
 
     def __call__(self, value: Any) -> object:
         limits = self.limits
@@ -187,8 +185,6 @@ class _Number:
 
     def fit(self, values: Sequence[Any]) -> bool:
         """Return whether all values are allowed; bool is no number."""
-        if self.is_optional:
-            values = [value for value in values if value is not None]
         return _NUMBERS[self.kind].issuperset(map(type, values)) and self.limits.check(values)
 
 
@@ -205,8 +201,6 @@ def _choice_reader(choices: tuple[Any, ...]) -> Reader:
 def _optional_reader(kinds: tuple[Any, ...]) -> Reader:
     """Return the reader of a value or null."""
     (reader,) = (_reader(kind) for kind in kinds if kind is not type(None))
-    if isinstance(reader, _Number):
-        return dataclasses.replace(reader, is_optional=True)
     return lambda value: None if value is None else reader(value)
 
 
