@@ -72,10 +72,6 @@ def find_tool(text: str, name: str, tool_name: str | None = None) -> Tool:
     )
 
 
-#: Largest accepted file: outputs have a few kilobytes.
-LARGEST_BYTES = 64 * 2**20
-
-
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """An output of a tool."""
@@ -115,11 +111,6 @@ def import_outputs(
     _check_distinct(sources)
     readings = []
     for source in sources:
-        if len(source.data) > LARGEST_BYTES:
-            raise InputError(
-                f"{source.name} has {len(source.data)} bytes and is no output of a tool; give its"
-                " output."
-            )
         text = decode(source.data)
         source_tool = find_tool(text, source.name, tool)
         reading = Reading(name=source.name, options=options, tool=source_tool.title)

@@ -142,11 +142,7 @@ def _time(average: str | None) -> str:
         return RANK_MEAN
     if average == "3":
         return SLOWEST_RANK
-    raise LeftOutError(
-        {"0": "times are of rank 0 only (-a 0)", "2": "times are of the fastest rank (-a 2)"}.get(
-            str(average), f"what -a {average} means is unknown to commbench"
-        )
-    )
+    raise LeftOutError(f"times are neither means over ranks nor of the slowest rank (-a {average})")
 
 
 def _half(result: JsonMapping, key: str) -> tuple[dict[str, str], JsonObject]:
