@@ -33,7 +33,7 @@ from commbench.results.plan import RunRequest, fixed_settings
 from commbench.stats.budgets import Budget, TrainingBudget
 from commbench.system.gpus import gpu_addresses
 from commbench.system.host import memory_bytes
-from commbench.units import counted, format_size, parse_size, parse_sizes
+from commbench.units import counted, format_size, parse_sizes
 
 BudgetT = TypeVar("BudgetT", Budget, TrainingBudget)
 
@@ -55,17 +55,15 @@ def foreign_sizes(
     """
     if osu_range is not None:
         low, _, high = osu_range.rpartition(":")
-        return parse_sizes(f"{low or '4'}:{high}:2")  # OSU's reductions also begin at one float
+        return parse_sizes(f"{low or '4'}:{high}")  # OSU's reductions also begin at one float
     if min_bytes is None and max_bytes is None and step_factor is None:
         return None
     low = min_bytes or max_bytes or "32M"
     high = max_bytes or low
-    if parse_size(low) == parse_size(high):
-        return (parse_size(low),)
-    factor = 2
+    text = f"{low}:{high}"
     if step_factor is not None:
-        factor = step_factor
-    return parse_sizes(f"{low}:{high}:{factor}")
+        text = f"{text}:{step_factor}"
+    return parse_sizes(text)
 
 
 @dataclass(frozen=True, kw_only=True)
