@@ -157,6 +157,18 @@ class Trial:
         """Return the residual, to which the gradient was added."""
         return self.residual.add_(self.gradient)
 
+    def select_by_torch(self) -> None:
+        """Select in place and with memory of its own, as one would write it by hand."""
+        import torch
+
+        indices, values = self.parts()
+        total = self.add()
+        torch.abs(total, out=self._spare)
+        chosen = torch.topk(self._spare, self.k, sorted=False).indices
+        indices.copy_(chosen)
+        torch.index_select(total, 0, chosen, out=values)
+        total.index_fill_(0, chosen, 0.0)
+
     def parts(self) -> tuple[Tensor, Tensor]:
         """Return the indices and the values of the payload."""
         import torch
@@ -192,25 +204,13 @@ class HostTrial(Trial):
 
     def selections(self) -> Calls:
         """Return the two selections."""
-        return {"commbench": lambda: self.encode(self._fast), "topk": self._select_by_torch}
+        return {"commbench": lambda: self.encode(self._fast), "topk": self.select_by_torch}
 
     def set_up(self) -> None:
         """Fill the caches as training does: the gradient was written just before."""
         self.residual.copy_(self._residual_before)
         self._elsewhere.sum()
         self.gradient.copy_(self._gradient_before)
-
-    def _select_by_torch(self) -> None:
-        """Select in place and with memory of its own, as one would write it by hand."""
-        import torch
-
-        indices, values = self.parts()
-        total = self.add()
-        torch.abs(total, out=self._spare)
-        chosen = torch.topk(self._spare, self.k, sorted=False).indices
-        indices.copy_(chosen)
-        torch.index_select(total, 0, chosen, out=values)
-        total.index_fill_(0, chosen, 0.0)
 
     def time_rounds(self, rounds: int) -> dict[str, list[float]]:
         """Time beside an addition, by the clock."""
@@ -248,7 +248,7 @@ class GpuTrial(Trial):
         """Return our kernels, the fewest calls of torch, and selection=exact."""
         return {
             "commbench": lambda: self.encode(self._fast),
-            "plain": self._select_plainly,
+            "plain": self.select_by_torch,
             "exact": lambda: self.encode(self._exact),
         }
 
@@ -259,17 +259,6 @@ class GpuTrial(Trial):
         self.residual.copy_(self._residual_before)
         self.gradient.copy_(self._gradient_before)
         self._elsewhere.amax()
-
-    def _select_plainly(self) -> None:
-        """Select in as few calls of torch as it takes where everything is finite."""
-        import torch
-
-        indices, values = self.parts()
-        total = self.add()
-        _, chosen = torch.topk(total.abs(), self.k, sorted=False)
-        indices.copy_(chosen)
-        torch.gather(total, 0, chosen, out=values)
-        total.scatter_(0, chosen, 0.0)
 
     def time_rounds(self, rounds: int) -> dict[str, list[float]]:
         """Time by events, beside a copy of the gradient."""
