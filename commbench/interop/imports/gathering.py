@@ -7,12 +7,14 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 from commbench.engine.records import Record
 from commbench.errors import InputError, check_choice
 from commbench.interop.imports import imb, nccl_json, nccl_tests, osu, param
 from commbench.interop.imports.blocks import read_blocks
 from commbench.interop.imports.reading import ImportOptions, Reading
+from commbench.results.tables import rows_by
 from commbench.schema import JsonObject
 from commbench.system.files import decode
 
@@ -117,23 +119,22 @@ def import_outputs(
         source_tool.read(text, reading)
         _note_others(text, source_tool, reading)
         readings.append(reading)
-    launches_by_case: dict[tuple[str, int], list[Record]] = {}
-    for reading in readings:
-        for record in reading.records:
-            launches = launches_by_case.setdefault((record.case.key, record.group_size), [])
-            for earlier in launches[:1]:
-                _check_alike(record, earlier)
-            launches.append(dataclasses.replace(record, launch=len(launches)))
-    if not launches_by_case:
+    found = [record for reading in readings for record in reading.records]
+    if not found:
         reasons: list[str] = []
         for reading in readings:
             reasons += reading.left_out
         names = ", ".join(source.name for source in sources)
         raise InputError(f"Nothing was found in {names}: {'; '.join(reasons[:3])}.")
-    most = max(ranks for _, ranks in launches_by_case)
+    most = max(record.group_size for record in found)
     records = []
-    for launches in launches_by_case.values():
-        records += [_with_world_size(record, most) for record in launches]
+    for launches in rows_by(found, attrgetter("case.key", "group_size")).values():
+        for launch, record in enumerate(launches):
+            _check_alike(record, launches[0])
+            case = record.case
+            if record.group_size < most:
+                case = dataclasses.replace(case, world_size=record.group_size)
+            records.append(dataclasses.replace(record, case=case, launch=launch))
     return Imported(records=records, info=_info(sources, readings, most), readings=readings)
 
 
@@ -167,14 +168,12 @@ def _info(sources: Sequence[Source], readings: Sequence[Reading], most: int) -> 
 
 
 def _check_distinct(sources: Sequence[Source]) -> None:
-    names: dict[str, str] = {}
-    for source in sources:
-        if source.sha256 in names:
+    for first, *others in rows_by(sources, attrgetter("sha256")).values():
+        if others:
             raise InputError(
-                f"{names[source.sha256]} and {source.name} are the same output, which is one"
-                " launch; name it once."
+                f"{first.name} and {others[0].name} are the same output, which is one launch; name"
+                " it once."
             )
-        names[source.sha256] = source.name
 
 
 def _check_alike(record: Record, earlier: Record) -> None:
@@ -192,12 +191,3 @@ def _check_alike(record: Record, earlier: Record) -> None:
             f"Of {record.case} buffers are on {earlier.device} in one output and on"
             f" {record.device} in another; import them apart."
         )
-
-
-def _with_world_size(record: Record, most: int) -> Record:
-    """Return the record for a run on ``most`` ranks: a case on fewer ranks states their number."""
-    if record.group_size == most:
-        return record
-    return dataclasses.replace(
-        record, case=dataclasses.replace(record.case, world_size=record.group_size)
-    )
