@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,7 @@ from commbench.hooks.registry import hook_words, parse_hook
 from commbench.report.prediction import render_predictions
 from commbench.results import Run, load_run, under_first_env
 from commbench.results.info import shares_gpu
-from commbench.results.tables import csv_text
+from commbench.results.tables import csv_text, rows_by
 from commbench.units import format_link_rate, parse_link_rate, parse_sizes
 
 #: The smallest and the largest number of ranks of a prediction.
@@ -247,13 +248,10 @@ def _trainings(
     The records of a training differ only in the setting.
     """
     for run in runs:
-        by_training: dict[tuple[object, ...], list[TrainingRecord]] = {}
-        for record in run.training_records:
-            training = record.case.group, record.case.precision
-            if workload in {None, record.case.workload}:
-                by_training.setdefault(training, []).append(record)
-        for records in by_training.values():
-            yield run, records
+        trainings = rows_by(run.training_records, attrgetter("case.group", "case.precision"))
+        for records in trainings.values():
+            if workload in {None, records[0].case.workload}:
+                yield run, records
 
 
 def _trained(run: Run, records: Sequence[TrainingRecord]) -> TrainedWorkload:
