@@ -426,10 +426,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < LEAST_ROUNDS:
         parser.error(f"--rounds is {options.rounds}; give at least {LEAST_ROUNDS}")
-    if not 0 < options.density <= 1:
-        parser.error(f"--density is {options.density}; give more than 0 and at most 1")
-    if options.mib * MIB < 4:  # bytes of one element
-        parser.error(f"--mib is {options.mib}; give at least one element")
     end("selection", lambda: measure(options))
 
 
