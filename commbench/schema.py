@@ -72,13 +72,6 @@ class Limits:
         is_within = min(numbers) >= self.low and max(numbers) <= self.high
         return is_within and not math.isnan(sum(numbers))
 
-    def __str__(self) -> str:
-        """Return the range in words."""
-        also = ""
-        if not self.finite:
-            also = ", also infinity and NaN,"
-        return f"{also} from {self.low:g} to {self.high:g}"
-
 
 #: A difference, which may have either sign.
 Signed = Annotated[float, Limits(low=-LARGEST)]
@@ -153,10 +146,7 @@ def _at(place: str, reader: Reader, value: object) -> Any:
     try:
         return reader(value)
     except _UnfitError as error:
-        text = str(error)
-        if text[0] not in " [.":
-            text = f".{text}"
-        raise _UnfitError(f"{place}{text}") from error
+        raise _UnfitError(f"{place}{error}") from error
 
 
 def _plain_reader(kind: type) -> Reader:
@@ -180,7 +170,8 @@ class _Number:
         if type(value) in _NUMBERS[self.kind] and limits.low <= value <= limits.high:
             return value  # most, at once
         if not self.fit((value,)):
-            raise _unfit(f"a {_NAMES[self.kind]}{self.limits}", value)
+            expected = f"a {_NAMES[self.kind]} from {limits.low:g} to {limits.high:g}"
+            raise _unfit(expected, value)
         return value
 
     def fit(self, values: Sequence[Any]) -> bool:
@@ -256,7 +247,7 @@ def _object_reader(kind: Any) -> Reader:
             entries.update(value)
         for name, item in value.items():
             if name in readers:
-                entries[name] = _at(name, readers[name], item)
+                entries[name] = _at(f".{name}", readers[name], item)
         if is_dict:
             return entries
         return kind(**entries)
