@@ -10,7 +10,6 @@ from typing import TypedDict
 
 from commbench.errors import InputError
 from commbench.interop.imports.nccl_tests import (
-    check_half,
     conditions,
     half_record,
     nccl_version,
@@ -120,7 +119,6 @@ def _read_report(report: JsonMapping, reading: Reading) -> None:
             case["in_place"] = in_place
             if key in result:
                 with reading.noting():
-                    check_half(case)
                     half, details = _half(result, key)
                     reading.records.append(half_record(case, line, half, **details, **shared))
 

@@ -202,7 +202,6 @@ def _read_block(block: Block, reading: Reading) -> None:
             case["in_place"] = second == _SECOND
             if half["time"] != "N/A":
                 with reading.noting():
-                    check_half(case)
                     _check_rates(half, OPERATIONS[operation], shared["ranks"], reading)
                     checked = _checked(line, half, block)
                     reading.records.append(half_record(case, line, half, **checked, **shared))
@@ -280,13 +279,6 @@ def _checked(line: Mapping[str, str], half: Mapping[str, str], block: Block) -> 
     return {}
 
 
-def check_half(case: Mapping[str, Any]) -> None:
-    """Raise LeftOutError for a case that only nccl-tests has in place."""
-    operation = case["operation"]
-    if case["in_place"] and not OPERATIONS[operation].has_in_place:
-        raise LeftOutError(f"{operation} in place has no counterpart in commbench")
-
-
 def half_record(
     case: Mapping[str, Any],
     line: Mapping[str, str],
@@ -310,6 +302,8 @@ def half_record(
     operation = OPERATIONS[case["operation"]]
     redop = line.get("redop") or "none"
     root = line.get("root", "-1")
+    if case["in_place"] and not operation.has_in_place:
+        raise LeftOutError(f"{operation.name} in place has no counterpart in commbench")
     if operation.reduces != (redop != "none"):
         raise LeftOutError(
             f"a row with redop {redop} is not of {operation.name}; import its table by itself, with"
