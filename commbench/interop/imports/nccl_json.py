@@ -25,6 +25,9 @@ from commbench.interop.imports.reading import (
 )
 from commbench.schema import JsonMapping, JsonObject, check_as
 
+#: The meaning of times by what ``--average`` says.
+_TIMES = {None: RANK_MEAN, "1": RANK_MEAN, "3": SLOWEST_RANK}
+
 
 class Device(TypedDict, total=False):
     """The first rank of a process."""
@@ -98,7 +101,11 @@ def _read_report(report: JsonMapping, reading: Reading) -> None:
     blocking = 0
     if config.get("blocking_collectives") == "true":  # which kind, only the command line says
         blocking = 2 if _option(report, "-z", "--blocking") == "2" else 1
-    time = _time(_option(report, "-a", "--average"))
+    average = _option(report, "-a", "--average")
+    if average not in _TIMES:
+        raise LeftOutError(
+            f"times are neither means over ranks nor of the slowest rank (-a {average})"
+        )
     case, shared = conditions(
         reading,
         operation=operation,
@@ -106,7 +113,7 @@ def _read_report(report: JsonMapping, reading: Reading) -> None:
         blocking=blocking,
         graph=bool(config.get("graph")),
     )
-    shared["time"] = time
+    shared["time"] = _TIMES[average]
     shared["batch"] = config.get("iterations", 1) * config.get("aggregated_iterations", 1)
     if "nccl_version" in report:
         shared["library"] = nccl_version(report["nccl_version"])
@@ -128,19 +135,6 @@ def _option(report: JsonMapping, short: str, long: str) -> str | None:
     words = " ".join(report.get("args", ()))
     found = re.findall(rf"(?<!\S)(?:{short} ?|{long}[ =])(\d+)", words)
     return found[-1] if found else None
-
-
-def _time(average: str | None) -> str:
-    """Return the meaning of times under ``--average``.
-
-    Raises:
-        LeftOutError: commbench has no such time.
-    """
-    if average in {None, "1"}:
-        return RANK_MEAN
-    if average == "3":
-        return SLOWEST_RANK
-    raise LeftOutError(f"times are neither means over ranks nor of the slowest rank (-a {average})")
 
 
 def _half(result: JsonMapping, key: str) -> tuple[dict[str, str], JsonObject]:
