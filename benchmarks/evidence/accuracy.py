@@ -116,24 +116,14 @@ class CLoop:
         Raises:
             CommbenchError: MPI reported an error.
         """
-        start, end = np.zeros(repetitions, dtype=np.int64), np.zeros(repetitions, dtype=np.int64)
-        late = np.zeros(repetitions, dtype=np.bool_)
-        task = self._task(repetitions=repetitions, batch=batch)
-        task.start_ns, task.end_ns, task.late = start.ctypes.data, end.ctypes.data, late.ctypes.data
-        function = getattr(self.library, f"run_{self.prepared.case.operation}")
-        with quiet_interpreter():
-            errors = function(ctypes.byref(task))
-        if errors:
-            raise CommbenchError(f"MPI reported {errors} errors in the C loop")
-        return Repetitions(start_ns=start, end_ns=end, late=late)
-
-    def _task(self, *, repetitions: int, batch: int) -> CTask:
         from mpi4py import MPI
 
+        start, end = np.zeros((2, repetitions), dtype=np.int64)
+        late = np.zeros(repetitions, dtype=np.bool_)
         rank = self.communicator.rank
         send, receive = self.prepared.buffers.send, self.prepared.buffers.receive
         assert isinstance(receive, HostBuffer)  # noqa: S101 - both operations receive on both ranks
-        return CTask(
+        task = CTask(
             # mpi4py hands its objects to C so; the second communicator is the native loop's.
             control=MPI._addressof(self.control.comm),  # noqa: SLF001
             measured=MPI._addressof(self.communicator._comm),  # noqa: SLF001
@@ -145,7 +135,16 @@ class CLoop:
             first=rank == 0,
             batch=batch,
             repetitions=repetitions,
+            start_ns=start.ctypes.data,
+            end_ns=end.ctypes.data,
+            late=late.ctypes.data,
         )
+        function = getattr(self.library, f"run_{self.prepared.case.operation}")
+        with quiet_interpreter():
+            errors = function(ctypes.byref(task))
+        if errors:
+            raise CommbenchError(f"MPI reported {errors} errors in the C loop")
+        return Repetitions(start_ns=start, end_ns=end, late=late)
 
 
 def be_rank(options: argparse.Namespace) -> NoReturn:
