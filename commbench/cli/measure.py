@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +36,6 @@ from commbench.interop.conventions import CONVENTIONS
 from commbench.report.text_formats import STYLES
 from commbench.results.plan import RunRequest
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
-from commbench.units import parse_duration
 
 #: Share of a time limit for the collectives if `bench` also trains.
 COLLECTIVES_SHARE = 0.4
@@ -147,6 +147,29 @@ def _trains_over(backends: Sequence[str] | None) -> str | None:
     return next(iter(suitable), None)
 
 
+#: The shortest soak, in seconds: start-up takes some of it.
+SHORTEST_S = 10.0
+
+
+def parse_soak(text: str) -> float:
+    """Return the duration of a soak in seconds.
+
+    Raises:
+        InputError: it is not understood, or too short.
+    """
+    from pandas import Timedelta
+
+    soak_s = 0.0
+    with contextlib.suppress(ValueError):
+        soak_s = Timedelta(text).total_seconds()
+    if not soak_s >= SHORTEST_S:  # nor NaN
+        raise InputError(
+            f"--soak {text} is no time of {SHORTEST_S:g} s or more; write e.g. 90s, 20min, 2h or"
+            " 1h30m."
+        )
+    return soak_s
+
+
 @takes_options
 def run(
     *,
@@ -191,7 +214,7 @@ def run(
         ),
     ] = None,
     soak: Annotated[
-        str | None,
+        float | None,
         opt(
             "--soak",
             (
@@ -199,6 +222,7 @@ def run(
                 " and drift with their times. Failed launches are restarted."
             ),
             "TIME",
+            parser=parse_soak,
         ),
     ] = None,
     as_tool: Annotated[
@@ -278,17 +302,14 @@ def run(
             settings = replace(settings, style=as_tool)
         return _run_as(as_tool, axes, settings, run_budget)
     full_suite = load_suite(suite).override(axes)
-    soak_s = None
-    if soak is not None:
-        soak_s = parse_soak(soak)
 
     def plan(place: Place) -> Task:
         is_named = "backends" in axes
         request, left_out = make_request(
             place, full_suite, settings, run_budget, like, is_named=is_named
         )
-        if soak_s is not None:
-            request = as_soak(request, soak_s, place)
+        if soak is not None:
+            request = as_soak(request, soak, place)
         return Task(name=full_suite.name, request=request, left_out=left_out)
 
     return carry_out(settings, plan, lambda: ranks_by_gpus(full_suite.backends))
@@ -311,8 +332,6 @@ def _run_as(tool: str, axes: Axes, settings: Settings, budget: Budget) -> int:
 
 # ------------------------------------------------------------------------------------------- a soak
 
-#: The shortest soak, in seconds: start-up takes some of it.
-SHORTEST_S = 10.0
 #: A launch lasts a minute, so that start-up is a small share; of a short soak a sixth, so that
 #: there is an interval.
 LAUNCH_S, LEAST_LAUNCH_S, LEAST_LAUNCHES = 60.0, 10.0, 6
@@ -323,18 +342,6 @@ MOST_SOAK_LAUNCHES = 100
 MOST_VISITS, VISIT_S = 12, 1.0
 #: The least time for a case in a launch, in seconds.
 LEAST_SLICE_S = 0.2
-
-
-def parse_soak(text: str) -> float:
-    """Return the duration of a soak in seconds.
-
-    Raises:
-        InputError: it is not understood or too short.
-    """
-    seconds = parse_duration(text)
-    if seconds < SHORTEST_S:
-        raise InputError(f"--soak {text} is too short; give at least {SHORTEST_S:g} s.")
-    return seconds
 
 
 def as_soak(request: RunRequest, soak_s: float, place: Place) -> RunRequest:
