@@ -1,7 +1,7 @@
 """What does one call cost the host? The ways to NCCL beside each other.
 
-``host_call_cost.py`` starts two ranks, which share the GPU where there is only
-one. They queue small
+``host_call_cost.py`` starts two ranks, which share the GPU where there is only one: NCCL then goes
+by TCP, and its calls also hand work to the threads that send. They queue small
 collectives one after the other, without waiting for them, and say how long the host takes for each:
 by NCCL itself and through torch.distributed, in alternating rounds, of which the slower rank's
 counts. Exit code 0 if the 95 % interval of every collective by NCCL itself ends below 10 us, else
@@ -177,11 +177,6 @@ def main() -> int:
     if options.out:
         pd.DataFrame(rows).to_csv(options.out, index=False)
     make_console().print(build_table(rows))
-    if any((row["ranks_per_gpu"] or 1) > 1 for row in rows):
-        print(
-            "Ranks share a GPU: NCCL goes by TCP, and its calls also hand work to the threads that"
-            " send."
-        )
     judged = [row["host_us_ci_high"] for row in rows if row["backend"] == JUDGED]
     return int(max(judged, default=0.0) >= MOST_US)
 
