@@ -9,7 +9,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,7 +27,14 @@ from commbench.fields import as_names
 from commbench.hooks.registry import find_file_hooks
 from commbench.launch.probe import probe_hooks, probe_workload
 from commbench.live.command import attach_to, find_program, name_of
-from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
+from commbench.live.options import (
+    AUTO,
+    LiveOptions,
+    Mode,
+    checked_caps,
+    checked_hooks,
+    checked_then,
+)
 from commbench.results import load_run
 from commbench.results.files import refusing
 from commbench.stats.budgets import TRAINING_BUDGETS
@@ -40,9 +47,26 @@ FEWEST_STEPS = 6
 
 #: Options that apply to the training of a COMMAND.
 LIVE_OPTIONS = (
-    *("--bucket-cap-mb", "--allow", "--steps", "--time-limit", "--then", "--out", "--seed"),
+    "--bucket-cap-mb",
+    "--allow",
+    "--steps",
+    "--time-limit",
+    "--then",
+    "--out",
+    "--seed",
     "--accept-loss",
 )
+Then = Annotated[
+    str,
+    opt(
+        "--then",
+        (
+            "With a COMMAND, what follows: go-on trains on, with the best setting where it was"
+            " tuned; stop ends all ranks with exit code 0."
+        ),
+        "WHAT",
+    ),
+]
 
 
 @takes_options
@@ -91,17 +115,7 @@ def tune(
             min=1,
         ),
     ] = None,
-    then: Annotated[
-        str,
-        opt(
-            "--then",
-            (
-                "With a COMMAND, after tuning: go-on trains on with the best setting; stop ends all"
-                " ranks with exit code 0."
-            ),
-            "WHAT",
-        ),
-    ] = "go-on",
+    then: Then = "go-on",
     trained: Trained,
     budget: Annotated[
         str,
@@ -149,12 +163,14 @@ def tune(
     if command is None or "--allow" in given:
         hooks = checked_hooks(as_names(allow))
     if command is not None:
-        options = LiveOptions(
-            out="",
-            workload="",
+        file_hooks = find_file_hooks(hooks)
+        probe_hooks(hooks)
+        return start(
+            command,
+            settings.out,
             bucket_cap_mb=tuple(caps),
             allow=tuple(hooks),
-            file_hooks=find_file_hooks(hooks),
+            file_hooks=file_hooks,
             accept_loss=trained.accept_loss,
             steps=steps,
             then=checked_then(then),
@@ -162,8 +178,6 @@ def tune(
             # not that of the run to resume: each launch has an order of its own
             seed=dataclasses.replace(settings, out=None).draw_seed(),
         )
-        probe_hooks(options.allow)
-        return start(command, settings.out, options)
     fresh, schedule = trained.confirm_launches, TUNE
     tuning_budget = find_budget(TRAINING_BUDGETS, budget, confirm_launches=fresh)
     if fresh is not None:  # a number that the user gives is exact
@@ -210,25 +224,26 @@ def tune(
     return carry_out(settings, plan, lambda: training_ranks(trained.backend))
 
 
-def start(command: Sequence[str], out: Path | None, options: LiveOptions) -> int:
+def start(command: Sequence[str], out: Path | None, mode: Mode = "tune", **terms: Any) -> int:
     """Start the command of a training and tune or watch it; return the command's exit code.
 
-    ``options`` say what may be done; their results, command and name follow from the arguments.
+    ``terms`` are the fields of `LiveOptions` that say what may be done.
     """
-    find_program(command, options.mode)
+    find_program(command, mode)
     workload = name_of(command)
-    out = out or default_out(short_name(options.mode, workload))
+    out = out or default_out(short_name(mode, workload))
     with refusing(out, InputError):  # the working directory may have been deleted
         absolute = str(out.absolute())
-    complete = dataclasses.replace(
-        options,
+    options = LiveOptions(
         out=absolute,
         workload=workload,
+        mode=mode,
         argv=("commbench", *sys.argv[1:]),
         invocation=uuid.uuid4().hex,
         git_commit=git_commit(Path(__file__).parent),
+        **terms,
     )
-    return attach_to(command, complete)
+    return attach_to(command, options)
 
 
 def known_facts(settings: Settings, workload: str, batch: int | None) -> WorkloadFacts | None:
@@ -267,17 +282,7 @@ def watch(
         float | None,
         opt("--time-limit", "Seconds after which watching ends.", "S", parser=positive_seconds),
     ] = None,
-    then: Annotated[
-        str,
-        opt(
-            "--then",
-            (
-                "What follows: go-on trains on, with nothing left of commbench; stop ends all ranks"
-                " with exit code 0."
-            ),
-            "WHAT",
-        ),
-    ] = "go-on",
+    then: Then = "go-on",
 ) -> int:
     """Show where the time of your training goes.
 
@@ -291,12 +296,5 @@ def watch(
         raise InputError(
             "watch takes a command behind --; write e.g. commbench watch -- torchrun train.py."
         )
-    options = LiveOptions(
-        out="",
-        workload="",
-        mode="watch",
-        steps=steps,
-        time_limit_s=time_limit,
-        then=checked_then(then),
-    )
-    return start(command, out, options)
+    then = checked_then(then)
+    return start(command, out, "watch", steps=steps, time_limit_s=time_limit, then=then)
