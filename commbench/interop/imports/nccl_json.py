@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TypedDict
 
+from commbench.backends.nccl_library import version_text
 from commbench.errors import InputError
 from commbench.interop.imports.nccl_tests import (
     conditions,
     half_record,
-    nccl_version,
     operation_of,
 )
 from commbench.interop.imports.reading import (
@@ -116,7 +116,7 @@ def _read_report(report: JsonMapping, reading: Reading) -> None:
     shared["time"] = _TIMES[average]
     shared["batch"] = config.get("iterations", 1) * config.get("aggregated_iterations", 1)
     if "nccl_version" in report:
-        shared["library"] = nccl_version(report["nccl_version"])
+        shared["library"] = f"NCCL {version_text(report['nccl_version'])}"
     results = report.get("results")
     if not results:
         raise LeftOutError("the list of results is empty")

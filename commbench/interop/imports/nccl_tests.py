@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from commbench.backends.nccl_library import version_text
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
@@ -99,12 +100,6 @@ def _groups(block: Block) -> set[str]:
     return {match[2] or "0" for match in block.facts.get("rank", ())}
 
 
-def nccl_version(code: int) -> str:
-    """Return NCCL's name and version from its code: 22807 is 2.28.7, and 2708 is 2.7.8."""
-    scale = 10_000 if code >= 10_000 else 1000  # from 2.9 on
-    return f"NCCL {code // scale}.{code % scale // 100}.{code % 100}"
-
-
 def operation_of(program: str, reading: Reading) -> str:
     """Return the operation that a program of nccl-tests measures.
 
@@ -191,7 +186,7 @@ def _read_block(block: Block, reading: Reading) -> None:
     shared["batch"] = (iterations or 1) * int(block.fact("aggregated") or 1)
     shared["library"] = f"{block.fact('own library')} {block.fact('own library', 2)}".strip()
     if block.fact("library"):
-        shared["library"] = nccl_version(int(block.fact("library")))
+        shared["library"] = f"NCCL {version_text(int(block.fact('library')))}"
     shared["stated"] = {"repetitions": 1 if iterations else None}
     earlier = len(reading.records)
     for line in block.lines(reading, _with_blanks):
