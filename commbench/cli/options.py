@@ -16,6 +16,7 @@ from commbench.launch.launchers import LAUNCHERS
 from commbench.launch.launchers.base import BINDINGS
 from commbench.report.text_formats import STYLES
 from commbench.results import load_run
+from commbench.results.info import RunInfo
 
 
 def opt(spellings: str, about: str, metavar: str | None = None, **bounds: Any) -> Any:
@@ -206,9 +207,13 @@ class Settings:
         """
         if self.seed is not None:
             return self.seed
-        seed = None
-        if self.out is not None and (self.out / "run.json").is_file():
-            seed = load_run(self.out).info.get("seed")
-        if isinstance(seed, int):
+        seed = self.resumed_info().get("seed")
+        if seed is not None:
             return seed
         return secrets.randbelow(2**31)
+
+    def resumed_info(self) -> RunInfo:
+        """Return the contents of ``run.json`` of the run to resume; empty for a new one."""
+        if self.out is None or not (self.out / "run.json").is_file():
+            return {}
+        return load_run(self.out).info

@@ -35,7 +35,6 @@ from commbench.live.options import (
     checked_hooks,
     checked_then,
 )
-from commbench.results import load_run
 from commbench.results.files import refusing
 from commbench.stats.budgets import TRAINING_BUDGETS
 from commbench.system.software import git_commit
@@ -252,9 +251,7 @@ def known_facts(settings: Settings, workload: str, batch: int | None) -> Workloa
 
     None without such a run, or if it has another workload or batch.
     """
-    if settings.out is None or not (settings.out / "run.json").is_file():
-        return None
-    info = load_run(settings.out).info
+    info = settings.resumed_info()
     if not info.get("facts") or (info.get("plan") or {}).get("workload") != workload:
         return None
     facts = WorkloadFacts.from_json(info["facts"])
