@@ -12,8 +12,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from commbench.analysis.expectations import Answer, judge, read_expectations
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
@@ -30,8 +28,10 @@ from commbench.errors import InputError
 from commbench.launch.facts import emulated_conditions
 from commbench.launch.probe import probe_mpi
 from commbench.report.advice import Conditions, advise
+from commbench.report.columns import plain_table
 from commbench.report.explain import explain
 from commbench.report.page import write_page
+from commbench.report.page.conditions import environment_tables, fact_words
 from commbench.report.topology import render_topology, topology_remarks
 from commbench.results import Run, load_run
 from commbench.results.files import refusing
@@ -159,15 +159,11 @@ def env(
         sys.stdout.write(json.dumps(facts, indent=1, default=str) + "\n")
         return 0
     console = make_console()
-    for title, part in (
-        ("This host", host),
-        ("MPI", mpi),
-        ("Versions", versions),
-        ("Variables that matter", variables),
-    ):
-        table = Table(title=title, title_justify="left", show_header=False, box=None)
-        for name, value in part.items():
-            table.add_row(name, Text(_fact(value)))  # no markup: [mpi] is text
+    tables = environment_tables({"hosts": [host], "versions": versions, "variables": variables})
+    if mpi:
+        lines = [fact_words(name, value) for name, value in mpi.items()]
+        tables.append(plain_table(["fact", "value"], lines, title="MPI"))
+    for table in tables:
         console.print(table)
     conditions = Conditions(
         host=host,
@@ -184,19 +180,6 @@ def env(
     for item in advice:
         console.print(f"- {item.in_full}")
     return 0
-
-
-def _fact(value: object) -> str:
-    """Return a fact as text, a number with three digits."""
-    if value is None:
-        return "unknown"
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if isinstance(value, list):
-        return ", ".join(map(_fact, value)) or "none"
-    if isinstance(value, dict):
-        return " ".join(f"{name} {_fact(fact)}" for name, fact in value.items())
-    return str(value)
 
 
 def _print_topology(*, as_json: bool) -> int:

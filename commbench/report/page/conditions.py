@@ -176,18 +176,19 @@ def condition_tables(runs: Sequence[Run]) -> Iterator[Table]:
     variables.
     """
     for run in runs:
-        for table in _tables_of(run.info.get("environment") or {}):
+        for table in environment_tables(run.info.get("environment") or {}):
             if len(runs) > 1:
                 yield replace(table, title=f"{run.name}: {table.title}")
             else:
                 yield table
 
 
-def _tables_of(environment: Mapping[str, Any]) -> list[Table]:
+def environment_tables(environment: Mapping[str, Any]) -> list[Table]:
+    """Tabulate the conditions of hosts, those in which hosts differ, versions and variables."""
     # the topology, which run.json has, is a section of its own
     hosts = []
     for host in environment.get("hosts") or ():
-        hosts.append(dict(_fact(name, host[name]) for name in host if name != "topology"))
+        hosts.append(dict(fact_words(name, host[name]) for name in host if name != "topology"))
     shared = {}
     varied = []
     for name in dict.fromkeys(name for host in hosts for name in host):
@@ -209,7 +210,7 @@ def _tables_of(environment: Mapping[str, Any]) -> list[Table]:
     return [table for table in tables if table.lines]
 
 
-def _fact(name: str, value: object) -> tuple[str, str]:
+def fact_words(name: str, value: object) -> tuple[str, str]:
     """Return a fact's name without the unit, and its value with the unit."""
     for suffix, text_of in _UNITS.items():
         if name.endswith(suffix) and isinstance(value, int | float) and abs(value) <= LARGEST:
@@ -231,7 +232,7 @@ def _words(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        facts = [_fact(str(name), each) for name, each in value.items() if each is not None]
+        facts = [fact_words(str(name), each) for name, each in value.items() if each is not None]
         return ", ".join(f"{name} {text}" for name, text in facts)
     if isinstance(value, list):
         return "; ".join(map(_words, value)) or "none"
