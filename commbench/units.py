@@ -21,11 +21,14 @@ _FACTORS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([kmg])(?:i?b)?|b)?", re.IGNORECASE)
 _LINK_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kmg])bit", re.IGNORECASE)
 _BITS = {"g": 10**9, "m": 10**6, "k": 10**3}
+_DURATION_HINT = "write e.g. 90, 90s, 20min, 2h or 1h30m"
+_DURATION_PART = r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(h|min|m|s)\s*"
+_PLAIN_SECONDS = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
+_SECONDS = {"h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 _SIZE_LIMIT = 1 << 63  # MPI and NCCL count bytes in a signed 64-bit integer
 
 _SIZE_UNITS = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_MINUTE_S = 60
 _MINUTES_PER_HOUR = 60
 
 
@@ -130,6 +133,24 @@ def time_unit(seconds: float) -> tuple[float, str]:
     )
 
 
+def parse_duration(text: str | float) -> float:
+    """Return the seconds that ``text`` names: '90', '90s', '20min', '2h', '1h30m'.
+
+    Raises:
+        InputError: if it is no duration, or is 0.
+    """
+    stripped = str(text).strip().lower()
+    if re.fullmatch(_PLAIN_SECONDS, stripped):
+        stripped += "s"
+    parts = re.findall(_DURATION_PART, stripped)
+    if not re.fullmatch(f"({_DURATION_PART})+", stripped):
+        raise InputError(f"duration {text!r} is not understood: {_DURATION_HINT}.")
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    if not seconds:
+        raise InputError(f"duration {text!r} is 0: {_DURATION_HINT}.")
+    return seconds
+
+
 def format_duration(seconds: float) -> str:
     """Return how long a person waits: '45 s', '2 min 05 s' or '1 h 03 min'."""
     minutes, rest = divmod(round(seconds), 60)
@@ -159,7 +180,7 @@ def clock_time(time: str) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Return '0.052 s', '10.2 s' or '1 min 05 s'."""
-    if seconds < _MINUTE_S:
+    if seconds < _SECONDS["min"]:
         return f"{seconds:.3g} s"
     return format_duration(seconds)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ import typer
 from commbench.backends import try_device
 from commbench.cli.command_line import Given, refuse, takes_options
 from commbench.cli.conduct import Task, carry_out
-from commbench.cli.options import BudgetName, Format, Like, Settings, opt, positive_seconds
+from commbench.cli.options import BudgetName, Format, Like, Settings, opt
 from commbench.cli.request import (
     AUTO_BACKEND,
     Place,
@@ -36,6 +35,7 @@ from commbench.interop.conventions import CONVENTIONS
 from commbench.report.text_formats import STYLES
 from commbench.results.plan import RunRequest
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
+from commbench.units import parse_duration
 
 #: Share of a time limit for the collectives if `bench` also trains.
 COLLECTIVES_SHARE = 0.4
@@ -147,29 +147,6 @@ def _trains_over(backends: Sequence[str] | None) -> str | None:
     return next(iter(suitable), None)
 
 
-#: The shortest soak, in seconds: start-up takes some of it.
-SHORTEST_S = 10.0
-
-
-def parse_soak(text: str) -> float:
-    """Return the duration of a soak in seconds.
-
-    Raises:
-        InputError: it is not understood, or too short.
-    """
-    from pandas import Timedelta
-
-    soak_s = 0.0
-    with contextlib.suppress(ValueError):
-        soak_s = Timedelta(text).total_seconds()
-    if not soak_s >= SHORTEST_S:  # nor NaN
-        raise InputError(
-            f"--soak {text} is no time of {SHORTEST_S:g} s or more; write e.g. 90s, 20min, 2h or"
-            " 1h30m."
-        )
-    return soak_s
-
-
 @takes_options
 def run(
     *,
@@ -222,7 +199,7 @@ def run(
                 " and drift with their times. Failed launches are restarted."
             ),
             "TIME",
-            parser=parse_soak,
+            parser=parse_duration,
         ),
     ] = None,
     as_tool: Annotated[
@@ -264,7 +241,7 @@ def run(
                 " more)."
             ),
             "S",
-            parser=positive_seconds,
+            parser=parse_duration,
         ),
     ] = None,
     like: Like = None,
@@ -332,6 +309,8 @@ def _run_as(tool: str, axes: Axes, settings: Settings, budget: Budget) -> int:
 
 # ------------------------------------------------------------------------------------------- a soak
 
+#: The shortest soak, in seconds: start-up takes some of it.
+SHORTEST_S = 10.0
 #: A launch lasts a minute, so that start-up is a small share; of a short soak a sixth, so that
 #: there is an interval.
 LAUNCH_S, LEAST_LAUNCH_S, LEAST_LAUNCHES = 60.0, 10.0, 6
@@ -348,8 +327,11 @@ def as_soak(request: RunRequest, soak_s: float, place: Place) -> RunRequest:
     """Return the request for the same cases until the time is up.
 
     Raises:
-        InputError: the ranks run already, a case is a matrix, or there are several environments.
+        InputError: it is too short, the ranks run already, a case is a matrix, or there are several
+            environments.
     """
+    if soak_s < SHORTEST_S:
+        raise InputError(f"--soak {soak_s:g} s is too short; give at least {SHORTEST_S:g} s.")
     if place.started:
         raise InputError(
             "--soak starts ranks again and again, and these are started already; run it outside"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from commbench.errors import InputError
 from commbench.fields import join_names, option
 from commbench.launch.launchers import LAUNCHERS
 from commbench.launch.launchers.base import BINDINGS
 from commbench.report.text_formats import STYLES
 from commbench.results import load_run
 from commbench.results.info import RunInfo
+from commbench.units import parse_duration
 
 
 def opt(spellings: str, about: str, metavar: str | None = None, **bounds: Any) -> Any:
@@ -29,18 +28,6 @@ def opt(spellings: str, about: str, metavar: str | None = None, **bounds: Any) -
         bounds: what `typer.Option` checks a number by.
     """
     return typer.Option(*spellings.split(), metavar=metavar, help=about, **bounds)
-
-
-def positive_seconds(text: str) -> float:
-    """Return a time in seconds, as ``typer.Option(parser=positive_seconds)`` reads it.
-
-    Raises:
-        InputError: it is not above 0, or not finite.
-    """
-    time_s = float(text)
-    if not 0 < time_s < math.inf:
-        raise InputError(f"A time of {text} s was asked for; give more than 0.")
-    return time_s
 
 
 Expect = Annotated[
@@ -108,15 +95,16 @@ class Settings:
     time_limit: float | None = option(
         None,
         "--time-limit",
-        metavar="S",
-        about="Time limit of the whole run in seconds.",
-        parser=positive_seconds,
+        metavar="TIME",
+        about="Time limit of the whole run: seconds, or e.g. 20min.",
+        parser=parse_duration,
     )
     case_timeout: float = option(
         60.0,
         "--case-timeout",
-        metavar="S",
-        about="Seconds without progress after which a case counts as hung.",
+        metavar="TIME",
+        about="Time without progress after which a case counts as hung: seconds, or e.g. 2min.",
+        parser=parse_duration,
     )
     fail_fast: bool = option(
         False,  # noqa: FBT003 - the default
