@@ -19,7 +19,7 @@ def option(
     read: Callable[[str], Any] | None = None,
     kind: Any = str,
     choices: tuple[str, Sequence[str]] | None = None,
-    **bounds: Any,
+    **checks: Any,
 ) -> Any:
     """Return a field of a dataclass that is an option of the command line.
 
@@ -32,7 +32,7 @@ def option(
         kind: the type of the option where only given values count, see
             `commbench.cli.command_line.takes_options`.
         choices: what a value is, and its possible values; see `check_choices`.
-        bounds: what `typer.Option` checks a number by.
+        checks: how `typer.Option` reads and checks the value: ``parser``, ``min``, ``max``.
     """
     value, text = default, None
     if read is not None and isinstance(default, str):
@@ -43,7 +43,7 @@ def option(
         "kind": kind,
         "text": text,
         "choices": choices,
-        "shown": {"metavar": metavar, "help": about, **bounds},
+        "shown": {"metavar": metavar, "help": about, **checks},
     }
     return dataclasses.field(default=value, metadata=metadata)
 

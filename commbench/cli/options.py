@@ -18,16 +18,16 @@ from commbench.results.info import RunInfo
 from commbench.units import parse_duration
 
 
-def opt(spellings: str, about: str, metavar: str | None = None, **bounds: Any) -> Any:
+def opt(spellings: str, about: str, metavar: str | None = None, **checks: Any) -> Any:
     """Return an option of a command, for ``Annotated``.
 
     Args:
         spellings: such as ``-n --ranks``.
         about: its text in the help.
         metavar: the name of its value in the help.
-        bounds: what `typer.Option` checks a number by.
+        checks: how `typer.Option` reads and checks the value: ``parser``, ``min``, ``max``.
     """
-    return typer.Option(*spellings.split(), metavar=metavar, help=about, **bounds)
+    return typer.Option(*spellings.split(), metavar=metavar, help=about, **checks)
 
 
 Expect = Annotated[
