@@ -52,16 +52,6 @@ class Traffic:
     message_bytes: int
     per_step: int
 
-    @property
-    def sweep(self) -> Sweep:
-        """The sweep that measures it."""
-        return Sweep(
-            operations=(self.operation,),
-            patterns=(self.pattern,),
-            sizes=(self.message_bytes,),
-            dtypes=(DTYPE,),
-        )
-
 
 TRAFFIC = [
     # Two in the forward and two in the backward pass of a layer (Shoeybi et al., Megatron-LM, 2019,
@@ -110,7 +100,15 @@ TRAFFIC = [
     ),
 ]
 
-SUITE = [traffic.sweep for traffic in TRAFFIC]
+SUITE = [
+    Sweep(
+        operations=(traffic.operation,),
+        patterns=(traffic.pattern,),
+        sizes=(traffic.message_bytes,),
+        dtypes=(DTYPE,),
+    )
+    for traffic in TRAFFIC
+]
 
 if __name__ == "__main__":
     print(f"{'what':50} {'operation':15} {'pattern':10} {'message':>10} {'a step':>7}")

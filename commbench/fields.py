@@ -19,6 +19,7 @@ def option(
     read: Callable[[str], Any] | None = None,
     kind: Any = str,
     choices: tuple[str, Sequence[str]] | None = None,
+    **checks: Any,
 ) -> Any:
     """Return a field of a dataclass that is an option of the command line.
 
@@ -31,18 +32,18 @@ def option(
         kind: the type of the option where only given values count, see
             `commbench.cli.command_line.takes_options`.
         choices: what a value is, and its possible values; see `check_choices`.
+        checks: how `typer.Option` reads and checks the value: ``parser``, ``min``, ``max``.
     """
     value, text = default, None
     if read is not None and isinstance(default, str):
         value, text = read(default), default
     metadata = {
         "spellings": spellings,
-        "about": about,
-        "metavar": metavar,
         "read": read,
         "kind": kind,
         "text": text,
         "choices": choices,
+        "shown": {"metavar": metavar, "help": about, **checks},
     }
     return dataclasses.field(default=value, metadata=metadata)
 

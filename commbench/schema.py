@@ -8,7 +8,6 @@ keeps where a run is resumed.
 from __future__ import annotations
 
 import collections.abc
-import dataclasses
 import inspect
 import itertools
 import math
@@ -72,13 +71,6 @@ class Limits:
             return True
         is_within = min(numbers) >= self.low and max(numbers) <= self.high
         return is_within and not math.isnan(sum(numbers))
-
-    def __str__(self) -> str:
-        """Return the range in words."""
-        also = ""
-        if not self.finite:
-            also = ", also infinity and NaN,"
-        return f"{also} from {self.low:g} to {self.high:g}"
 
 
 #: A difference, which may have either sign.
@@ -154,10 +146,7 @@ def _at(place: str, reader: Reader, value: object) -> Any:
     try:
         return reader(value)
     except _UnfitError as error:
-        text = str(error)
-        if text[0] not in " [.":
-            text = f".{text}"
-        raise _UnfitError(f"{place}{text}") from error
+        raise _UnfitError(f"{place}{error}") from error
 
 
 def _plain_reader(kind: type) -> Reader:
@@ -175,20 +164,18 @@ class _Number:
 
     kind: type
     limits: Limits
-    is_optional: bool = False
 
     def __call__(self, value: Any) -> object:
         limits = self.limits
         if type(value) in _NUMBERS[self.kind] and limits.low <= value <= limits.high:
             return value  # most, at once
         if not self.fit((value,)):
-            raise _unfit(f"a {_NAMES[self.kind]}{self.limits}", value)
+            expected = f"a {_NAMES[self.kind]} from {limits.low:g} to {limits.high:g}"
+            raise _unfit(expected, value)
         return value
 
     def fit(self, values: Sequence[Any]) -> bool:
         """Return whether all values are allowed; bool is no number."""
-        if self.is_optional:
-            values = [value for value in values if value is not None]
         return _NUMBERS[self.kind].issuperset(map(type, values)) and self.limits.check(values)
 
 
@@ -205,8 +192,6 @@ def _choice_reader(choices: tuple[Any, ...]) -> Reader:
 def _optional_reader(kinds: tuple[Any, ...]) -> Reader:
     """Return the reader of a value or null."""
     (reader,) = (_reader(kind) for kind in kinds if kind is not type(None))
-    if isinstance(reader, _Number):
-        return dataclasses.replace(reader, is_optional=True)
     return lambda value: None if value is None else reader(value)
 
 
@@ -262,7 +247,7 @@ def _object_reader(kind: Any) -> Reader:
             entries.update(value)
         for name, item in value.items():
             if name in readers:
-                entries[name] = _at(name, readers[name], item)
+                entries[name] = _at(f".{name}", readers[name], item)
         if is_dict:
             return entries
         return kind(**entries)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,6 @@ from keeping import (
 from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Sweep, shuffled
 from commbench.engine.communicator import HostBuffer
-from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
 from commbench.engine.sampling import Sampler
 from commbench.engine.session import Session
@@ -118,24 +117,14 @@ class CLoop:
         Raises:
             CommbenchError: MPI reported an error.
         """
-        start, end = np.zeros(repetitions, dtype=np.int64), np.zeros(repetitions, dtype=np.int64)
-        late = np.zeros(repetitions, dtype=np.bool_)
-        task = self._task(repetitions=repetitions, batch=batch)
-        task.start_ns, task.end_ns, task.late = start.ctypes.data, end.ctypes.data, late.ctypes.data
-        function = getattr(self.library, f"run_{self.prepared.case.operation}")
-        with quiet_interpreter():
-            errors = function(ctypes.byref(task))
-        if errors:
-            raise CommbenchError(f"MPI reported {errors} errors in the C loop")
-        return Repetitions(start_ns=start, end_ns=end, late=late)
-
-    def _task(self, *, repetitions: int, batch: int) -> CTask:
         from mpi4py import MPI
 
+        start, end = np.zeros((2, repetitions), dtype=np.int64)
+        late = np.zeros(repetitions, dtype=np.bool_)
         rank = self.communicator.rank
         send, receive = self.prepared.buffers.send, self.prepared.buffers.receive
         assert isinstance(receive, HostBuffer)  # noqa: S101 - both operations receive on both ranks
-        return CTask(
+        task = CTask(
             # mpi4py hands its objects to C so; the second communicator is the native loop's.
             control=MPI._addressof(self.control.comm),  # noqa: SLF001
             measured=MPI._addressof(self.communicator._comm),  # noqa: SLF001
@@ -147,7 +136,16 @@ class CLoop:
             first=rank == 0,
             batch=batch,
             repetitions=repetitions,
+            start_ns=start.ctypes.data,
+            end_ns=end.ctypes.data,
+            late=late.ctypes.data,
         )
+        function = getattr(self.library, f"run_{self.prepared.case.operation}")
+        with quiet_interpreter():
+            errors = function(ctypes.byref(task))
+        if errors:
+            raise CommbenchError(f"MPI reported {errors} errors in the C loop")
+        return Repetitions(start_ns=start, end_ns=end, late=late)
 
 
 def be_rank(options: argparse.Namespace) -> NoReturn:
@@ -174,7 +172,7 @@ def be_rank(options: argparse.Namespace) -> NoReturn:
             library=library,
         )
         trial = Trial(prepared=prepared, session=session, c=c, native=native, python=python)
-        cases[case.key] = trial.run(options, options.frozen.get(case.key))
+        cases[case.key] = trial.run(options)
     if control.rank == 0:
         sys.stdout.write(json.dumps({"mpi_library": communicator.library(), "cases": cases}) + "\n")
     communicator.close()
@@ -220,13 +218,12 @@ class Trial:
     native: Timer
     python: Timer
 
-    def run(self, options: argparse.Namespace, frozen: Mapping[str, Any] | None) -> dict[str, Any]:
+    def run(self, options: argparse.Namespace) -> dict[str, Any]:
         """Alternate between the loops; what this launch says of the case, valid on rank 0.
 
         Args:
             options: rounds of five chunks, fewer where time runs out; repetitions in a chunk;
                 operations timed together, 0: as many as `Sampler` chooses.
-            frozen: warm-up and batch as the first launch chose them; None in the first launch.
         """
         calls, control = self.prepared.calls, self.session.control
         native, python = partial(self.native.run, calls), partial(self.python.run, calls)
@@ -234,19 +231,19 @@ class Trial:
         syncs = {"c": self.c.sync, "native": self.native.sync, "python": self.python.sync}
         self._check_data(loops)
         sampler = Sampler(session=self.session, timer=self.native, calls=calls)
-        settled = sampler.warm_up(FixedSettings(**frozen) if frozen else None)
-        settled = replace(settled, batch=options.batch or settled.batch)
+        chosen = sampler.warm_up(None).batch
+        batch = options.batch or chosen
         samples = {name: Samples(self.prepared.participants, spanning=True) for name in LOOPS}
         begun = time.monotonic()
         for number in range(options.rounds):
             for name in chunk_order(number):
-                gathered = control.gather(loops[name](options.chunk, settled.batch))
+                gathered = control.gather(loops[name](options.chunk, batch))
                 late = samples[name].add(gathered) if gathered else 0.0
                 if control.broadcast(late) > TOLERATED_LATE:
                     syncs[name].handle_late_starts()
             if number and control.broadcast(time.monotonic() - begun > CASE_S):
                 break  # on a busy machine a repetition can take as long as the scheduler likes
-        return self._describe(samples, settled)
+        return self._describe(samples, batch)
 
     def _check_data(self, loops: Mapping[str, Loop]) -> None:
         """Let each loop run the operation once and check what it delivers.
@@ -262,15 +259,15 @@ class Trial:
                 raise WrongDataError(f"{self.prepared.case} by the {name} loop: {found}")
         self.prepared.refill()
 
-    def _describe(self, samples: Mapping[str, Samples], settled: FixedSettings) -> dict[str, Any]:
-        per = settled.batch * self.prepared.operation.operations_per_call
+    def _describe(self, samples: Mapping[str, Samples], batch: int) -> dict[str, Any]:
+        per = batch * self.prepared.operation.operations_per_call
         times_us = {name: samples[name].slowest_us(per) for name in LOOPS}
         if self.session.control.rank == 0 and not all(times_us.values()):
             raise CommbenchError(
                 f"{self.prepared.case}: no repetition of some loop started on time"
             )
         return {
-            "frozen": asdict(settled),
+            "batch": batch,
             "slack_ns": self.native.sync.slack_ns,
             "repetitions": {name: samples[name].valid for name in LOOPS},
             "late_discarded": {name: samples[name].late for name in LOOPS},
@@ -298,7 +295,7 @@ def summarise(launches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "operation": case.operation,
             "message_bytes": case.message_bytes,
             "launches": len(launches),
-            "batch": timed[0]["frozen"]["batch"],
+            "batch": timed[0]["batch"],
             "c_us": float(np.median(c)),
             "native_us": float(np.median(native)),
             "python_us": float(np.median(python)),
@@ -346,7 +343,6 @@ def conduct(options: argparse.Namespace) -> int:
     check_slots(RANKS, launcher)
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     launches: list[dict[str, Any]] = []
-    frozen = "{}"
     with tempfile.TemporaryDirectory() as folder:
         library = compile_library(Path(folder))
         words = f"--rank --library {library}"
@@ -354,10 +350,8 @@ def conduct(options: argparse.Namespace) -> int:
             words += f" --{name} {getattr(options, name)}"
         program = [str(Path(__file__).resolve()), *words.split()]
         for number in range(options.launches):
-            of_launch = ["--launch", str(number), "--frozen", frozen]
+            of_launch = ["--launch", str(number)]
             launches.append(run_ranks(launcher, RANKS, [*program, *of_launch]))
-            cases = launches[0]["cases"].items()
-            frozen = json.dumps({key: case["frozen"] for key, case in cases})
             sys.stderr.write(f"launch {number + 1} of {options.launches}\n")
     rows = summarise(launches)
     within = all(row["within"] for row in rows)
@@ -398,12 +392,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--library", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--launch", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--frozen", type=json.loads, default={}, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    for name in ("launches", "rounds", "chunk"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} is {getattr(options, name)}; give at least 1")
-    return options
+    return parser.parse_args()
 
 
 def main() -> None:

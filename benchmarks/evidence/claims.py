@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class Claim:
     claim: str
     command: str
     """What makes it again."""
-    quoted: tuple[str, ...]
+    quoted: Sequence[str]
     """Pages of docs/."""
 
     @property
@@ -36,12 +37,4 @@ class Claim:
 def read_claims(results: Path = RESULTS) -> dict[str, Claim]:
     """Return the claims by the name of their run, in the order of the file."""
     tables = tomllib.loads((results / "claims.toml").read_text(encoding="utf-8"))
-    claims = {}
-    for name, entries in tables.items():
-        claims[name] = Claim(
-            name=name,
-            claim=entries["claim"],
-            command=entries["command"],
-            quoted=tuple(entries["quoted"]),
-        )
-    return claims
+    return {name: Claim(name=name, **entries) for name, entries in tables.items()}

@@ -92,13 +92,6 @@ def _sizes() -> Iterator[HeldOut]:
                     yield HeldOut(fitted.curves[key].time_us(size) / time_us, 0.0)
 
 
-def _pair(
-    network: ForecastNetwork, family: Family, size: int, place: Place, measured_us: float
-) -> HeldOut:
-    nearest = min(network.curves[family], key=lambda curve: curve.place.doublings(place))
-    return HeldOut(nearest.time_us(size, place) / measured_us, nearest.place.doublings(place))
-
-
 def _other_links(network: ForecastNetwork) -> Iterator[HeldOut]:
     for name in OTHERS:
         run = load_run(RESULTS / name)
@@ -107,8 +100,10 @@ def _other_links(network: ForecastNetwork) -> Iterator[HeldOut]:
             if family not in network.curves or not row.time_us or "eth1" in row.env:
                 continue  # eth1 has another rate than the run states
             place = Place(world_size=row.group_size or 0, rate_bps=link_of(run.info, "").rate_bps)
-            if not any(curve.is_at(place) for curve in network.curves[family]):
-                yield _pair(network, family, row.message_bytes or 0, place, row.time_us)
+            nearest = network.nearest(family, place)
+            if not nearest.is_at(place):
+                predicted_us = nearest.time_us(row.message_bytes or 0, place)
+                yield HeldOut(predicted_us / row.time_us, nearest.place.doublings(place))
 
 
 def _steps(network: ForecastNetwork) -> Iterator[HeldOut]:

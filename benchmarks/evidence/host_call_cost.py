@@ -1,14 +1,11 @@
 """What does one call cost the host? The ways to NCCL beside each other.
 
-``host_call_cost.py`` starts two ranks, which share the GPU where there is only
-one. They queue small
+``host_call_cost.py`` starts two ranks, which share the GPU where there is only one: NCCL then goes
+by TCP, and its calls also hand work to the threads that send. They queue small
 collectives one after the other, without waiting for them, and say how long the host takes for each:
 by NCCL itself and through torch.distributed, in alternating rounds, of which the slower rank's
 counts. Exit code 0 if the 95 % interval of every collective by NCCL itself ends below 10 us, else
 1.
-
-With ``--ranks 1`` nothing is judged, for NCCL then starts no kernel: of one rank a reduction in
-place does nothing, and all else is a copy.
 """
 
 from __future__ import annotations
@@ -164,9 +161,6 @@ def main() -> int:
     )
     parser.add_argument("--backend", default=BACKENDS, help=f"backends (default {BACKENDS})")
     parser.add_argument(
-        "--ranks", type=int, default=RANKS, help=f"how many ranks call (default {RANKS})"
-    )
-    parser.add_argument(
         "--rounds", type=int, default=ROUNDS, help=f"rounds of {CALLS} calls (default {ROUNDS})"
     )
     parser.add_argument("--out", type=Path, help="a CSV file")
@@ -180,18 +174,10 @@ def main() -> int:
         be_rank(backends, options.rounds)
     launcher = choose_launcher(placement=Placement(oversubscribe=True))
     words = f"--be-rank --backend {options.backend} --rounds {options.rounds}"
-    rows = run_ranks(launcher, options.ranks, [__file__, *words.split()])
+    rows = run_ranks(launcher, RANKS, [__file__, *words.split()])
     if options.out:
         pd.DataFrame(rows).to_csv(options.out, index=False)
     make_console().print(build_table(rows))
-    if options.ranks == 1:
-        print("Nothing is judged: on one rank NCCL starts no kernel. Use --ranks 2.")
-        return 0
-    if any((row["ranks_per_gpu"] or 1) > 1 for row in rows):
-        print(
-            "Ranks share a GPU: NCCL goes by TCP, and its calls also hand work to the threads that"
-            " send."
-        )
     judged = [row["host_us_ci_high"] for row in rows if row["backend"] == JUDGED]
     return int(max(judged, default=0.0) >= MOST_US)
 

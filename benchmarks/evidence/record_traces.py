@@ -25,8 +25,7 @@ from torch.nn import functional
 from commbench.ddp.models import batch_length, default_optimizer, trainable
 from commbench.ddp.traces import Trace, TracedParameter
 from commbench.ddp.workloads.language import Decoder
-from commbench.ddp.workloads.sampling import classification_loss, next_token_loss
-from commbench.ddp.workloads.vision import projection, residual_stages
+from commbench.ddp.workloads.sampling import next_token_loss
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 from commbench.system.host import cpu_model
 
@@ -153,47 +152,17 @@ def save(trace: Trace, path: Path) -> None:
 # Models
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions with a shortcut: ResNet-50's block, stride in the 3x3
-    (v1.5).
-    """
-
-    expansion = 4
-
-    def __init__(self, channels_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        channels_out = width * self.expansion
-        self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, channels_out, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(channels_out)
-        self.shortcut = projection(channels_in, channels_out, stride)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map (batch, channels_in, h, w) to (batch, 4 width, h / stride, w / stride)."""
-        hidden = functional.relu(self.bn1(self.conv1(images)))
-        hidden = functional.relu(self.bn2(self.conv2(hidden)))
-        return functional.relu(self.bn3(self.conv3(hidden)) + self.shortcut(images))
-
-
 def resnet50() -> Trace:
     """ResNet-50 on images of ImageNet's size: 25,557,032 parameters in 161 tensors."""
-    blocks, channels = residual_stages(Bottleneck, Bottleneck.expansion, (3, 4, 6, 3))
-    model = nn.Sequential(
-        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, 2, padding=1),
-        *blocks,
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(channels, 1000),
-    )
-    images, labels = torch.randn(2, 3, 224, 224), torch.randint(1000, (2,))
-    size = "2 images of 224 x 224 pixels"
-    return record(model, classification_loss, (images, labels), name="resnet50", size=size)
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        return functional.cross_entropy(model(images).logits, labels)
+
+    model = ResNetForImageClassification(ResNetConfig(num_labels=1000))
+    batch = torch.randn(2, 3, 224, 224), torch.randint(1000, (2,))
+    return record(model, loss, batch, name="resnet50", size="2 images of 224 x 224 pixels")
 
 
 def bert_base() -> Trace:
@@ -223,10 +192,10 @@ class ManyTiny(nn.Module):
     decides.
     """
 
-    def __init__(self, tensors: int = 2000, longest: int = 4096) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        exponents = torch.rand(tensors, generator=torch.Generator().manual_seed(0))
-        sizes = (longest + 1) ** exponents.double()
+        exponents = torch.rand(2000, generator=torch.Generator().manual_seed(0))
+        sizes = 4097 ** exponents.double()
         self.weights = nn.ParameterList(
             nn.Parameter(torch.randn(int(size)) / size.sqrt()) for size in sizes
         )

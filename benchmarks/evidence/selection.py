@@ -155,6 +155,18 @@ class Trial:
         """Return the residual, to which the gradient was added."""
         return self.residual.add_(self.gradient)
 
+    def select_by_torch(self) -> None:
+        """Select in place and with memory of its own, as one would write it by hand."""
+        import torch
+
+        indices, values = self.parts()
+        total = self.add()
+        torch.abs(total, out=self._spare)
+        chosen = torch.topk(self._spare, self.k, sorted=False).indices
+        indices.copy_(chosen)
+        torch.index_select(total, 0, chosen, out=values)
+        total.index_fill_(0, chosen, 0.0)
+
     def parts(self) -> tuple[Tensor, Tensor]:
         """Return the indices and the values of the payload."""
         import torch
@@ -190,25 +202,13 @@ class HostTrial(Trial):
 
     def selections(self) -> Calls:
         """Return the two selections."""
-        return {"commbench": lambda: self.encode(self._fast), "topk": self._select_by_torch}
+        return {"commbench": lambda: self.encode(self._fast), "topk": self.select_by_torch}
 
     def set_up(self) -> None:
         """Fill the caches as training does: the gradient was written just before."""
         self.residual.copy_(self._residual_before)
         self._elsewhere.sum()
         self.gradient.copy_(self._gradient_before)
-
-    def _select_by_torch(self) -> None:
-        """Select in place and with memory of its own, as one would write it by hand."""
-        import torch
-
-        indices, values = self.parts()
-        total = self.add()
-        torch.abs(total, out=self._spare)
-        chosen = torch.topk(self._spare, self.k, sorted=False).indices
-        indices.copy_(chosen)
-        torch.index_select(total, 0, chosen, out=values)
-        total.index_fill_(0, chosen, 0.0)
 
     def time_rounds(self, rounds: int) -> dict[str, list[float]]:
         """Time beside an addition, by the clock."""
@@ -246,7 +246,7 @@ class GpuTrial(Trial):
         """Return our kernels, the fewest calls of torch, and selection=exact."""
         return {
             "commbench": lambda: self.encode(self._fast),
-            "plain": self._select_plainly,
+            "plain": self.select_by_torch,
             "exact": lambda: self.encode(self._exact),
         }
 
@@ -257,17 +257,6 @@ class GpuTrial(Trial):
         self.residual.copy_(self._residual_before)
         self.gradient.copy_(self._gradient_before)
         self._elsewhere.amax()
-
-    def _select_plainly(self) -> None:
-        """Select in as few calls of torch as it takes where everything is finite."""
-        import torch
-
-        indices, values = self.parts()
-        total = self.add()
-        _, chosen = torch.topk(total.abs(), self.k, sorted=False)
-        indices.copy_(chosen)
-        torch.gather(total, 0, chosen, out=values)
-        total.scatter_(0, chosen, 0.0)
 
     def time_rounds(self, rounds: int) -> dict[str, list[float]]:
         """Time by events, beside a copy of the gradient."""
@@ -435,10 +424,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < LEAST_ROUNDS:
         parser.error(f"--rounds is {options.rounds}; give at least {LEAST_ROUNDS}")
-    if not 0 < options.density <= 1:
-        parser.error(f"--density is {options.density}; give more than 0 and at most 1")
-    if options.mib * MIB < 4:  # bytes of one element
-        parser.error(f"--mib is {options.mib}; give at least one element")
     end("selection", lambda: measure(options))
 
 

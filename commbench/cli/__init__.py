@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
@@ -58,20 +57,6 @@ class _LazyGroup(TyperGroup):
     """A group that imports the module of a command when the command, or the list of all commands,
     is needed.
     """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of the command line.
-
-        Raises:
-            InputError: ``--out`` has no value, as with a shell's variable that is not set. An
-                empty path would be the working directory.
-        """
-        for word, value in pairwise([*args, "--"]):
-            if word == "--":
-                break
-            if word == "--out=" or (word, value) == ("--out", ""):
-                raise InputError("--out has no value; give a directory, or leave --out out.")
-        return super().parse_args(ctx, args)
 
     @property
     def commands(self) -> dict[str, Any]:
@@ -166,10 +151,7 @@ def main() -> None:
         if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
             raise
         _drop_output(sys.stdout)
-        full = LaunchError(f"No output is taken ({error.strerror}); what was measured is kept.")
-        # of bad usage, whose sentence was not taken
-        full.exit_code = getattr(error.__context__, "exit_code", full.exit_code)
-        _leave(full)
+        _leave(LaunchError(f"No output is taken ({error.strerror}); what was measured is kept."))
     except CommbenchError as error:
         _leave(error)
 

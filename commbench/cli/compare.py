@@ -35,8 +35,6 @@ from commbench.stats import MARGIN
 #: Seconds of --until-decided without --time-limit.
 DECIDING_S = 600.0
 FORMATS = ("table", "csv", "json", "html")
-#: Width of a table written to a file.
-_FILE_WIDTH = 120
 
 
 @takes_options
@@ -108,14 +106,14 @@ def compare(
         ),
     ] = False,
     time_limit: Annotated[
-        float | None,
+        float,
         opt(
             "--time-limit",
-            "Time limit of --until-decided: seconds, or e.g. 20min; 600 by default.",
+            "Time limit of --until-decided: seconds, or e.g. 20min.",
             "TIME",
-            duration,
+            parser=duration,
         ),
-    ] = None,
+    ] = DECIDING_S,
     given: Given = (),
 ) -> int:
     """Compare run B with run A or several baselines.
@@ -155,7 +153,7 @@ def compare(
 
 
 def _decide(
-    commands: Sequence[str], baselines: Sequence[Path], out: Path | None, seconds: float | None
+    commands: Sequence[str], baselines: Sequence[Path], out: Path | None, seconds: float
 ) -> ComparisonTable:
     """Measure two commands in turn until a verdict, and return the comparison.
 
@@ -168,19 +166,13 @@ def _decide(
             " commbench compare --until-decided -- 'run -c all_reduce --sizes 1M' 'NCCL_ALGO=Ring"
             " run -c all_reduce --sizes 1M'."
         )
-    if seconds is None:
-        seconds = DECIDING_S
     folder = out or default_out("compare")
     sides = [parse_side(text, name, folder) for text, name in zip(commands, SIDES, strict=True)]
     with refusing(folder, InputError):
         folder.mkdir(parents=True, exist_ok=True)
     messages = make_console(sys.stderr)
     try:
-        return measure_until_decided(
-            sides,
-            seconds=seconds,
-            report=messages.print,
-        )
+        return measure_until_decided(sides, seconds=seconds, report=messages.print)
     except (KeyboardInterrupt, SystemExit):
         path = shlex.quote(str(folder))
         messages.print(f"Ended before a verdict; the same command with --out {path} goes on.")
@@ -200,14 +192,12 @@ def _style_of(requested: str | None, out: Path | None) -> str:
 
 def _share(text: str) -> float:
     """Parse a threshold, ``5%`` or ``0.05``, into a share."""
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(%?)", text.strip())
+    match = re.fullmatch(r"0?(\.[0-9]+)|([0-9]*\.?[0-9]+)\s*%", text.strip())
     share = 0.0
-    if match:
+    if match is not None and match[1]:
         share = float(match[1])
-    if match and match[2]:
-        share /= 100
-    elif share >= 1:
-        raise InputError(f"--threshold {text} would be {100 * share:g} %: write {text}%.")
+    elif match is not None:
+        share = float(match[2]) / 100
     if share < MARGIN:
         raise InputError(
             f"--threshold {text} is no share of {100 * MARGIN:g} % or more, within which times"
@@ -238,9 +228,7 @@ def _split_runs(runs: Sequence[Path], baselines: Sequence[Path]) -> tuple[list[P
 def _text_of(table: ComparisonTable, style: str, threshold: float) -> str:
     if style == "table":
         stream = io.StringIO()
-        make_console(stream, plain=True, width=_FILE_WIDTH).print(
-            render_comparison(table, threshold)
-        )
+        make_console(stream).print(render_comparison(table, threshold))
         return stream.getvalue()
     return {"csv": comparison_csv, "json": comparison_json, "html": comparison_page}[style](
         table, threshold

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,7 +34,7 @@ from commbench.report.page import write_page
 from commbench.results import Run, Store
 from commbench.results.info import RunInfo, is_complete
 from commbench.results.plan import RunRequest, Stage, dry_run_estimate, single_stage
-from commbench.results.tables import visible
+from commbench.results.tables import rows_by, visible
 from commbench.system.software import git_commit
 from commbench.tuner.conclusion import recommend
 from commbench.tuner.plans import TrainingPlan
@@ -254,18 +255,14 @@ def _print_plan(task: Task, messages: Console, hosts: Mapping[str, int]) -> int:
     for request in task.requests:
         for case in request.cases:
             messages.print(str(case))
-    by_hook: dict[str, list[str]] = {}
+    alternatives = []
     if task.training is not None and task.training.schedule.searches:
-        for case in task.training.measured:
-            if case.uses_ddp:
-                by_hook.setdefault(case.hook_name, []).append(case.bucket_cap_mb)
-    for hook, caps in by_hook.items():
-        line = f"To choose from: {hook} with buckets of {join_names(caps)} MiB"
+        alternatives = [case for case in task.training.measured if case.uses_ddp]
+    for hook, cases in rows_by(alternatives, attrgetter("hook_name")).items():
+        caps = join_names(case.bucket_cap_mb for case in cases)
+        line = f"To choose from: {hook} with buckets of {caps} MiB"
         messages.print(line, soft_wrap=True)
-    by_slots: dict[int, list[str]] = {}
-    for name, slots in hosts.items():
-        by_slots.setdefault(slots, []).append(name)
-    for slots, names in by_slots.items():
+    for slots, names in rows_by(hosts, hosts.__getitem__).items():
         line = f"{counted(slots, 'slot')} a host: {join_names(names)}"
         messages.print(line, soft_wrap=True)
     closing = f"{task.extent}, about {format_duration(task.estimate_s())}. Nothing was measured."
@@ -306,7 +303,7 @@ def _print_end(
     if settings.prints_rows and is_brief and settings.style == "table":
         print_answer(run, console, page)
     elif settings.prints_rows:
-        print_run(run, settings.style, console, hint=page is None)
+        print_run(run, settings.style, console, hint=True)
     if messages.file is sys.stdout and not is_complete(run.info):
         messages = make_console(sys.stderr)
     print_unfinished(run, messages)

@@ -23,7 +23,6 @@ from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, im
 from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
 from commbench.results.files import encode, refusing
-from commbench.schema import MOST_RANKS
 from commbench.units import counted, utc_now
 
 
@@ -109,8 +108,6 @@ def import_(
     several launches, which give an interval.
     """
     check_choices(options)
-    if options.ranks is not None and not 1 <= options.ranks <= MOST_RANKS:
-        raise InputError(f"-n {options.ranks} is no number of ranks; give 1 or more.")
     sources = [_read_source(file) for file in files]
     imported = import_outputs(sources, tool=tool, options=options)
     path = out or default_out("import")

@@ -49,7 +49,7 @@ def bench(
     budget: BudgetName = "quick",
     launches: Annotated[
         int | None,
-        opt("--launches", "Launches of the collectives; by default from the budget.", "R"),
+        opt("--launches", "Launches of the collectives; by default from the budget.", "R", min=1),
     ] = None,
     fresh: Annotated[Mapping[str, int], Trained, "confirm_launches"],
     like: Like = None,
@@ -198,7 +198,7 @@ def run(
                 " and drift with their times. Failed launches are restarted."
             ),
             "TIME",
-            duration,
+            parser=duration,
         ),
     ] = None,
     as_tool: Annotated[
@@ -217,7 +217,7 @@ def run(
     budget: BudgetName = "quick",
     launches: Annotated[
         int | None,
-        opt("--launches", "Number of launches; by default the budget's.", "R"),
+        opt("--launches", "Number of launches; by default the budget's.", "R", min=1),
     ] = None,
     visits: Annotated[
         int | None,
@@ -228,6 +228,7 @@ def run(
                 " the budget's."
             ),
             "N",
+            min=1,
         ),
     ] = None,
     energy: Annotated[
@@ -239,6 +240,7 @@ def run(
                 " more)."
             ),
             "S",
+            parser=duration,
         ),
     ] = None,
     like: Like = None,
@@ -276,8 +278,6 @@ def run(
             settings = replace(settings, style=as_tool)
         return _run_as(as_tool, axes, settings, run_budget)
     full_suite = load_suite(suite).override(axes)
-    if soak is not None and soak < SHORTEST_S:
-        raise InputError(f"--soak {soak:g} s is too short; give at least {SHORTEST_S:g} s.")
 
     def plan(place: Place) -> Task:
         is_named = "backends" in axes
@@ -326,8 +326,11 @@ def as_soak(request: RunRequest, soak_s: float, place: Place) -> RunRequest:
     """Return the request for the same cases until the time is up.
 
     Raises:
-        InputError: the ranks run already, a case is a matrix, or there are several environments.
+        InputError: it is too short, the ranks run already, a case is a matrix, or there are several
+            environments.
     """
+    if soak_s < SHORTEST_S:
+        raise InputError(f"--soak {soak_s:g} s is too short; give at least {SHORTEST_S:g} s.")
     if place.started:
         raise InputError(
             "--soak starts ranks again and again, and these are started already; run it outside"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,34 +15,30 @@ from commbench.launch.launchers.base import BINDINGS
 from commbench.launch.launchers.choice import LAUNCHERS
 from commbench.report.text_formats import STYLES
 from commbench.results import load_run
+from commbench.results.info import RunInfo
 from commbench.units import parse_duration
 
 
-def opt(
-    spellings: str,
-    about: str,
-    metavar: str | None = None,
-    read: Callable[[str], Any] | None = None,
-) -> Any:
+def opt(spellings: str, about: str, metavar: str | None = None, **checks: Any) -> Any:
     """Return an option of a command, for ``Annotated``.
 
     Args:
         spellings: such as ``-n --ranks``.
         about: its text in the help.
         metavar: the name of its value in the help.
-        read: makes the value from the text; None: typer does, by the annotation.
+        checks: how `typer.Option` reads and checks the value: ``parser``, ``min``, ``max``.
     """
-    return typer.Option(*spellings.split(), metavar=metavar, help=about, parser=read)
+    return typer.Option(*spellings.split(), metavar=metavar, help=about, **checks)
 
 
-def duration(text: str) -> float:
+def duration(text: str | float) -> float:
     """Return the seconds of an option that is a duration.
 
     Raises:
         BadParameter: it is none; typer names the option.
     """
     try:
-        return parse_duration(text)
+        return parse_duration(str(text))  # typer reads the default, too
     except InputError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -108,20 +103,21 @@ class Settings:
             "Number of ranks. By default one for each slot; on this machine alone one for each GPU"
             " if there are at least 2, else at most 8."
         ),
+        min=1,
     )
     time_limit: float | None = option(
         None,
         "--time-limit",
         metavar="TIME",
         about="Time limit of the whole run: seconds, or e.g. 20min.",
-        read=duration,
+        parser=duration,
     )
     case_timeout: float = option(
-        "60",
+        60.0,
         "--case-timeout",
         metavar="TIME",
         about="Time without progress after which a case counts as hung: seconds, or e.g. 2min.",
-        read=duration,
+        parser=duration,
     )
     fail_fast: bool = option(
         False,  # noqa: FBT003 - the default
@@ -212,9 +208,13 @@ class Settings:
         """
         if self.seed is not None:
             return self.seed
-        seed = None
-        if self.out is not None and (self.out / "run.json").is_file():
-            seed = load_run(self.out).info.get("seed")
-        if isinstance(seed, int):
+        seed = self.resumed_info().get("seed")
+        if seed is not None:
             return seed
         return secrets.randbelow(2**31)
+
+    def resumed_info(self) -> RunInfo:
+        """Return the contents of ``run.json`` of the run to resume; empty for a new one."""
+        if self.out is None or not (self.out / "run.json").is_file():
+            return {}
+        return load_run(self.out).info

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -24,9 +25,7 @@ from commbench.analysis.prediction.law import ForecastNetwork, Place
 from commbench.analysis.prediction.links import Link, link_of
 from commbench.analysis.prediction.replay import TrainedWorkload
 from commbench.cli.options import opt
-from commbench.cli.request import check_counts
 from commbench.cli.terminal import make_console
-from commbench.collectives.datatypes import DTYPES
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError, check_choice
@@ -34,14 +33,20 @@ from commbench.fields import as_names, join_names
 from commbench.hooks.registry import hook_words, parse_hook
 from commbench.report.prediction import render_predictions
 from commbench.results import Run, load_run, under_first_env
-from commbench.results.info import measures_interconnect, shares_gpu
-from commbench.results.tables import rows_csv
+from commbench.results.info import shares_gpu
+from commbench.results.tables import rows_by, rows_csv
 from commbench.schema import read_as
-from commbench.units import format_link_rate, format_size, parse_link_rate, parse_sizes
+from commbench.units import format_link_rate, parse_link_rate, parse_sizes
 
 #: The smallest and the largest number of ranks of a prediction.
 FEWEST_RANKS, MOST_RANKS = 2, 10_000
 FORMATS = ("table", "csv", "json")
+NOTHING_KNOWN = (
+    "These runs have no curve of a collective over at least 3 message sizes, by ranks that do not"
+    " share a GPU, from which larger networks are predicted; measure some on two hosts or more"
+    " beside it: commbench run -c all_reduce,all_gather --backend gloo,mpi --sizes 64K:16M:4 -n 4"
+    " --world-sizes 2,4."
+)
 
 
 def predict(
@@ -73,7 +78,7 @@ def predict(
     ] = "measured",
     ranks_per_node: Annotated[
         int | None,
-        opt("--ranks-per-node", "Ranks on each host; by default as measured.", "K"),
+        opt("--ranks-per-node", "Ranks on each host; by default as measured.", "K", min=1),
     ] = None,
     sizes: Annotated[
         str | None,
@@ -98,13 +103,12 @@ def predict(
     torch nor MPI.
     """
     check_choice("format", output_format, FORMATS)
-    check_counts({"--ranks-per-node": ranks_per_node})
     world_sizes, rates_bps = parse_world_sizes(world_size), parse_rates(rate)
     runs = [under_first_env(load_run(path)) for path in paths]
     hooks = parse_hooks(hook, runs)
     network = ForecastNetwork.fit(runs)
     if not network.curves:
-        raise InputError(_nothing_known(runs))
+        raise InputError(NOTHING_KNOWN)
     links = [curve.link for curves in network.curves.values() for curve in curves]
     links += [link_of(run.info, "") for run in runs if run.training_records]
     if None in rates_bps:
@@ -114,8 +118,7 @@ def predict(
         Place(world_size=ranks, ranks_per_node=per_node, rate_bps=rate_bps)
         for rate_bps, ranks in itertools.product(rates_bps, world_sizes)
     ]
-    message_sizes = parse_message_sizes(sizes, (family.dtype for family in network.curves))
-    collectives = collective_forecasts(network, places, message_sizes)
+    collectives = collective_forecasts(network, places, parse_message_sizes(sizes))
     missing: list[str] = []
     steps: list[StepForecast] = []
     for run, records in _trainings(runs, workload):
@@ -200,37 +203,25 @@ def parse_hooks(text: str | None, runs: Iterable[Run]) -> list[str] | None:
     trained = dict.fromkeys(each.case.hook_name for each in records if each.case.uses_ddp)
     hooks = [hook_words(**parse_hook(part)) for part in text.split(",")]
     for hook in hooks:
-        if not trained:
-            raise InputError(
-                f"Steps with hook {hook} were to be predicted, and these runs have no training;"
-                " train it first."
-            )
         if hook not in trained:
             raise InputError(
-                f"Steps with hook {hook} were to be predicted, and the trained hooks are"
-                f" {join_names(trained)}; train it first, too."
+                f"Steps with hook {hook} were to be predicted, and these runs trained"
+                f" {join_names(trained) or 'nothing'}; train it first."
             )
     return list(dict.fromkeys(hooks))
 
 
-def parse_message_sizes(text: str | None, dtypes: Iterable[str]) -> tuple[int, ...] | None:
+def parse_message_sizes(text: str | None) -> tuple[int, ...] | None:
     """Parse message sizes into bytes; None if none was given.
 
     Raises:
-        InputError: a size is not a positive whole number of elements of every data type.
+        InputError: a size is not understood, or 0.
     """
     if text is None:
         return None
     sizes = parse_sizes(text)
-    for dtype in dtypes:
-        element_bytes = DTYPES[dtype].itemsize
-        for size in sizes:
-            if size == 0 or size % element_bytes:
-                raise InputError(
-                    f"Messages of {format_size(size)} were to be predicted, but {dtype}, which was"
-                    f" measured, has elements of {element_bytes} B; choose multiples of that, such"
-                    f" as {format_size(1024)}."
-                )
+    if 0 in sizes:
+        raise InputError("Messages of 0 B were to be predicted; choose larger --sizes.")
     return sizes
 
 
@@ -250,22 +241,6 @@ def _check_one_rate(links: Iterable[Link]) -> None:
         )
 
 
-def _nothing_known(runs: Sequence[Run]) -> str:
-    """Return a sentence on why nothing can be predicted, and what to measure."""
-    names = " and ".join(str(run.path) for run in runs)
-    rows = [row for run in runs for row in run.rows]
-    if any(row.status == "ok" and not measures_interconnect(row) for row in rows):
-        return (
-            f"What was timed on GPUs in {names} comes from ranks that share a GPU, which does not"
-            " show the interconnect; measure with a GPU for each rank (a smaller -n)."
-        )
-    return (
-        f"There is no curve of a collective over at least 3 message sizes in {names}, from which"
-        " larger networks are predicted; measure some on two hosts or more beside it: commbench"
-        " run -c all_reduce,all_gather --backend gloo,mpi --sizes 64K:16M:4 -n 4 --world-sizes 2,4."
-    )
-
-
 def _trainings(
     runs: Iterable[Run], workload: str | None
 ) -> Iterator[tuple[Run, Sequence[TrainingRecord]]]:
@@ -274,13 +249,10 @@ def _trainings(
     The records of a training differ only in the setting.
     """
     for run in runs:
-        by_training: dict[tuple[object, ...], list[TrainingRecord]] = {}
-        for record in run.training_records:
-            training = record.case.group, record.case.precision
-            if workload in {None, record.case.workload}:
-                by_training.setdefault(training, []).append(record)
-        for records in by_training.values():
-            yield run, records
+        trainings = rows_by(run.training_records, attrgetter("case.group", "case.precision"))
+        for records in trainings.values():
+            if workload in {None, records[0].case.workload}:
+                yield run, records
 
 
 def _trained(run: Run, records: Sequence[TrainingRecord]) -> TrainedWorkload:

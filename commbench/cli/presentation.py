@@ -67,9 +67,6 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
         parts += _collectives(run_)
     if run_.training_records:
         parts += _training(run_)
-    is_tuned = bool(run_.info.get("candidates"))
-    if is_tuned:
-        parts += _conclusion(run_)
     parts += map(str, variable_findings(run_.info))
     parts += [f"- {advice.in_full}" for advice in advise_run(run_.info)]
     parts += map(str, [*time_spent(run_), *origins(run_)])
@@ -78,9 +75,8 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     command = shlex.join(["commbench", "report", str(run_.path)])
     page_hint = f"; `{command}` draws a page of them" if hint else ""
     console.print(f"Results: {run_.path}{page_hint}", soft_wrap=True)
-    if not is_tuned:
-        for part in _conclusion(run_):
-            console.print(part)
+    for part in _conclusion(run_):
+        console.print(part)
 
 
 def print_answer(run_: Run, console: Console, page: Path | None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import math
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from commbench.results.plan import RunRequest, fixed_settings
 from commbench.stats.budgets import Budget, TrainingBudget
 from commbench.system.gpus import gpu_addresses
 from commbench.system.host import memory_bytes
-from commbench.units import counted, format_size, parse_size, parse_sizes
+from commbench.units import counted, format_size, parse_sizes
 
 BudgetT = TypeVar("BudgetT", Budget, TrainingBudget)
 
@@ -56,17 +55,15 @@ def foreign_sizes(
     """
     if osu_range is not None:
         low, _, high = osu_range.rpartition(":")
-        return parse_sizes(f"{low or '4'}:{high}:2")  # OSU's reductions also begin at one float
+        return parse_sizes(f"{low or '4'}:{high}")  # OSU's reductions also begin at one float
     if min_bytes is None and max_bytes is None and step_factor is None:
         return None
     low = min_bytes or max_bytes or "32M"
     high = max_bytes or low
-    if parse_size(low) == parse_size(high):
-        return (parse_size(low),)
-    factor = 2
+    text = f"{low}:{high}"
     if step_factor is not None:
-        factor = step_factor
-    return parse_sizes(f"{low}:{high}:{factor}")
+        text = f"{text}:{step_factor}"
+    return parse_sizes(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +83,7 @@ def usable_suite(suite: Suite, place: Place, *, is_named: bool) -> tuple[Suite, 
     left out.
 
     Unless it was named, NCCL is left out silently without a GPU, and with a sentence if ranks would
-    share one of several GPUs. Ranks share a single GPU; a sentence says what that leaves out.
+    share one of several GPUs. Ranks share a single GPU, which flags their rows.
 
     Args:
         suite: what to measure.
@@ -96,15 +93,14 @@ def usable_suite(suite: Suite, place: Place, *, is_named: bool) -> tuple[Suite, 
     Raises:
         InputError: a named backend is missing, or none is left.
     """
+    on_gpus = [backend for backend in suite.backends if backend in NCCL_BACKENDS]
     on_hosts = [backend for backend in suite.backends if backend not in NCCL_BACKENDS]
+    is_named = is_named or not on_hosts  # a suite only for GPUs names its backends
     candidates: Sequence[str] = suite.backends
-    remark = ""
-    if on_hosts and not is_named:  # a suite only for GPUs counts as naming its backends
-        remark = _single_gpu_remark(candidates, place)
-        if not has_gpus():
-            candidates = on_hosts
-    if remark or not on_hosts:
-        place = dataclasses.replace(place, ranks_here=0)
+    if not is_named and not has_gpus():
+        candidates = on_hosts
+    elif not is_named and _gpus_here(on_gpus, place) == 1:
+        place = dataclasses.replace(place, ranks_here=0)  # ranks share it
     usable, reasons = [], {}
     for backend in candidates:
         reason = unusable_reason(backend, place, is_named=is_named)
@@ -115,8 +111,6 @@ def usable_suite(suite: Suite, place: Place, *, is_named: bool) -> tuple[Suite, 
     sentences = list(reasons)
     if sentences and (is_named or not usable):
         raise InputError(sentences[0])
-    if remark and any(backend in NCCL_BACKENDS for backend in usable):
-        sentences = [remark, *sentences]
     sweeps = []
     for sweep in suite.sweeps:
         backends = tuple(backend for backend in sweep.backends if backend in usable)
@@ -168,19 +162,6 @@ def _gpus_here(backends: Sequence[str], place: Place) -> int:
     return gpus
 
 
-def _single_gpu_remark(backends: Sequence[str], place: Place) -> str:
-    """Return what rows of NCCL leave out if all ranks of a host share its only GPU; else ""."""
-    if not has_gpus() or emulated_conditions() or place.ranks_here < 2:  # a pair
-        return ""
-    if _gpus_here([name for name in backends if name in NCCL_BACKENDS], place) != 1:
-        return ""
-    return (
-        "the links between GPUs. This machine has 1 GPU and a second one is missing:"
-        f" {place.ranks_here} ranks share it and take turns, so that rows of NCCL (flag shared_gpu)"
-        " show that every collective is right, not how fast an interconnect is."
-    )
-
-
 def training_backend(place: Place, requested: str, workload: str) -> tuple[str, list[str]]:
     """Return the training backend: the requested one, or for ``auto`` NCCL if each rank has a GPU,
     else Gloo, also for a trace that was recorded on CPUs.
@@ -226,29 +207,14 @@ def ranks_by_gpus(backends: Sequence[str]) -> int | None:
     return None
 
 
-def check_counts(counts: Mapping[str, int | None]) -> None:
-    """Raise `InputError` if a given number is not above 0."""
-    for option, number in counts.items():
-        if number is not None and number < 1:
-            raise InputError(f"{option} {number} was asked for; give at least 1.")
-
-
 def find_budget(budgets: Mapping[str, BudgetT], name: str, **changes: float | None) -> BudgetT:
     """Return the budget called ``name`` with the given numbers in its fields.
 
     Raises:
-        InputError: the name is unknown, or a number is not above 0.
+        InputError: the name is unknown.
     """
-    numbers: dict[str, Any] = {}
-    for field, number in changes.items():
-        if number is None:
-            continue
-        numbers[field] = number
-        if not 0 < number < math.inf:
-            option = field.removesuffix("_s").replace("_", "-")
-            least = "more than 0 seconds" if field.endswith("_s") else "at least 1"
-            raise InputError(f"--{option} {number:g} was asked for; give {least}.")
-    return dataclasses.replace(find_entry("budget", name, budgets), **numbers)
+    given: dict[str, Any] = {field: each for field, each in changes.items() if each is not None}
+    return dataclasses.replace(find_entry("budget", name, budgets), **given)
 
 
 def make_request(
@@ -274,8 +240,6 @@ def make_request(
         InputError: nothing to measure, or a message exceeds this host's memory.
     """
     usable, left_out = usable_suite(suite, place, is_named=is_named)
-    if place.ranks < 1:
-        raise InputError(f"-n {place.ranks} was asked for; give at least 1 rank.")
     cases = all_cases(usable.sweeps, place.ranks)
     check_memory(cases, place.ranks_here)
     fixed: Mapping[str, FixedSettings] = {}

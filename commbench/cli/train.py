@@ -15,7 +15,6 @@ from commbench.cli.options import Settings, opt
 from commbench.cli.request import (
     AUTO_BACKEND,
     Place,
-    check_counts,
     find_budget,
     ranks_by_gpus,
     training_backend,
@@ -70,6 +69,7 @@ class Trained:
         "--threads",
         metavar="N",
         about="Compute threads of a rank; by default a fair share.",
+        min=1,
     )
     confirm_launches: int | None = option(
         None,
@@ -77,12 +77,12 @@ class Trained:
         metavar="R",
         about="Confirmation launches; by default from the budget.",
         kind=int,
+        min=1,
     )
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise `InputError` for an unknown backend, or a number that is out of range."""
         check_choices(self)
-        check_counts({"--threads": self.threads, "--confirm-launches": self.confirm_launches})
         allowed = self.max_accuracy_loss
         if allowed is not None and not 0 <= allowed < math.inf:
             raise InputError(
@@ -110,6 +110,7 @@ def train(
                 " time, for digits and text from their metric."
             ),
             "N",
+            min=1,
         ),
     ] = None,
     trained: Trained,
@@ -126,7 +127,7 @@ def train(
     ] = "quick",
     launches: Annotated[
         int | None,
-        opt("--launches", "Launches of the sweep; by default from the budget.", "R"),
+        opt("--launches", "Launches of the sweep; by default from the budget.", "R", min=1),
     ] = None,
     settings: Settings,
     given: Given,
@@ -140,8 +141,6 @@ def train(
     --accept-loss. Inside mpirun, torchrun or srun this process is one rank of one launch; repeat
     the command with the same --out to add launches.
     """
-    trained.check()
-    check_counts({"--steps": steps})
     requested_sweep = TrainingSweep(**axes, **env)
     fresh = trained.confirm_launches
     training_budget = find_budget(

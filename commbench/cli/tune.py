@@ -9,20 +9,14 @@ import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
 from commbench.cli.conduct import Task, carry_out
 from commbench.cli.options import Settings, duration, opt
-from commbench.cli.request import (
-    Place,
-    check_counts,
-    default_out,
-    find_budget,
-    training_backend,
-)
+from commbench.cli.request import Place, default_out, find_budget, training_backend
 from commbench.cli.separator import command_behind
 from commbench.cli.train import Trained, short_name, training_ranks
 from commbench.collectives.cases import Axes
@@ -33,8 +27,14 @@ from commbench.fields import as_names
 from commbench.hooks.registry import find_file_hooks
 from commbench.launch.probe import probe_hooks, probe_workload
 from commbench.live.command import attach_to, name_of
-from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
-from commbench.results import load_run
+from commbench.live.options import (
+    AUTO,
+    LiveOptions,
+    Mode,
+    checked_caps,
+    checked_hooks,
+    checked_then,
+)
 from commbench.results.files import refusing
 from commbench.schema import read_as
 from commbench.stats.budgets import TRAINING_BUDGETS
@@ -47,9 +47,26 @@ FEWEST_STEPS = 6
 
 #: Options that apply to the training of a COMMAND.
 LIVE_OPTIONS = (
-    *("--bucket-cap-mb", "--allow", "--steps", "--time-limit", "--then", "--out", "--seed"),
+    "--bucket-cap-mb",
+    "--allow",
+    "--steps",
+    "--time-limit",
+    "--then",
+    "--out",
+    "--seed",
     "--accept-loss",
 )
+Then = Annotated[
+    str,
+    opt(
+        "--then",
+        (
+            "With a COMMAND, what follows: go-on trains on, with the best setting where it was"
+            " tuned; stop ends all ranks with exit code 0."
+        ),
+        "WHAT",
+    ),
+]
 
 
 @takes_options
@@ -83,7 +100,7 @@ def tune(
     ] = AUTO,
     batch: Annotated[
         int | None,
-        opt("--batch", "Samples per rank; by default from the workload.", "N"),
+        opt("--batch", "Samples per rank; by default from the workload.", "N", min=1),
     ] = None,
     steps: Annotated[
         int | None,
@@ -95,19 +112,10 @@ def tune(
                 " from the budget's time, for digits and text from their metric."
             ),
             "N",
+            min=1,
         ),
     ] = None,
-    then: Annotated[
-        str,
-        opt(
-            "--then",
-            (
-                "With a COMMAND, after tuning: go-on trains on with the best setting; stop ends all"
-                " ranks with exit code 0."
-            ),
-            "WHAT",
-        ),
-    ] = "go-on",
+    then: Then = "go-on",
     trained: Trained,
     budget: Annotated[
         str,
@@ -139,8 +147,6 @@ def tune(
     process is one rank of one launch; repeat the command with the same --out until it says that
     nothing is left.
     """
-    trained.check()
-    check_counts({"--steps": steps, "--batch": batch})
     command = command_behind(context)
     if command is not None:
         not_of_it = [option for option in given if option not in LIVE_OPTIONS]
@@ -157,12 +163,14 @@ def tune(
     if command is None or "--allow" in given:
         hooks = checked_hooks(as_names(allow))
     if command is not None:
-        options = LiveOptions(
-            out="",
-            workload="",
+        file_hooks = find_file_hooks(hooks)
+        probe_hooks(hooks)
+        return start(
+            command,
+            settings.out,
             bucket_cap_mb=tuple(caps),
             allow=tuple(hooks),
-            file_hooks=find_file_hooks(hooks),
+            file_hooks=file_hooks,
             accept_loss=trained.accept_loss,
             steps=steps,
             then=checked_then(then),
@@ -170,8 +178,6 @@ def tune(
             # not that of the run to resume: each launch has an order of its own
             seed=dataclasses.replace(settings, out=None).draw_seed(),
         )
-        probe_hooks(options.allow)
-        return start(command, settings.out, options)
     fresh, schedule = trained.confirm_launches, TUNE
     tuning_budget = find_budget(TRAINING_BUDGETS, budget, confirm_launches=fresh)
     if fresh is not None:  # a number that the user gives is exact
@@ -218,24 +224,25 @@ def tune(
     return carry_out(settings, plan, lambda: training_ranks(trained.backend))
 
 
-def start(command: Sequence[str], out: Path | None, options: LiveOptions) -> int:
+def start(command: Sequence[str], out: Path | None, mode: Mode = "tune", **terms: Any) -> int:
     """Start the command of a training and tune or watch it; return the command's exit code.
 
-    ``options`` say what may be done; their results, command and name follow from the arguments.
+    ``terms`` are the fields of `LiveOptions` that say what may be done.
     """
     workload = name_of(command)
-    out = out or default_out(short_name(options.mode, workload))
+    out = out or default_out(short_name(mode, workload))
     with refusing(out, InputError):  # the working directory may have been deleted
         absolute = str(out.absolute())
-    complete = dataclasses.replace(
-        options,
+    options = LiveOptions(
         out=absolute,
         workload=workload,
+        mode=mode,
         argv=("commbench", *sys.argv[1:]),
         invocation=uuid.uuid4().hex,
         git_commit=git_commit(Path(__file__).parent),
+        **terms,
     )
-    return attach_to(command, complete)
+    return attach_to(command, options)
 
 
 def known_facts(settings: Settings, workload: str, batch: int | None) -> WorkloadFacts | None:
@@ -244,9 +251,7 @@ def known_facts(settings: Settings, workload: str, batch: int | None) -> Workloa
 
     None without such a run, or if it has another workload or batch.
     """
-    if settings.out is None or not (settings.out / "run.json").is_file():
-        return None
-    info = load_run(settings.out).info
+    info = settings.resumed_info()
     if not info.get("facts") or (info.get("plan") or {}).get("workload") != workload:
         return None
     facts = read_as(WorkloadFacts, info["facts"])
@@ -263,7 +268,12 @@ def watch(
     ] = None,
     steps: Annotated[
         int | None,
-        opt("--steps", "Optimiser steps to watch after a short warm-up; by default 200.", "N"),
+        opt(
+            "--steps",
+            "Optimiser steps to watch after a short warm-up; by default 200.",
+            "N",
+            min=1,
+        ),
     ] = None,
     time_limit: Annotated[
         float | None,
@@ -271,20 +281,10 @@ def watch(
             "--time-limit",
             "Time after which watching ends: seconds, or e.g. 20min.",
             "TIME",
-            duration,
+            parser=duration,
         ),
     ] = None,
-    then: Annotated[
-        str,
-        opt(
-            "--then",
-            (
-                "What follows: go-on trains on, with nothing left of commbench; stop ends all ranks"
-                " with exit code 0."
-            ),
-            "WHAT",
-        ),
-    ] = "go-on",
+    then: Then = "go-on",
 ) -> int:
     """Show where the time of your training goes.
 
@@ -293,18 +293,10 @@ def watch(
     optimiser and the rest of a step, the rank that others wait for, and how much faster a step
     could be. commbench ends with the exit code of COMMAND.
     """
-    check_counts({"--steps": steps})
     command = command_behind(context)
     if command is None:
         raise InputError(
             "watch takes a command behind --; write e.g. commbench watch -- torchrun train.py."
         )
-    options = LiveOptions(
-        out="",
-        workload="",
-        mode="watch",
-        steps=steps,
-        time_limit_s=time_limit,
-        then=checked_then(then),
-    )
-    return start(command, out, options)
+    then = checked_then(then)
+    return start(command, out, "watch", steps=steps, time_limit_s=time_limit, then=then)

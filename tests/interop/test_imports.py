@@ -201,12 +201,11 @@ def test_nccl_tests_json_states_what_its_times_mean(option, *, slowest):
 
 
 def test_ranks_that_are_not_listed_must_be_given():
-    """Ask for the number of ranks if their list has gaps, and check it against the busbw."""
+    """Ask for the number of ranks if their list has gaps."""
     text = "\n".join(line for line in ALL_REDUCE.split("\n") if "Rank  2" not in line)
     with pytest.raises(InputError, match="-n"):
         load_text(text)
-    assert "another number" not in assumed(load_text(text, ranks=4))
-    assert "another number" in assumed(load_text(text, ranks=8))
+    assert {4} == set(fields_of(load_text(text, ranks=4).records, "group_size"))
     with pytest.raises(InputError, match=r"4 ranks, and -n 2"):
         load("nccl_tests_all_reduce.txt", ranks=2)
 
@@ -268,12 +267,11 @@ def test_osu_of_several_types():
         "MPI_Get-CUDA Bandwidth Test v7.4",
         "OpenSHMEM Broadcast Latency Test v7.4",
         "UPC++ Reduce Latency Test v7.4",
-        "MPI-FPGA Latency Test v9",
     ],
 )
 def test_osu_one_sided_and_shared_memory_have_no_counterpart(title):
     """Omit one-sided and shared-memory tests."""
-    with pytest.raises(InputError, match=r"no counterpart|unknown"):
+    with pytest.raises(InputError, match="no counterpart"):
         load_text(f"# OSU {title}\n# Size   Latency (us)\n8   1.50\n", ranks=2)
 
 
@@ -513,12 +511,9 @@ def test_two_tests_in_parts_among_messages():
     assert "5 lines of NCCL_DEBUG" == left_out(load("nccl_tests_pasted.txt"))
 
 
-def test_a_command_says_the_operation_of_old_outputs():
-    """Tell the tables below two commands apart, and refuse one of another kind of operation."""
+def test_an_old_table_of_another_kind_of_operation_is_left_out():
+    """Import the tables that --operation fits, and name those that it does not fit."""
     moved = OLD.replace("sum", "   ")
-    both = f"$ all_reduce_perf -b 1M\n{OLD}$ mpirun ./all_gather_perf -g 2\n{moved}"
-    operations = fields_of(load_text(both).records, "case.operation")
-    assert 4 * ["all_reduce"] + 4 * ["all_gather"] == operations
     named = load_text(OLD + moved, operation="all_reduce")
     assert 4 == len(named.records)
     assert "redop none" in left_out(named)

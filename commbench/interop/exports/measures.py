@@ -35,8 +35,6 @@ US, MS, PERCENT, MB, GB = 1e-6, 1e-3, 1e-2, 1e6, 1e9
 BACKEND_LABELS = ("backend", "library", "transport")
 WINNER_LABELS = ("workload", "ranks")
 EVENT_LABELS = ("kind", "scope", "ranks", "host")
-#: The ends of an interval, by whether there is one.
-_ENDS = {True: ("low", "high"), False: ()}
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,10 @@ def _all_measures() -> dict[str, Measure]:
     measures = {}
     for measure in _MEASURES:
         measures[measure.name] = measure
+        if not measure.has_interval:
+            continue
         stem, _, unit = measure.name.rpartition("_")
-        for end in _ENDS[measure.has_interval]:
+        for end in ("low", "high"):
             name = f"{stem}_ci_{end}_{unit}"
             about = f"{end.capitalize()} end of the interval of {measure.name}."
             column = f"{measure.column}_ci_{end}"
@@ -215,9 +215,7 @@ def sample(name: str, value: float = 1.0, /, **labels: object) -> Sample:
 
 
 def samples_of(run: Run, answers: Iterable[Answer] = ()) -> list[Sample]:
-    """Return the samples of a run, and of its answers to expectations, in the order of
-    `MEASURES`.
-    """
+    """Return the samples of a run, and of its answers to expectations."""
     samples = [*_of_run(run), *_of_stragglers(run), *_of_recommendation(run), *_of_answers(answers)]
     samples += _of_counts("collective", run.rows)
     samples += _of_counts("training", run.training_rows)
@@ -228,8 +226,7 @@ def samples_of(run: Run, answers: Iterable[Answer] = ()) -> list[Sample]:
     soak = soak_results(run)
     if soak:
         samples += _of_soak(soak)
-    order = {name: position for position, name in enumerate(MEASURES)}
-    return sorted(samples, key=lambda sample: order[sample.name])
+    return samples
 
 
 def _of_columns(columns: Mapping[str, Any], labels: Labels) -> Iterator[Sample]:

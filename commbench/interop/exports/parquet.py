@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FOLDER = "parquet"
-#: The class of the rows of each table but those of samples, whose fields document the columns.
+#: The class of the rows of each table of a `Run`, whose fields document the columns.
 ROW_CLASSES: dict[str, type[Any]] = {
     "collectives": Row,
     "overlap": OverlapRow,
@@ -69,15 +69,9 @@ def write_parquet(run: Run, out: Path | None = None) -> Path:
 
 def tables_of(run: Run) -> dict[str, DataFrame]:
     """Return the tables of a run that have at least one row, by name."""
-    tables = {
-        "collectives": run.collectives,
-        "overlap": run.overlap,
-        "pairs": run.pairs,
-        "ddp": run.ddp,
-        "buckets": run.buckets,
-        "repetitions": _samples(Case, run.records, "times_us", "repetition", "time_us"),
-        "steps": _samples(TrainingCase, run.training_records, "step_ms", "step", "step_ms"),
-    }
+    tables: dict[str, DataFrame] = {name: getattr(run, name) for name in ROW_CLASSES}
+    tables["repetitions"] = _samples(Case, run.records, "times_us", "repetition", "time_us")
+    tables["steps"] = _samples(TrainingCase, run.training_records, "step_ms", "step", "step_ms")
     return {name: table for name, table in tables.items() if len(table)}
 
 

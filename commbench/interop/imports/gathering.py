@@ -7,12 +7,15 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
+from types import ModuleType
 
 from commbench.engine.records import Record
 from commbench.errors import InputError, check_choice
 from commbench.interop.imports import imb, nccl_json, nccl_tests, osu, param
 from commbench.interop.imports.blocks import read_blocks
 from commbench.interop.imports.reading import ImportOptions, Reading
+from commbench.results.tables import rows_by
 from commbench.schema import JsonObject
 from commbench.system.files import decode
 
@@ -31,24 +34,20 @@ class Tool:
     """Reads a text."""
 
 
+def _tool_of_blocks(name: str, title: str, module: ModuleType) -> Tool:
+    """Return a tool whose tables are read one by one."""
+    read = partial(read_blocks, layout=module.LAYOUT, read_block=module.read_block)
+    return Tool(name, title, module.LAYOUT.occurs_in, read)
+
+
 TOOLS = {
     tool.name: tool
     for tool in (
         Tool("nccl-tests-json", "nccl-tests", nccl_json.recognises, nccl_json.read),
         Tool("nccl-tests", "nccl-tests", nccl_tests.LAYOUT.occurs_in, nccl_tests.read),
-        Tool(
-            "osu",
-            "OSU Micro-Benchmarks",
-            osu.LAYOUT.occurs_in,
-            partial(read_blocks, layout=osu.LAYOUT, read_block=osu.read_block),
-        ),
-        Tool("imb", "Intel MPI Benchmarks", imb.LAYOUT.occurs_in, imb.read),
-        Tool(
-            "param",
-            "PARAM",
-            param.LAYOUT.occurs_in,
-            partial(read_blocks, layout=param.LAYOUT, read_block=param.read_block),
-        ),
+        _tool_of_blocks("osu", "OSU Micro-Benchmarks", osu),
+        _tool_of_blocks("imb", "Intel MPI Benchmarks", imb),
+        _tool_of_blocks("param", "PARAM", param),
     )
 }
 
@@ -70,10 +69,6 @@ def find_tool(text: str, name: str, tool_name: str | None = None) -> Tool:
         f"{name} has no table with a heading of {', '.join(titles[:-1])} or {titles[-1]}; give"
         " their output from its first line, see docs/exchange.md."
     )
-
-
-#: Largest accepted file: outputs have a few kilobytes.
-LARGEST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,34 +110,28 @@ def import_outputs(
     _check_distinct(sources)
     readings = []
     for source in sources:
-        if len(source.data) > LARGEST_BYTES:
-            raise InputError(
-                f"{source.name} has {len(source.data)} bytes and is no output of a tool; give its"
-                " output."
-            )
         text = decode(source.data)
         source_tool = find_tool(text, source.name, tool)
         reading = Reading(name=source.name, options=options, tool=source_tool.title)
         source_tool.read(text, reading)
         _note_others(text, source_tool, reading)
         readings.append(reading)
-    launches_by_case: dict[tuple[str, int], list[Record]] = {}
-    for reading in readings:
-        for record in reading.records:
-            launches = launches_by_case.setdefault((record.case.key, record.group_size), [])
-            for earlier in launches[:1]:
-                _check_alike(record, earlier)
-            launches.append(dataclasses.replace(record, launch=len(launches)))
-    if not launches_by_case:
+    found = [record for reading in readings for record in reading.records]
+    if not found:
         reasons: list[str] = []
         for reading in readings:
             reasons += reading.left_out
         names = ", ".join(source.name for source in sources)
         raise InputError(f"Nothing was found in {names}: {'; '.join(reasons[:3])}.")
-    most = max(ranks for _, ranks in launches_by_case)
+    most = max(record.group_size for record in found)
     records = []
-    for launches in launches_by_case.values():
-        records += [_with_world_size(record, most) for record in launches]
+    for launches in rows_by(found, attrgetter("case.key", "group_size")).values():
+        for launch, record in enumerate(launches):
+            _check_alike(record, launches[0])
+            case = record.case
+            if record.group_size < most:
+                case = dataclasses.replace(case, world_size=record.group_size)
+            records.append(dataclasses.replace(record, case=case, launch=launch))
     return Imported(records=records, info=_info(sources, readings, most), readings=readings)
 
 
@@ -176,14 +165,12 @@ def _info(sources: Sequence[Source], readings: Sequence[Reading], most: int) -> 
 
 
 def _check_distinct(sources: Sequence[Source]) -> None:
-    names: dict[str, str] = {}
-    for source in sources:
-        if source.sha256 in names:
+    for first, *others in rows_by(sources, attrgetter("sha256")).values():
+        if others:
             raise InputError(
-                f"{names[source.sha256]} and {source.name} are the same output, which is one"
-                " launch; name it once."
+                f"{first.name} and {others[0].name} are the same output, which is one launch; name"
+                " it once."
             )
-        names[source.sha256] = source.name
 
 
 def _check_alike(record: Record, earlier: Record) -> None:
@@ -201,12 +188,3 @@ def _check_alike(record: Record, earlier: Record) -> None:
             f"Of {record.case} buffers are on {earlier.device} in one output and on"
             f" {record.device} in another; import them apart."
         )
-
-
-def _with_world_size(record: Record, most: int) -> Record:
-    """Return the record for a run on ``most`` ranks: a case on fewer ranks states their number."""
-    if record.group_size == most:
-        return record
-    return dataclasses.replace(
-        record, case=dataclasses.replace(record.case, world_size=record.group_size)
-    )

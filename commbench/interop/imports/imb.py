@@ -8,7 +8,7 @@ from typing import Any
 from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.engine.records import Record
 from commbench.findings import Finding
-from commbench.interop.imports.blocks import HEADING, Block, Layout, read_blocks
+from commbench.interop.imports.blocks import HEADING, Block, Layout
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
     PAIR_MEAN,
@@ -24,14 +24,6 @@ from commbench.interop.imports.reading import (
 #: message to the next rank.
 OPERATIONS_BY_NAME = {
     operation.imb_name: operation for operation in OPERATIONS.values() if operation.imb_name
-}
-#: Reasons to leave a benchmark out, if there is more to state than the missing counterpart.
-_UNLIKE = {
-    "Exchange": (
-        "each rank exchanges with both neighbours at the same time, which no operation of commbench"
-        " does"
-    ),
-    "PingPing": "both ranks send at the same time, which no operation of commbench does",
 }
 _DTYPES = DTYPES_BY_MPI_NAME | {"MPI_BYTE": "int8"}
 _OF_RUN = ("version", "dtype", "reduced", "redop", "off_cache")
@@ -52,28 +44,19 @@ LAYOUT = Layout(
 )
 
 
-def read(text: str, reading: Reading) -> None:
-    """Read the output of IMB-MPI1, which states the number of processes of each table.
+def read_block(block: Block, reading: Reading) -> None:
+    """Read a table of IMB, which states its number of processes.
 
     Raises:
-        InputError: a table lacks the number and -n was not given.
+        InputError: the number is not stated and -n was not given.
     """
-    read_blocks(text, reading, layout=LAYOUT, read_block=_read_block)
-    if "All processes entering MPI_Finalize" not in text:
-        reading.leave_out(
-            "the output does not say that it is complete, so that lines may be missing"
-        )
-
-
-def _read_block(block: Block, reading: Reading) -> None:
     name = block.fact("benchmark").removeprefix("Multi-")
     if not name:
         raise LeftOutError(
             "a table of IMB has no line 'Benchmarking' above it, so that its operation is unknown"
         )
     if name not in OPERATIONS_BY_NAME:
-        reason = _UNLIKE.get(name, "commbench has no such operation")
-        raise LeftOutError(f"IMB's {name} is left out: {reason}")
+        raise LeftOutError(f"IMB's {name} has no counterpart in commbench")
     groups = block.fact("groups")
     if groups not in {"", "1"}:
         raise LeftOutError(

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TypedDict
 
+from commbench.backends.nccl_library import version_text
 from commbench.errors import InputError
 from commbench.interop.imports.nccl_tests import (
-    check_half,
     conditions,
     half_record,
-    nccl_version,
     operation_of,
 )
 from commbench.interop.imports.reading import (
@@ -25,6 +24,9 @@ from commbench.interop.imports.reading import (
     number,
 )
 from commbench.schema import JsonMapping, JsonObject, check_as
+
+#: The meaning of times by what ``--average`` says.
+_TIMES = {None: RANK_MEAN, "1": RANK_MEAN, "3": SLOWEST_RANK}
 
 
 class Device(TypedDict, total=False):
@@ -99,7 +101,11 @@ def _read_report(report: JsonMapping, reading: Reading) -> None:
     blocking = 0
     if config.get("blocking_collectives") == "true":  # which kind, only the command line says
         blocking = 2 if _option(report, "-z", "--blocking") == "2" else 1
-    time = _time(_option(report, "-a", "--average"))
+    average = _option(report, "-a", "--average")
+    if average not in _TIMES:
+        raise LeftOutError(
+            f"times are neither means over ranks nor of the slowest rank (-a {average})"
+        )
     case, shared = conditions(
         reading,
         operation=operation,
@@ -107,10 +113,10 @@ def _read_report(report: JsonMapping, reading: Reading) -> None:
         blocking=blocking,
         graph=bool(config.get("graph")),
     )
-    shared["time"] = time
+    shared["time"] = _TIMES[average]
     shared["batch"] = config.get("iterations", 1) * config.get("aggregated_iterations", 1)
     if "nccl_version" in report:
-        shared["library"] = nccl_version(report["nccl_version"])
+        shared["library"] = f"NCCL {version_text(report['nccl_version'])}"
     results = report.get("results")
     if not results:
         raise LeftOutError("the list of results is empty")
@@ -120,7 +126,6 @@ def _read_report(report: JsonMapping, reading: Reading) -> None:
             case["in_place"] = in_place
             if key in result:
                 with reading.noting():
-                    check_half(case)
                     half, details = _half(result, key)
                     reading.records.append(half_record(case, line, half, **details, **shared))
 
@@ -130,23 +135,6 @@ def _option(report: JsonMapping, short: str, long: str) -> str | None:
     words = " ".join(report.get("args", ()))
     found = re.findall(rf"(?<!\S)(?:{short} ?|{long}[ =])(\d+)", words)
     return found[-1] if found else None
-
-
-def _time(average: str | None) -> str:
-    """Return the meaning of times under ``--average``.
-
-    Raises:
-        LeftOutError: commbench has no such time.
-    """
-    if average in {None, "1"}:
-        return RANK_MEAN
-    if average == "3":
-        return SLOWEST_RANK
-    raise LeftOutError(
-        {"0": "times are of rank 0 only (-a 0)", "2": "times are of the fastest rank (-a 2)"}.get(
-            str(average), f"what -a {average} means is unknown to commbench"
-        )
-    )
 
 
 def _half(result: JsonMapping, key: str) -> tuple[dict[str, str], JsonObject]:

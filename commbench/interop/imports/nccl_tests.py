@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
+from commbench.backends.nccl_library import version_text
 from commbench.collectives.datatypes import DTYPES
-from commbench.collectives.operations import OPERATIONS, Operation
+from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
 from commbench.errors import InputError
 from commbench.findings import Finding
@@ -39,8 +39,6 @@ _ACCEPTED = {"double": 1e-12, "float": 1e-5, "half": 1e-2, "bfloat16": 1e-2}
 _BLANK_HALF = 30 * " "
 #: What follows the name of a column of the second half, in place.
 _SECOND = "'"
-#: Rates above 1 GB/s are printed to a percent or better.
-_ROUNDING = 0.02
 _LIBRARY = ("version", "library", "own library", "own")
 
 LAYOUT = Layout(
@@ -49,7 +47,6 @@ LAYOUT = Layout(
         "library": r"#?\s*nccl-tests version .* nccl-library=(\d+)",
         "own library": r"(NCCL|RCCL) version ?:? ?([\d.]+)",
         "program": r"#?\s*Collective test starting: (\w+?)(?:_mpi)?\s*$",
-        "command": r".*\b(\w+_perf)(?:_mpi)?\s+-\w",
         "threads": r"#?\s*nThread:? \d",  # with a colon: early rccl-tests
         "iterations": r"#?\s*nThread:? .*(?<!warmup )(?<!agg )iters:? +(\d+)",
         "aggregated": r"#?\s*nThread:? .*agg iters:? +(\d+)",
@@ -68,7 +65,6 @@ LAYOUT = Layout(
         "version": (),
         "own": (),
         "program": _LIBRARY,
-        "command": _LIBRARY,
         "threads": _LIBRARY,
         HEADING: _LIBRARY,
     },
@@ -102,12 +98,6 @@ def _ranks(block: Block) -> list[int]:
 
 def _groups(block: Block) -> set[str]:
     return {match[2] or "0" for match in block.facts.get("rank", ())}
-
-
-def nccl_version(code: int) -> str:
-    """Return NCCL's name and version from its code: 22807 is 2.28.7, and 2708 is 2.7.8."""
-    scale = 10_000 if code >= 10_000 else 1000  # from 2.9 on
-    return f"NCCL {code // scale}.{code % scale // 100}.{code % 100}"
 
 
 def operation_of(program: str, reading: Reading) -> str:
@@ -178,7 +168,7 @@ def _read_block(block: Block, reading: Reading) -> None:
     places = []
     for match in block.facts.get("rank", ()):
         places.append(Place(rank=int(match[1]), host=match[3], device=match[4].strip()))
-    operation = _operation(block, reading)
+    operation = operation_of(block.fact("program"), reading)
     reading.version = reading.version or block.fact("version")
     reading.assume(RANKS_AVERAGED)
     blocking = int(block.fact("blocking") != "")
@@ -196,7 +186,7 @@ def _read_block(block: Block, reading: Reading) -> None:
     shared["batch"] = (iterations or 1) * int(block.fact("aggregated") or 1)
     shared["library"] = f"{block.fact('own library')} {block.fact('own library', 2)}".strip()
     if block.fact("library"):
-        shared["library"] = nccl_version(int(block.fact("library")))
+        shared["library"] = f"NCCL {version_text(int(block.fact('library')))}"
     shared["stated"] = {"repetitions": 1 if iterations else None}
     earlier = len(reading.records)
     for line in block.lines(reading, _with_blanks):
@@ -205,8 +195,6 @@ def _read_block(block: Block, reading: Reading) -> None:
             case["in_place"] = second == _SECOND
             if half["time"] != "N/A":
                 with reading.noting():
-                    check_half(case)
-                    _check_rates(half, OPERATIONS[operation], shared["ranks"], reading)
                     checked = _checked(line, half, block)
                     reading.records.append(half_record(case, line, half, **checked, **shared))
     _check_footer(block, operation, reading.records[earlier:], reading)
@@ -239,29 +227,6 @@ def _check_footer(
             f"{reading.name} counts {counted(block.fact('wrong'), 'wrong value')} below its table"
             f" of {operation}, and no row shows which"
         )
-
-
-def _operation(block: Block, reading: Reading) -> str:
-    """Return the operation of a block: stated, else of --operation, else of the command above.
-
-    Raises:
-        InputError: none of these is given.
-        LeftOutError: rows show that it is another.
-    """
-    program = block.fact("program")
-    command = block.fact("command")
-    if not program and command and reading.options.operation is None:
-        program = command
-        reading.assume(f"the table below the command {command} is its output")
-    operation = operation_of(program, reading)
-    if not program and "redop" in block.columns:
-        for line in block.lines(replace(reading, left_out=Counter()), _with_blanks):
-            if OPERATIONS[operation].reduces != (line["redop"] != "none"):
-                raise LeftOutError(
-                    f"a table with redop {line['redop']} is not of {operation}; import it by"
-                    " itself, with its own --operation"
-                )
-    return operation
 
 
 def _with_blanks(line: str, columns: Sequence[str]) -> list[str]:
@@ -306,13 +271,6 @@ def _checked(line: Mapping[str, str], half: Mapping[str, str], block: Block) -> 
     return {}
 
 
-def check_half(case: Mapping[str, Any]) -> None:
-    """Raise LeftOutError for a case that only nccl-tests has in place."""
-    operation = case["operation"]
-    if case["in_place"] and not OPERATIONS[operation].has_in_place:
-        raise LeftOutError(f"{operation} in place has no counterpart in commbench")
-
-
 def half_record(
     case: Mapping[str, Any],
     line: Mapping[str, str],
@@ -333,8 +291,16 @@ def half_record(
     Raises:
         LeftOutError: the half has no measurement.
     """
-    redop = line.get("redop", "none")
+    operation = OPERATIONS[case["operation"]]
+    redop = line.get("redop") or "none"
     root = line.get("root", "-1")
+    if case["in_place"] and not operation.has_in_place:
+        raise LeftOutError(f"{operation.name} in place has no counterpart in commbench")
+    if operation.reduces != (redop != "none"):
+        raise LeftOutError(
+            f"a row with redop {redop} is not of {operation.name}; import its table by itself, with"
+            " its own --operation"
+        )
     if redop == "mulsum":
         raise LeftOutError("reduction mulsum is unknown to commbench")
     time_us = number(half["time"])
@@ -345,7 +311,7 @@ def half_record(
             **case,
             "message_bytes": whole_number(line["size"]),
             "dtype": DTYPES_BY_NAME.get(line["type"], line["type"]),
-            "redop": None if redop in {"none", ""} else redop,
+            "redop": redop,
             "root": None if root == "-1" else whole_number(root),
         },
         time_us=time_us,
@@ -353,18 +319,3 @@ def half_record(
         stated=stated,
         **shared,
     )
-
-
-def _check_rates(
-    half: Mapping[str, str], operation: Operation, ranks: int, reading: Reading
-) -> None:
-    """Note an assumption if the printed bus bandwidth belongs to another number of ranks."""
-    if "N/A" in {half.get("algbw", "N/A"), half.get("busbw", "N/A")}:
-        return
-    algbw, busbw = number(half["algbw"]), number(half["busbw"])
-    expected = operation.busbw_factor(ranks) * algbw
-    if algbw > 1 and abs(busbw - expected) > _ROUNDING * expected:  # smaller ones have two digits
-        reading.assume(
-            f"{operation.name} ran on {counted(ranks, 'rank')}, although {reading.name} prints the"
-            " busbw of another number of ranks or of another operation; ours is computed again"
-        )

@@ -25,15 +25,17 @@ from commbench.interop.imports.reading import (
     whole_number,
 )
 
-#: Libraries whose two-sided and collective operations have a counterpart, and devices of buffers
-#: (``-d``).
-_LIBRARIES, _DEVICES = ("MPI", "NCCL", "RCCL"), ("", "CUDA", "ROCM", "OPENACC", "SYCL")
+#: Libraries whose two-sided and collective operations have a counterpart.
+_LIBRARIES = ("MPI", "NCCL", "RCCL")
 _DTYPES = DTYPES_BY_MPI_NAME | {name: name for name in DTYPES}
 
 LAYOUT = Layout(
     facts={
-        # suite, library with device, title, version
-        "title": r"#?\s*(OSU|OMB-Py) (\S+) (.*?Test)(?: +(v[\d.]\S*|\(Version.*\)))?\s*$",
+        # suite, library, device, title, version
+        "title": (
+            r"#?\s*(OSU|OMB-Py) ([^\s-]+)(?:-(\S+))?"
+            r" (.*?Test)(?: +(v[\d.]\S*|\(Version.*\)))?\s*$"
+        ),
         "dtype": r"#?\s*Datatype: (\S+?)\.?\s*$",
         "buffers": r"\W*\w+ .* on (\w+) \(\w\) and .* on (\w+) \(\w\)",
         "own": OWN,
@@ -69,7 +71,7 @@ def read_block(block: Block, reading: Reading) -> None:
     """
     operation = _operation(block)
     suite = block.fact("title")
-    reading.version = reading.version or f"{suite} {block.fact('title', 4)}".strip()
+    reading.version = reading.version or f"{suite} {block.fact('title', 5)}".strip()
     ranks = 2
     if operation.kind != "pair":
         ranks = reading.ranks(None, operation.name)
@@ -92,15 +94,12 @@ def _operation(block: Block) -> Operation:
     """
     if "own" in block.facts:
         raise LeftOutError(OF_COMMBENCH)
-    title = block.fact("title", 3)
-    library, _, device = block.fact("title", 2).partition("-")
+    library, title = block.fact("title", 2), block.fact("title", 4)
     if not title:
         raise LeftOutError("a table of OSU has no title above it, so that its operation is unknown")
     # MPI_Put is a library by OSU's titles
     if library not in _LIBRARIES or _short(title) not in OPERATIONS_BY_TITLE:
         raise LeftOutError(f"OSU's '{library} {title}' has no counterpart in commbench")
-    if device not in _DEVICES:
-        raise LeftOutError(f"OSU's library '{library}-{device}' is unknown to commbench")
     return OPERATIONS_BY_TITLE[_short(title)]
 
 
@@ -108,7 +107,7 @@ def _defaults(
     block: Block, operation: Operation, reading: Reading
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return fields of `Case` and of `Record` that OSU's title states or that are its defaults."""
-    library, _, device = block.fact("title", 2).partition("-")
+    library, device = block.fact("title", 2), block.fact("title", 3)
     is_c = block.fact("title") == "OSU"
     case: dict[str, Any] = {"operation": operation.name, "backend": library.lower(), "dtype": None}
     case |= {"redop": "sum", "root": 0, "in_place": False}

@@ -20,6 +20,7 @@ from commbench.errors import InputError
 from commbench.fields import join_names, option
 from commbench.findings import Finding
 from commbench.results.tables import PRINTED_BY_COMMBENCH
+from commbench.schema import MOST_RANKS
 from commbench.units import counted
 
 DTYPES_BY_MPI_NAME = {dtype.mpi_name: dtype.name for dtype in DTYPES.values() if dtype.mpi_name}
@@ -48,6 +49,8 @@ class ImportOptions:
         "--ranks",
         metavar="RANKS",
         about="Number of ranks, if the output does not state it.",
+        min=1,
+        max=MOST_RANKS,
     )
     operation: str | None = option(
         None,
