@@ -9,7 +9,7 @@ from typing import Any
 
 from commbench.backends.nccl_library import version_text
 from commbench.collectives.datatypes import DTYPES
-from commbench.collectives.operations import OPERATIONS
+from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.engine.records import Record
 from commbench.errors import InputError
 from commbench.findings import Finding
@@ -39,6 +39,8 @@ _ACCEPTED = {"double": 1e-12, "float": 1e-5, "half": 1e-2, "bfloat16": 1e-2}
 _BLANK_HALF = 30 * " "
 #: What follows the name of a column of the second half, in place.
 _SECOND = "'"
+#: Rates above 1 GB/s are printed to a percent or better.
+_ROUNDING = 0.02
 _LIBRARY = ("version", "library", "own library", "own")
 
 LAYOUT = Layout(
@@ -195,6 +197,7 @@ def _read_block(block: Block, reading: Reading) -> None:
             case["in_place"] = second == _SECOND
             if half["time"] != "N/A":
                 with reading.noting():
+                    _check_rates(half, OPERATIONS[operation], shared["ranks"], reading)
                     checked = _checked(line, half, block)
                     reading.records.append(half_record(case, line, half, **checked, **shared))
     _check_footer(block, operation, reading.records[earlier:], reading)
@@ -319,3 +322,18 @@ def half_record(
         stated=stated,
         **shared,
     )
+
+
+def _check_rates(
+    half: Mapping[str, str], operation: Operation, ranks: int, reading: Reading
+) -> None:
+    """Note an assumption if the printed bus bandwidth belongs to another number of ranks."""
+    if "N/A" in {half.get("algbw", "N/A"), half.get("busbw", "N/A")}:
+        return
+    algbw, busbw = number(half["algbw"]), number(half["busbw"])
+    expected = operation.busbw_factor(ranks) * algbw
+    if algbw > 1 and abs(busbw - expected) > _ROUNDING * expected:  # smaller ones have two digits
+        reading.assume(
+            f"{operation.name} ran on {counted(ranks, 'rank')}, although {reading.name} prints the"
+            " busbw of another number of ranks or of another operation; ours is computed again"
+        )
