@@ -83,7 +83,7 @@ def usable_suite(suite: Suite, place: Place, *, is_named: bool) -> tuple[Suite, 
     left out.
 
     Unless it was named, NCCL is left out silently without a GPU, and with a sentence if ranks would
-    share one of several GPUs. Ranks share a single GPU, which flags their rows.
+    share one of several GPUs. Ranks share a single GPU; a sentence says what that leaves out.
 
     Args:
         suite: what to measure.
@@ -93,14 +93,15 @@ def usable_suite(suite: Suite, place: Place, *, is_named: bool) -> tuple[Suite, 
     Raises:
         InputError: a named backend is missing, or none is left.
     """
-    on_gpus = [backend for backend in suite.backends if backend in NCCL_BACKENDS]
     on_hosts = [backend for backend in suite.backends if backend not in NCCL_BACKENDS]
-    is_named = is_named or not on_hosts  # a suite only for GPUs names its backends
     candidates: Sequence[str] = suite.backends
-    if not is_named and not has_gpus():
-        candidates = on_hosts
-    elif not is_named and _gpus_here(on_gpus, place) == 1:
-        place = dataclasses.replace(place, ranks_here=0)  # ranks share it
+    remark = ""
+    if on_hosts and not is_named:  # a suite only for GPUs counts as naming its backends
+        remark = _single_gpu_remark(candidates, place)
+        if not has_gpus():
+            candidates = on_hosts
+    if remark or not on_hosts:
+        place = dataclasses.replace(place, ranks_here=0)
     usable, reasons = [], {}
     for backend in candidates:
         reason = unusable_reason(backend, place, is_named=is_named)
@@ -111,6 +112,8 @@ def usable_suite(suite: Suite, place: Place, *, is_named: bool) -> tuple[Suite, 
     sentences = list(reasons)
     if sentences and (is_named or not usable):
         raise InputError(sentences[0])
+    if remark and any(backend in NCCL_BACKENDS for backend in usable):
+        sentences = [remark, *sentences]
     sweeps = []
     for sweep in suite.sweeps:
         backends = tuple(backend for backend in sweep.backends if backend in usable)
@@ -160,6 +163,19 @@ def _gpus_here(backends: Sequence[str], place: Place) -> int:
     if place.started:
         return max(gpus, len(gpu_addresses()))
     return gpus
+
+
+def _single_gpu_remark(backends: Sequence[str], place: Place) -> str:
+    """Return what rows of NCCL leave out if all ranks of a host share its only GPU; else ""."""
+    if not has_gpus() or emulated_conditions() or place.ranks_here < 2:  # a pair
+        return ""
+    if _gpus_here([name for name in backends if name in NCCL_BACKENDS], place) != 1:
+        return ""
+    return (
+        "the links between GPUs. This machine has 1 GPU and a second one is missing:"
+        f" {place.ranks_here} ranks share it and take turns, so that rows of NCCL (flag shared_gpu)"
+        " show that every collective is right, not how fast an interconnect is."
+    )
 
 
 def training_backend(place: Place, requested: str, workload: str) -> tuple[str, list[str]]:
