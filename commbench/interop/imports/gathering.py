@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from types import ModuleType
 
 from commbench.engine.records import Record
 from commbench.errors import InputError, check_choice
@@ -34,20 +33,24 @@ class Tool:
     """Reads a text."""
 
 
-def _tool_of_blocks(name: str, title: str, module: ModuleType) -> Tool:
-    """Return a tool whose tables are read one by one."""
-    read = partial(read_blocks, layout=module.LAYOUT, read_block=module.read_block)
-    return Tool(name, title, module.LAYOUT.occurs_in, read)
-
-
 TOOLS = {
     tool.name: tool
     for tool in (
         Tool("nccl-tests-json", "nccl-tests", nccl_json.recognises, nccl_json.read),
         Tool("nccl-tests", "nccl-tests", nccl_tests.LAYOUT.occurs_in, nccl_tests.read),
-        _tool_of_blocks("osu", "OSU Micro-Benchmarks", osu),
-        _tool_of_blocks("imb", "Intel MPI Benchmarks", imb),
-        _tool_of_blocks("param", "PARAM", param),
+        Tool(
+            "osu",
+            "OSU Micro-Benchmarks",
+            osu.LAYOUT.occurs_in,
+            partial(read_blocks, layout=osu.LAYOUT, read_block=osu.read_block),
+        ),
+        Tool("imb", "Intel MPI Benchmarks", imb.LAYOUT.occurs_in, imb.read),
+        Tool(
+            "param",
+            "PARAM",
+            param.LAYOUT.occurs_in,
+            partial(read_blocks, layout=param.LAYOUT, read_block=param.read_block),
+        ),
     )
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.engine.records import Record
 from commbench.findings import Finding
-from commbench.interop.imports.blocks import HEADING, Block, Layout
+from commbench.interop.imports.blocks import HEADING, Block, Layout, read_blocks
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
     PAIR_MEAN,
@@ -44,12 +44,20 @@ LAYOUT = Layout(
 )
 
 
-def read_block(block: Block, reading: Reading) -> None:
-    """Read a table of IMB, which states its number of processes.
+def read(text: str, reading: Reading) -> None:
+    """Read the output of IMB-MPI1, which states the number of processes of each table.
 
     Raises:
-        InputError: the number is not stated and -n was not given.
+        InputError: a table lacks the number and -n was not given.
     """
+    read_blocks(text, reading, layout=LAYOUT, read_block=_read_block)
+    if "All processes entering MPI_Finalize" not in text:
+        reading.leave_out(
+            "the output does not say that it is complete, so that lines may be missing"
+        )
+
+
+def _read_block(block: Block, reading: Reading) -> None:
     name = block.fact("benchmark").removeprefix("Multi-")
     if not name:
         raise LeftOutError(
