@@ -131,13 +131,13 @@ def time_unit(seconds: float) -> tuple[float, str]:
     )
 
 
-def parse_duration(text: str | float) -> float:
+def parse_duration(text: str) -> float:
     """Return the seconds that ``text`` names: '90', '90s', '20min', '2h', '1h30m'.
 
     Raises:
         InputError: if it is no duration, or is 0.
     """
-    stripped = str(text).strip().lower()
+    stripped = text.strip().lower()
     if re.fullmatch(_PLAIN_SECONDS, stripped):
         stripped += "s"
     parts = re.findall(_DURATION_PART, stripped)

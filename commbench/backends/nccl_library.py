@@ -129,8 +129,9 @@ def loaded_version() -> str:
 
 
 def version_text(number: int) -> str:
-    """Return NCCL's version number as text: 22809 is 2.28.9."""
-    major, rest = divmod(number, 10_000)
+    """Return NCCL's version number as text: 22809 is 2.28.9; before 2.9, 2708 is 2.7.8."""
+    scale = 10_000 if number >= 10_000 else 1000  # NCCL's rule
+    major, rest = divmod(number, scale)
     return f"{major}.{rest // 100}.{rest % 100}"
 
 

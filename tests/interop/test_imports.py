@@ -512,9 +512,12 @@ def test_two_tests_in_parts_among_messages():
     assert "5 lines of NCCL_DEBUG" == left_out(load("nccl_tests_pasted.txt"))
 
 
-def test_an_old_table_of_another_kind_of_operation_is_left_out():
-    """Import the tables that --operation fits, and name those that it does not fit."""
+def test_a_command_says_the_operation_of_old_outputs():
+    """Tell the tables below two commands apart, and refuse one of another kind of operation."""
     moved = OLD.replace("sum", "   ")
+    both = f"$ all_reduce_perf -b 1M\n{OLD}$ mpirun ./all_gather_perf -g 2\n{moved}"
+    operations = fields_of(load_text(both).records, "case.operation")
+    assert 4 * ["all_reduce"] + 4 * ["all_gather"] == operations
     named = load_text(OLD + moved, operation="all_reduce")
     assert 4 == len(named.records)
     assert "redop none" in left_out(named)

@@ -217,7 +217,8 @@ def _message(text: str) -> re.Pattern[str]:
 
 def _prefix(lines: Sequence[str], layout: Layout) -> re.Pattern[str]:
     """Return the pattern of what stands before the lines that begin a block."""
-    known = re.compile("|".join(layout.facts[name] for name in layout.begins))
+    patterns = [layout.facts[name] for name in layout.begins]
+    known = re.compile("|".join(p for p in patterns if not p.startswith(".*")))
     prefixes = set()
     for line in lines:
         match = known.search(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from commbench.backends.nccl_library import version_text
@@ -49,6 +50,7 @@ LAYOUT = Layout(
         "library": r"#?\s*nccl-tests version .* nccl-library=(\d+)",
         "own library": r"(NCCL|RCCL) version ?:? ?([\d.]+)",
         "program": r"#?\s*Collective test starting: (\w+?)(?:_mpi)?\s*$",
+        "command": r".*\b(\w+_perf)(?:_mpi)?\s+-\w",
         "threads": r"#?\s*nThread:? \d",  # with a colon: early rccl-tests
         "iterations": r"#?\s*nThread:? .*(?<!warmup )(?<!agg )iters:? +(\d+)",
         "aggregated": r"#?\s*nThread:? .*agg iters:? +(\d+)",
@@ -67,6 +69,7 @@ LAYOUT = Layout(
         "version": (),
         "own": (),
         "program": _LIBRARY,
+        "command": _LIBRARY,
         "threads": _LIBRARY,
         HEADING: _LIBRARY,
     },
@@ -170,7 +173,7 @@ def _read_block(block: Block, reading: Reading) -> None:
     places = []
     for match in block.facts.get("rank", ()):
         places.append(Place(rank=int(match[1]), host=match[3], device=match[4].strip()))
-    operation = operation_of(block.fact("program"), reading)
+    operation = _operation(block, reading)
     reading.version = reading.version or block.fact("version")
     reading.assume(RANKS_AVERAGED)
     blocking = int(block.fact("blocking") != "")
@@ -230,6 +233,29 @@ def _check_footer(
             f"{reading.name} counts {counted(block.fact('wrong'), 'wrong value')} below its table"
             f" of {operation}, and no row shows which"
         )
+
+
+def _operation(block: Block, reading: Reading) -> str:
+    """Return the operation of a block: stated, else of --operation, else of the command above.
+
+    Raises:
+        InputError: none of these is given.
+        LeftOutError: rows show that it is another.
+    """
+    program = block.fact("program")
+    command = block.fact("command")
+    if not program and command and reading.options.operation is None:
+        program = command
+        reading.assume(f"the table below the command {command} is its output")
+    operation = operation_of(program, reading)
+    if not program and "redop" in block.columns:
+        for line in block.lines(replace(reading, left_out=Counter()), _with_blanks):
+            if OPERATIONS[operation].reduces != (line["redop"] != "none"):
+                raise LeftOutError(
+                    f"a table with redop {line['redop']} is not of {operation}; import it by"
+                    " itself, with its own --operation"
+                )
+    return operation
 
 
 def _with_blanks(line: str, columns: Sequence[str]) -> list[str]:
@@ -294,16 +320,10 @@ def half_record(
     Raises:
         LeftOutError: the half has no measurement.
     """
-    operation = OPERATIONS[case["operation"]]
-    redop = line.get("redop") or "none"
+    redop = line.get("redop", "none")
     root = line.get("root", "-1")
-    if case["in_place"] and not operation.has_in_place:
-        raise LeftOutError(f"{operation.name} in place has no counterpart in commbench")
-    if operation.reduces != (redop != "none"):
-        raise LeftOutError(
-            f"a row with redop {redop} is not of {operation.name}; import its table by itself, with"
-            " its own --operation"
-        )
+    if case["in_place"] and not OPERATIONS[case["operation"]].has_in_place:
+        raise LeftOutError(f"{case['operation']} in place has no counterpart in commbench")
     if redop == "mulsum":
         raise LeftOutError("reduction mulsum is unknown to commbench")
     time_us = number(half["time"])
@@ -314,7 +334,7 @@ def half_record(
             **case,
             "message_bytes": whole_number(line["size"]),
             "dtype": DTYPES_BY_NAME.get(line["type"], line["type"]),
-            "redop": redop,
+            "redop": None if redop in {"none", ""} else redop,
             "root": None if root == "-1" else whole_number(root),
         },
         time_us=time_us,
