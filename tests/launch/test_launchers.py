@@ -239,7 +239,7 @@ def test_hosts_and_slots_are_read(text, expected):
     has CPUs. Pass a file on that has more than names and slots.
     """
     Path("hosts").write_text(text, newline="")
-    content = read_hostfile(Path("hosts"), {})
+    content = read_hostfile(Path("hosts"))
     for make, names, file in (
         (MpirunLauncher, "--host", "--hostfile"),
         (MpiexecLauncher, "-hosts", "-f"),
@@ -253,7 +253,7 @@ def test_hosts_and_slots_are_read(text, expected):
 def test_a_hostfile_of_powershell_is_read():
     """Read UTF-16, which PowerShell writes."""
     Path("hosts").write_text("a slots=2\n", encoding="utf-16")
-    assert {"a": 2} == read_hostfile(Path("hosts"), {}).slots
+    assert {"a": 2} == read_hostfile(Path("hosts")).slots
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_hostfile_that_is_not_understood_is_refused(text, error):
     """Name the line."""
     Path("hosts").write_text(text)
     with pytest.raises(InputError, match=error):
-        read_hostfile(Path("hosts"), {})
+        read_hostfile(Path("hosts"))
 
 
 def test_slots_follow_the_allocation():

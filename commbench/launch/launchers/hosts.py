@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -135,7 +136,7 @@ def _count(text: str, below: float = math.inf) -> int:
     return int(text)
 
 
-def read_hostfile(path: Path, environ: Mapping[str, str]) -> Hostfile:
+def read_hostfile(path: Path, environ: Mapping[str, str] = MappingProxyType({})) -> Hostfile:
     """Read a hostfile in the form of Open MPI (``host slots=4``), of MPICH and Intel MPI
     (``host:4``), of Grid Engine (``host 4 queue range``), or with a line for each slot.
 
@@ -149,12 +150,13 @@ def read_hostfile(path: Path, environ: Mapping[str, str]) -> Hostfile:
     Raises:
         InputError: the file cannot be read, a line is not understood, or no line names a host.
     """
-    by_slot = {environ.get(name) for name in _BY_SLOT}
+    naming = [name for name in _NAMING if environ.get(name) and Path(environ[name]) == path]
+    subject = " of ".join([f"hostfile {path}", *naming[:1]])
     try:
         text = decode(path.read_bytes())
     except OSError as error:
         raise InputError(
-            f"Hostfile {path} cannot be read ({error.strerror}); name another by --hostfile."
+            f"The {subject} cannot be read ({error.strerror}); name another by --hostfile."
         ) from error
     lines: dict[str, list[int | None]] = {}
     content = Hostfile(Counter(), is_plain=True)
@@ -166,20 +168,20 @@ def read_hostfile(path: Path, environ: Mapping[str, str]) -> Hostfile:
             name, slots, is_plain = _read_line(words)
         except ValueError:
             raise InputError(
-                f"Line {number} of hostfile {path} is not understood: {line.strip()!r}; write one"
+                f"Line {number} of the {subject} is not understood: {line.strip()!r}; write one"
                 " host a line, e.g. `node1 slots=4`."
             ) from None
         lines.setdefault(name, []).append(slots)
         content.is_plain = content.is_plain and is_plain
     for name, stated in lines.items():
         unstated = 1
-        if len(stated) == 1 and str(path) not in by_slot:
+        if len(stated) == 1 and not set(naming).intersection(_BY_SLOT):
             unstated = local_cpus()
         for each in stated:
             content.slots[name] += unstated if each is None else each
     if not content.slots.total():
         raise InputError(
-            f"Hostfile {path} names no host with a slot; write one a line, e.g. `node1 slots=4`."
+            f"The {subject} names no host with a slot; write one a line, e.g. `node1 slots=4`."
         )
     return content
 
