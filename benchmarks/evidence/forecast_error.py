@@ -37,6 +37,7 @@ from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.hooks.registry import hook_words
 from commbench.results import Run, load_run
+from commbench.schema import read_as
 
 RESULTS = Path(__file__).parents[2] / "results"
 #: The collectives from which others are predicted.
@@ -126,7 +127,7 @@ def _trained(run: Run) -> TrainedWorkload:
     """Return the training in DDP's default buckets, as in the run that it is compared with."""
     records = [each for each in run.training_records if each.case.bucket_cap_mb == DEFAULT_CAP]
     return TrainedWorkload(
-        facts=WorkloadFacts.from_json(run.info["facts"]), records=records, place=_place(run)
+        facts=read_as(WorkloadFacts, run.info["facts"]), records=records, place=_place(run)
     )
 
 
