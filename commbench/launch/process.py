@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import signal
 import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 import psutil
@@ -109,20 +111,25 @@ class Launched:
     def ask_for_stacks(self, pids: Collection[int], *, by_launcher: bool) -> None:
         """Make every rank report its stacks: by the launcher if it forwards signals, else only
         ranks on this host, of which ``pids`` has the process numbers.
-
-        The signal may end a script that has started the launcher.
         """
-        if by_launcher:
-            self._signal_group(signal.SIGUSR1)
-            return
         for pid in self._members(set()):
-            if pid in pids:
+            is_reached = pid in pids
+            if by_launcher:
+                is_reached = self._is_launcher(pid)
+            if is_reached:
                 _signal(pid, signal.SIGUSR1)
 
-    def _signal_group(self, number: signal.Signals) -> None:
-        """Send a signal to the launcher and a script around it; each rank has its own group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+    def _is_launcher(self, pid: int) -> bool:
+        """Return whether a process is the launcher: it is in the first process's group and catches
+        SIGUSR1. The signal would end a script that has started the launcher.
+        """
+        try:
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+            caught = re.findall(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+            is_caught = bool(int(caught[0], 16) >> (signal.SIGUSR1 - 1) & 1)
+            return is_caught and os.getpgid(pid) == self._process.pid
+        except OSError:
+            return False
 
     def make_print(self, pid: int) -> None:
         """Make the interpreter of a rank on this host print its stacks on stderr, even if all
@@ -141,7 +148,9 @@ class Launched:
         seconds = GRACE_S
         if self.returncode is not None:
             seconds = REST_S
-        self._signal_group(signal.SIGTERM)
+        # The group has the launcher and a script around it; each rank has its own group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
         self.drain(seconds, handle)
         in_time = self.returncode is not None
         self.kill()
