@@ -33,7 +33,7 @@ from commbench.results.files import refusing
 from commbench.stats import MARGIN
 
 #: Seconds of --until-decided without --time-limit.
-DECIDING_S = 600.0
+DECIDING_S = 600
 FORMATS = ("table", "csv", "json", "html")
 
 

@@ -113,7 +113,7 @@ class Settings:
         parser=duration,
     )
     case_timeout: float = option(
-        60.0,
+        60,
         "--case-timeout",
         metavar="TIME",
         about="Time without progress after which a case counts as hung: seconds, or e.g. 2min.",
