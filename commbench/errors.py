@@ -99,6 +99,9 @@ EXIT_CODES: Mapping[int, str] = MappingProxyType(
         ),
         129: "hung up; the same command resumes",
         130: "interrupted by Ctrl-C; the same command resumes",
+        131: "ended by SIGQUIT; the same command resumes",
+        138: "ended by SIGUSR1; the same command resumes",
+        140: "ended by SIGUSR2; the same command resumes",
         141: "the reader of stdout closed the pipe",
         143: "terminated; the same command resumes",
     }

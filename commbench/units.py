@@ -21,8 +21,9 @@ _FACTORS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([kmg])(?:i?b)?|b)?", re.IGNORECASE)
 _LINK_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kmg])bit", re.IGNORECASE)
 _BITS = {"g": 10**9, "m": 10**6, "k": 10**3}
-_DURATION_HINT = "write e.g. 90s, 20min, 2h or 1h30m"
+_DURATION_HINT = "write e.g. 90, 90s, 20min, 2h or 1h30m"
 _DURATION_PART = r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(h|min|m|s)\s*"
+_PLAIN_SECONDS = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
 _SECONDS = {"h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 _SIZE_LIMIT = 1 << 63  # MPI and NCCL count bytes in a signed 64-bit integer
 
@@ -133,12 +134,14 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds that ``text`` names: '90s', '20min', '2h', '1h30m'.
+    """Return the seconds that ``text`` names: '90', '90s', '20min', '2h', '1h30m'.
 
     Raises:
-        InputError: if it is no duration, has no unit, or is 0.
+        InputError: if it is no duration, or is 0.
     """
     stripped = text.strip().lower()
+    if re.fullmatch(_PLAIN_SECONDS, stripped):
+        stripped += "s"
     parts = re.findall(_DURATION_PART, stripped)
     if not re.fullmatch(f"({_DURATION_PART})+", stripped):
         raise InputError(f"duration {text!r} is not understood: {_DURATION_HINT}.")

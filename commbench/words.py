@@ -984,8 +984,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         # A watched training.
         "watched_bound": (
-            "Without exposed communication of gradients a step would be {gain:.2f} times as fast;"
-            " that is the bound. To try: commbench tune -- {command}"
+            "Without exposed communication of gradients a step would be {gain:.2f} times as fast."
+            " To try: commbench tune -- {command}"
         ),
         "watched_even": "No rank is slower than the others beyond noise.",
         "watched_exposed": "{share:percent} of a step is exposed communication of gradients.",

@@ -89,14 +89,20 @@ class _Group:
         kinds = get_type_hints(self.made)
         options = {}
         for each in self.fields:
-            kind, default = kinds[each.name], each.default
-            if not self.is_whole:
-                kind, default = each.metadata["kind"] | None, each.metadata["text"]
+            kind, default = kinds[each.name], each.metadata["text"]
+            parser = None  # `read` reads it, and states the option where it fails
+            if self.is_whole:
+                parser = each.metadata["read"]
+                if default is None:
+                    default = each.default
+            else:
+                kind = each.metadata["kind"] | None
             shown = typer.Option(
                 default,
                 *each.metadata["spellings"],
                 metavar=each.metadata["metavar"],
                 help=each.metadata["about"],
+                parser=parser,
             )
             options[each.name] = inspect.Parameter(
                 each.name, _KEYWORD, default=shown, annotation=kind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import shlex
 import sys
@@ -18,7 +17,7 @@ from commbench.analysis.comparison import compare as compare_runs
 from commbench.analysis.comparison.findings import regressions
 from commbench.cli.command_line import Given, check_needed, takes_options
 from commbench.cli.interleave import SIDES, measure_until_decided, parse_side
-from commbench.cli.options import opt
+from commbench.cli.options import duration, opt
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError, check_choice
@@ -110,7 +109,12 @@ def compare(
     ] = False,
     time_limit: Annotated[
         float | None,
-        opt("--time-limit", "Time limit of --until-decided in seconds; 600 by default.", "S"),
+        opt(
+            "--time-limit",
+            "Time limit of --until-decided: seconds, or e.g. 20min; 600 by default.",
+            "TIME",
+            duration,
+        ),
     ] = None,
     given: Given = (),
 ) -> int:
@@ -156,8 +160,7 @@ def _decide(
     """Measure two commands in turn until a verdict, and return the comparison.
 
     Raises:
-        InputError: these are not two commands, the time limit is no time, or the directory cannot
-            be made.
+        InputError: these are not two commands, or the directory cannot be made.
     """
     if len(commands) != 2 or baselines:  # A and B
         raise InputError(
@@ -167,8 +170,6 @@ def _decide(
         )
     if seconds is None:
         seconds = DECIDING_S
-    if not 0 < seconds < math.inf:
-        raise InputError(f"--time-limit {seconds:g} is no number of seconds above 0.")
     folder = out or default_out("compare")
     sides = [parse_side(text, name, folder) for text, name in zip(commands, SIDES, strict=True)]
     with refusing(folder, InputError):

@@ -12,7 +12,7 @@ import typer
 from commbench.backends import try_device
 from commbench.cli.command_line import Given, refuse, takes_options
 from commbench.cli.conduct import Task, carry_out
-from commbench.cli.options import BudgetName, Format, Like, Settings, opt
+from commbench.cli.options import BudgetName, Format, Like, Settings, duration, opt
 from commbench.cli.request import (
     AUTO_BACKEND,
     Place,
@@ -35,7 +35,6 @@ from commbench.interop.conventions import CONVENTIONS
 from commbench.report.text_formats import STYLES
 from commbench.results.plan import RunRequest
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
-from commbench.units import parse_duration
 
 #: Share of a time limit for the collectives if `bench` also trains.
 COLLECTIVES_SHARE = 0.4
@@ -191,7 +190,7 @@ def run(
         ),
     ] = None,
     soak: Annotated[
-        str | None,
+        float | None,
         opt(
             "--soak",
             (
@@ -199,6 +198,7 @@ def run(
                 " and drift with their times. Failed launches are restarted."
             ),
             "TIME",
+            duration,
         ),
     ] = None,
     as_tool: Annotated[
@@ -276,17 +276,16 @@ def run(
             settings = replace(settings, style=as_tool)
         return _run_as(as_tool, axes, settings, run_budget)
     full_suite = load_suite(suite).override(axes)
-    soak_s = None
-    if soak is not None:
-        soak_s = parse_soak(soak)
+    if soak is not None and soak < SHORTEST_S:
+        raise InputError(f"--soak {soak:g} s is too short; give at least {SHORTEST_S:g} s.")
 
     def plan(place: Place) -> Task:
         is_named = "backends" in axes
         request, left_out = make_request(
             place, full_suite, settings, run_budget, like, is_named=is_named
         )
-        if soak_s is not None:
-            request = as_soak(request, soak_s, place)
+        if soak is not None:
+            request = as_soak(request, soak, place)
         return Task(name=full_suite.name, request=request, left_out=left_out)
 
     return carry_out(settings, plan, lambda: ranks_by_gpus(full_suite.backends))
@@ -321,18 +320,6 @@ MOST_SOAK_LAUNCHES = 100
 MOST_VISITS, VISIT_S = 12, 1.0
 #: The least time for a case in a launch, in seconds.
 LEAST_SLICE_S = 0.2
-
-
-def parse_soak(text: str) -> float:
-    """Return the duration of a soak in seconds.
-
-    Raises:
-        InputError: it is not understood or too short.
-    """
-    seconds = parse_duration(text)
-    if seconds < SHORTEST_S:
-        raise InputError(f"--soak {text} is too short; give at least {SHORTEST_S:g} s.")
-    return seconds
 
 
 def as_soak(request: RunRequest, soak_s: float, place: Place) -> RunRequest:

@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from commbench.errors import InputError
 from commbench.fields import join_names, option
 from commbench.launch.launchers import LAUNCHERS
 from commbench.launch.launchers.base import BINDINGS
 from commbench.report.text_formats import STYLES
 from commbench.results import load_run
+from commbench.units import parse_duration
 
 
-def opt(spellings: str, about: str, metavar: str | None = None) -> Any:
+def opt(
+    spellings: str,
+    about: str,
+    metavar: str | None = None,
+    read: Callable[[str], Any] | None = None,
+) -> Any:
     """Return an option of a command, for ``Annotated``.
 
     Args:
         spellings: such as ``-n --ranks``.
         about: its text in the help.
         metavar: the name of its value in the help.
+        read: makes the value from the text; None: typer does, by the annotation.
     """
-    return typer.Option(*spellings.split(), metavar=metavar, help=about)
+    return typer.Option(*spellings.split(), metavar=metavar, help=about, parser=read)
+
+
+def duration(text: str) -> float:
+    """Return the seconds of an option that is a duration.
+
+    Raises:
+        BadParameter: it is none; typer names the option.
+    """
+    try:
+        return parse_duration(text)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 Expect = Annotated[
@@ -89,13 +110,18 @@ class Settings:
         ),
     )
     time_limit: float | None = option(
-        None, "--time-limit", metavar="S", about="Time limit of the whole run in seconds."
+        None,
+        "--time-limit",
+        metavar="TIME",
+        about="Time limit of the whole run: seconds, or e.g. 20min.",
+        read=duration,
     )
     case_timeout: float = option(
-        60.0,
+        "60",
         "--case-timeout",
-        metavar="S",
-        about="Seconds without progress after which a case counts as hung.",
+        metavar="TIME",
+        about="Time without progress after which a case counts as hung: seconds, or e.g. 2min.",
+        read=duration,
     )
     fail_fast: bool = option(
         False,  # noqa: FBT003 - the default

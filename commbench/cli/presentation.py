@@ -98,9 +98,9 @@ def print_answer(run_: Run, console: Console, page: Path | None) -> None:
     if lines:
         console.print("", *lines, sep="\n", soft_wrap=True)
     command = shlex.join(["commbench", "report", str(run_.path)])
-    where = f"All numbers: {run_.path} (tables and a page of figures: {command})"
+    where = f"Results: {run_.path} (tables and a page of figures: {command})"
     if page is not None:
-        where = f"All numbers and figures: {page} (tables: {command})"
+        where = f"Results: {page} (tables: {command})"
     console.print(f"\n{where}", soft_wrap=True)
 
 

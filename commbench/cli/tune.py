@@ -15,7 +15,7 @@ import typer
 
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
 from commbench.cli.conduct import Task, carry_out
-from commbench.cli.options import Settings, opt
+from commbench.cli.options import Settings, duration, opt
 from commbench.cli.request import (
     Place,
     check_counts,
@@ -141,7 +141,6 @@ def tune(
     """
     trained.check()
     check_counts({"--steps": steps, "--batch": batch})
-    check_time_limit(settings.time_limit)
     command = command_behind(context)
     if command is not None:
         not_of_it = [option for option in given if option not in LIVE_OPTIONS]
@@ -219,16 +218,6 @@ def tune(
     return carry_out(settings, plan, lambda: training_ranks(trained.backend))
 
 
-def check_time_limit(time_limit_s: float | None) -> None:
-    """Refuse a time limit of no time.
-
-    Raises:
-        InputError: it is not more than 0 s.
-    """
-    if time_limit_s is not None and not time_limit_s > 0:
-        raise InputError(f"--time-limit {time_limit_s:g} was asked for; give more than 0 s.")
-
-
 def start(command: Sequence[str], out: Path | None, options: LiveOptions) -> int:
     """Start the command of a training and tune or watch it; return the command's exit code.
 
@@ -278,7 +267,12 @@ def watch(
     ] = None,
     time_limit: Annotated[
         float | None,
-        opt("--time-limit", "Seconds after which watching ends.", "S"),
+        opt(
+            "--time-limit",
+            "Time after which watching ends: seconds, or e.g. 20min.",
+            "TIME",
+            duration,
+        ),
     ] = None,
     then: Annotated[
         str,
@@ -300,7 +294,6 @@ def watch(
     could be. commbench ends with the exit code of COMMAND.
     """
     check_counts({"--steps": steps})
-    check_time_limit(time_limit)
     command = command_behind(context)
     if command is None:
         raise InputError(

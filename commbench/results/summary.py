@@ -30,7 +30,7 @@ from commbench.stats.components import FEWEST_VISITS, components_of
 from commbench.system.process import without_collector
 from commbench.units import algbw_GBps, counted
 
-#: From this number of launches on, the interval over launches assumes no distribution.
+#: From this number of launches on an interval is possible that assumes no distribution.
 MANY_LAUNCHES = 6
 #: Share of the time above which the overhead is flagged.
 HARNESS_SHARE = 0.05

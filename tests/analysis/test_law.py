@@ -18,6 +18,7 @@ from commbench.analysis.prediction.law import (
     ForecastNetwork,
     HeldOut,
     Place,
+    crossings,
     error_per_doubling,
     hold_out,
 )
@@ -74,6 +75,13 @@ def test_links_take_their_rate(hop, size, rate_bps, expected_us):
     place = Place(world_size=4, rate_bps=rate_bps)
     time_us = forecast_network((4,), hop=hop).time_us(REDUCE, size, place)
     assert time_us == pytest.approx(expected_us, rel=CLOSE)
+
+
+def test_an_all_to_all_sends_what_each_rank_of_a_host_has_for_other_hosts():
+    """Send 4 x 4 parts of n/8 over the link of each of two hosts; a ring crosses it once."""
+    place = Place(world_size=8, ranks_per_node=4)
+    assert (2.0, 1.75) == (crossings("all_to_all", place), crossings("all_reduce", place))
+    assert 0.75 == crossings("all_to_all", Place(world_size=4, ranks_per_node=4))
 
 
 def test_the_nearest_curve_is_extended():

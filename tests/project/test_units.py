@@ -119,16 +119,17 @@ def test_nouns_follow_their_number():
 
 
 def test_durations_are_read_as_seconds():
-    """Add hours, minutes and seconds."""
-    durations = {"90s": 90.0, "20min": 1200.0, "20m": 1200.0, " 1.5 H ": 5400.0, "1h30m 5s": 5405.0}
+    """Add hours, minutes and seconds; a number alone is seconds."""
+    durations = {"90": 90.0, "0.5": 0.5, "90s": 90.0, "20min": 1200.0, "20m": 1200.0}
+    durations |= {" 1.5 H ": 5400.0, "1h30m 5s": 5405.0}
     assert durations == {text: parse_duration(text) for text in durations}
 
 
 @pytest.mark.parametrize(
-    "text", ["", "90", "h", "2d", "-1h", "1h30", "1e3s", "inf", "\u0663s", "0h0m"]
+    "text", ["", "0", "h", "2d", "-1h", "1h30", "1e3s", "inf", "\u0663s", "0h0m"]
 )
 def test_what_is_no_duration_is_refused(text):
-    """Refuse a duration without a unit, of another form, or of 0."""
+    """Refuse a duration of another form, or of 0."""
     with pytest.raises(InputError):
         parse_duration(text)
 

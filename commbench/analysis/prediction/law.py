@@ -4,7 +4,8 @@ A collective of n bytes over p ranks takes S(p) start-ups of alpha, and W(p) n b
 of each host at beta per byte: S alpha + W n beta. Both are fitted to a measured curve; the law then
 states what more ranks or a slower link add to the time of that curve.
 
-W is the factor of the bus bandwidth (nccl-tests, doc/PERFORMANCE.md). S is p W for the rings of
+W is the factor of the bus bandwidth (nccl-tests, doc/PERFORMANCE.md); an all_to_all of k ranks on
+each host sends k(p-k)/p n bytes over the host's link instead. S is p W for the rings of
 all_reduce, all_gather and reduce_scatter (2(p-1) and p-1: Thakur, Rabenseifner and Gropp, IJHPCA
 19(1), 2005) and the pairwise all_to_all, and ceil(log2 p) for the binomial trees of the rooted
 operations.
@@ -79,12 +80,17 @@ class MeasuredCurve:
     operation: str
     curve: Curve
     world_size: int
+    ranks_per_node: int = 1
     link: Link
 
     @property
     def place(self) -> Place:
         """The measured network."""
-        return Place(world_size=self.world_size, rate_bps=self.link.rate_bps)
+        return Place(
+            world_size=self.world_size,
+            ranks_per_node=self.ranks_per_node,
+            rate_bps=self.link.rate_bps,
+        )
 
     def time_us(self, message_bytes: float, place: Place) -> float:
         """Return the predicted time on another network, in microseconds.
@@ -107,8 +113,8 @@ class MeasuredCurve:
         that the time stays above 0.
         """
         measured_us = self.curve.time_us(message_bytes)
-        here_us = self._law_us(message_bytes, self.world_size, self.link)
-        there_us = self._law_us(message_bytes, place.world_size, self.link_at(place))
+        here_us = self._law_us(message_bytes, self.place, self.link)
+        there_us = self._law_us(message_bytes, place, self.link_at(place))
         if there_us >= here_us:
             return measured_us + there_us - here_us
         return measured_us * there_us / here_us
@@ -123,36 +129,50 @@ class MeasuredCurve:
         """Return whether a network is the measured one."""
         return self.world_size == place.world_size and self.link_at(place) == self.link
 
-    def _law_us(self, message_bytes: float, ranks: int, link: Link) -> float:
-        alpha_us, per_byte_us, link_us_per_byte = self._costs
+    def _law_us(self, message_bytes: float, place: Place, link: Link) -> float:
+        alpha_us, local_us_per_byte, link_us_per_byte = self._costs
         if link is not self.link:
             link_us_per_byte = link.us_per_byte
-        crossings, starts = _crossings(self.operation, ranks), start_ups(self.operation, ranks)
-        return starts * alpha_us + crossings * message_bytes * (per_byte_us + link_us_per_byte)
+        starts_us = start_ups(self.operation, place.world_size) * alpha_us
+        local_us = bus_factor(self.operation, place.world_size) * local_us_per_byte
+        link_us = crossings(self.operation, place) * link_us_per_byte
+        return starts_us + message_bytes * (local_us + link_us)
 
     @cached_property
     def _costs(self) -> tuple[float, float, float]:
-        """Return alpha, and beta in two parts: of local work and of the link; in microseconds."""
+        """Return alpha, and beta in two parts: of local work and of the link; in microseconds.
+
+        All is the link's if its rate is unknown.
+        """
         sizes, times_us = np.array(self.curve.sizes, float), np.array(self.curve.times_us)
         start_us, per_byte_us = fit_line(sizes, times_us)
         alpha_us = start_us / start_ups(self.operation, self.world_size)
-        beta_us = per_byte_us / _crossings(self.operation, self.world_size)
+        on_link = crossings(self.operation, self.place)
         if self.link.rate_bps is None:
-            return alpha_us, 0.0, beta_us
+            return alpha_us, 0.0, per_byte_us / on_link
         link_us = self.link.us_per_byte
-        return alpha_us, max(0.0, beta_us - link_us), link_us
+        local_us = max(0.0, per_byte_us - on_link * link_us)
+        return alpha_us, local_us / bus_factor(self.operation, self.world_size), link_us
 
 
 def start_ups(operation: str, ranks: int) -> float:
     """Return S(p): how many messages a rank waits for, one after the other."""
     if operation in TREES:
         return math.ceil(math.log2(ranks))
-    return ranks * _crossings(operation, ranks)
+    return ranks * bus_factor(operation, ranks)
 
 
-def _crossings(operation: str, ranks: int) -> float:
-    """Return W(p): how often each byte of a message crosses the busiest link."""
+def bus_factor(operation: str, ranks: int) -> float:
+    """Return the factor of the bus bandwidth."""
     return OPERATIONS[operation].busbw_factor(ranks)
+
+
+def crossings(operation: str, place: Place) -> float:
+    """Return W: how often each byte of a message crosses the link of a host."""
+    ranks, on_host = place.world_size, place.ranks_per_node
+    if operation == "all_to_all" and not place.is_within_host:
+        return on_host * (ranks - on_host) / ranks
+    return bus_factor(operation, ranks)
 
 
 def _ranks_per_node(run: Run) -> int:
@@ -201,6 +221,7 @@ class ForecastNetwork:
                         operation=key.operation,
                         curve=curve,
                         world_size=key.world_size,
+                        ranks_per_node=_ranks_per_node(run),
                         link=_link(run, key),
                     )
                     family = Family(key.operation, key.backend, key.dtype)
