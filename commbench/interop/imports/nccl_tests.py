@@ -15,8 +15,6 @@ from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.interop.imports.blocks import END, HEADING, Block, Layout, split_blocks
 from commbench.interop.imports.reading import (
-    OF_COMMBENCH,
-    OWN,
     RANK_MEAN,
     LeftOutError,
     Place,
@@ -39,7 +37,7 @@ _ACCEPTED = {"double": 1e-12, "float": 1e-5, "half": 1e-2, "bfloat16": 1e-2}
 _BLANK_HALF = 30 * " "
 #: What follows the name of a column of the second half, in place.
 _SECOND = "'"
-_LIBRARY = ("version", "library", "own library", "own")
+_LIBRARY = ("version", "library", "own library")
 
 LAYOUT = Layout(
     facts={
@@ -56,14 +54,12 @@ LAYOUT = Layout(
             r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+"
             r"\s+\[\S+\]\s*(.*)"
         ),
-        "own": OWN,
         HEADING: r"#?\s*(size\s+count\s+type\b.*?)(?:\s+timestamp)?\s*$",
         "wrong": r"#?\s*Out of bounds values : (\d+)",
         END: r"#?\s*Avg bus bandwidth",
     },
     begins={
         "version": (),
-        "own": (),
         "program": _LIBRARY,
         "threads": _LIBRARY,
         HEADING: _LIBRARY,
@@ -202,8 +198,6 @@ def _read_block(block: Block, reading: Reading) -> None:
 
 def _check_table(block: Block) -> None:
     """Raise `LeftOutError` if the times of a table have no counterpart."""
-    if "own" in block.facts:
-        raise LeftOutError(OF_COMMBENCH)
     if "cputime" in block.columns:
         raise LeftOutError("times are of the CPU only (-C)")
     if f"time{_SECOND}" not in block.columns:
