@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from commbench.errors import InputError
 from commbench.fields import join_names, option
 from commbench.launch.launchers import LAUNCHERS
 from commbench.launch.launchers.base import BINDINGS
@@ -28,6 +29,18 @@ def opt(spellings: str, about: str, metavar: str | None = None, **checks: Any) -
         checks: how `typer.Option` reads and checks the value: ``parser``, ``min``, ``max``.
     """
     return typer.Option(*spellings.split(), metavar=metavar, help=about, **checks)
+
+
+def duration(text: str | float) -> float:
+    """Return the seconds of an option that is a duration.
+
+    Raises:
+        BadParameter: it is none; typer names the option.
+    """
+    try:
+        return parse_duration(text)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 Expect = Annotated[
@@ -97,14 +110,14 @@ class Settings:
         "--time-limit",
         metavar="TIME",
         about="Time limit of the whole run: seconds, or e.g. 20min.",
-        parser=parse_duration,
+        parser=duration,
     )
     case_timeout: float = option(
         60.0,
         "--case-timeout",
         metavar="TIME",
         about="Time without progress after which a case counts as hung: seconds, or e.g. 2min.",
-        parser=parse_duration,
+        parser=duration,
     )
     fail_fast: bool = option(
         False,  # noqa: FBT003 - the default

@@ -15,7 +15,7 @@ import typer
 
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
 from commbench.cli.conduct import Task, carry_out
-from commbench.cli.options import Settings, opt
+from commbench.cli.options import Settings, duration, opt
 from commbench.cli.request import Place, default_out, find_budget, training_backend
 from commbench.cli.separator import command_behind
 from commbench.cli.train import Trained, short_name, training_ranks
@@ -40,7 +40,6 @@ from commbench.stats.budgets import TRAINING_BUDGETS
 from commbench.system.software import git_commit
 from commbench.tuner.plans import TrainingPlan, candidate_sweep
 from commbench.tuner.rules import TUNE
-from commbench.units import parse_duration
 
 #: The fewest steps of a block: 3 untimed steps, and 3 for a median.
 FEWEST_STEPS = 6
@@ -282,7 +281,7 @@ def watch(
             "--time-limit",
             "Time after which watching ends: seconds, or e.g. 20min.",
             "TIME",
-            parser=parse_duration,
+            parser=duration,
         ),
     ] = None,
     then: Then = "go-on",
