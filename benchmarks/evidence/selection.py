@@ -37,6 +37,8 @@ LEAST_SPEEDUP, MOST_ADDITIONS = 8.0, 8.0
 LEAST_SHARE, LEAST_GPU_SPEEDUP = 0.4, 1.0
 #: Bytes an element that the selection has to move, and that a copy moves.
 SELECTION_BYTES, COPY_BYTES = 12, 8
+#: Part of the elements that are sent, and the seed of the data.
+DENSITY, SEED = 0.01, 0
 #: An interval of 95 % needs so many.
 LEAST_ROUNDS = 6
 MIB = 2**20
@@ -83,9 +85,9 @@ def draw(name: str, rng: np.random.Generator, n: int) -> NDArray[Any]:
     return drawn
 
 
-def draw_pair(name: str, seed: int, n: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def draw_pair(name: str, n: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return gradient and residual of n elements."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     gradient = draw(name, rng, n)
     if name in WITHOUT_RESIDUAL:
         return gradient, np.zeros(n)
@@ -373,10 +375,10 @@ def measure(options: argparse.Namespace) -> int:
     Return the exit code.
     """
     out = empty_out(options.out, "selection")
-    facts: dict[str, Any] = {name: getattr(options, name) for name in ("seed", "mib", "density")}
+    facts: dict[str, Any] = {"seed": SEED, "mib": options.mib, "density": DENSITY}
     facts["started"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
     n = int(options.mib * MIB) // 4
-    k = max(1, round(options.density * n))
+    k = max(1, round(DENSITY * n))
     trial: HostTrial | GpuTrial
     names: Sequence[str] = DATA
     if options.gpu:
@@ -389,7 +391,7 @@ def measure(options: argparse.Namespace) -> int:
     rows = []
     times = {}
     for name in names:
-        trial.load(*draw_pair(name, options.seed, n))
+        trial.load(*draw_pair(name, n))
         check(trial)
         timed = trial.time_rounds(options.rounds)
         times[name] = timed
@@ -417,9 +419,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="time CUDA kernels")
     parser.add_argument("--mib", type=float, default=25.0, help="of the gradient (default 25)")
-    parser.add_argument("--density", type=float, default=0.01, help="part sent (default 0.01)")
     parser.add_argument("--rounds", type=int, default=21, help="for each kind (default 21)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the data (default 0)")
     add_out(parser, "selection")
     options = parser.parse_args()
     if options.rounds < LEAST_ROUNDS:

@@ -19,9 +19,8 @@ parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--width", type=int, default=256)
 parser.add_argument("--layers", type=int, default=6)
 parser.add_argument("--batch", type=int, default=8, help="sequences of a rank")
-parser.add_argument("--tokens", type=int, default=32, help="tokens of a sequence")
 options = parser.parse_args()
-VOCABULARY = 128
+VOCABULARY, TOKENS = 128, 32
 
 
 class Tokens(Dataset):  # type: ignore[misc]
@@ -32,7 +31,7 @@ class Tokens(Dataset):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(index)
-        tokens = torch.randint(0, VOCABULARY, (options.tokens,), generator=generator)
+        tokens = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
         return {"input_ids": tokens, "labels": tokens}
 
 
@@ -42,7 +41,7 @@ config = GPT2Config(
     vocab_size=VOCABULARY,
     bos_token_id=0,
     eos_token_id=0,
-    n_positions=options.tokens,
+    n_positions=TOKENS,
     n_embd=options.width,
     n_layer=options.layers,
     n_head=2,

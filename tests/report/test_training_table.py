@@ -146,7 +146,7 @@ def test_recommendation_ends_the_report(capsys):
 @pytest.mark.parametrize(
     ("first_look", "status"), [(6, "complete"), (6, "partial"), (7, "partial")]
 )
-def test_a_tuning_says_its_answer_after_its_tables(first_look, status, capsys):
+def test_a_tuning_says_its_answer_last(first_look, status, capsys):
     """Print no advice on single rows of a tuning, and no verdict before the first look."""
     run = make_run(
         training=[launches_of(20)[0], *confirmed()],
@@ -157,5 +157,5 @@ def test_a_tuning_says_its_answer_after_its_tables(first_look, status, capsys):
     text = report(run, capsys)
     answer = "6 of 7 confirmation launches" if first_look == 7 else "change to 5 MiB buckets"
     assert ("change to 5 MiB buckets" in text) == (first_look == 6)
-    assert text.index(answer) < text.index("Results:")
+    assert text.index("Results:") < text.index(answer)
     assert "! " not in text

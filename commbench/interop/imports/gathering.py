@@ -14,7 +14,7 @@ from commbench.errors import InputError, check_choice
 from commbench.interop.imports import imb, nccl_json, nccl_tests, osu, param
 from commbench.interop.imports.blocks import read_blocks
 from commbench.interop.imports.reading import ImportOptions, Reading
-from commbench.results.tables import rows_by
+from commbench.results.tables import PRINTED_BY_COMMBENCH, rows_by
 from commbench.schema import JsonObject
 from commbench.system.files import decode
 
@@ -107,13 +107,19 @@ def import_outputs(
     Each further occurrence of a case, in any output, is a further launch.
 
     Raises:
-        InputError: no tool recognises an output, or an output lacks a needed fact; two outputs are
-            equal; no output has a measurement; or the times of a case have different meanings.
+        InputError: no tool recognises an output, commbench printed it, or it lacks a needed fact;
+            two outputs are equal; no output has a measurement; or the times of a case have
+            different meanings.
     """
     _check_distinct(sources)
     readings = []
     for source in sources:
         text = decode(source.data)
+        if PRINTED_BY_COMMBENCH in text:
+            raise InputError(
+                f"commbench printed {source.name}; the run's directory has the numbers, with all"
+                " conditions."
+            )
         source_tool = find_tool(text, source.name, tool)
         reading = Reading(name=source.name, options=options, tool=source_tool.title)
         source_tool.read(text, reading)

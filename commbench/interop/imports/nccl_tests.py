@@ -16,8 +16,6 @@ from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.interop.imports.blocks import END, HEADING, Block, Layout, split_blocks
 from commbench.interop.imports.reading import (
-    OF_COMMBENCH,
-    OWN,
     RANK_MEAN,
     LeftOutError,
     Place,
@@ -42,7 +40,7 @@ _BLANK_HALF = 30 * " "
 _SECOND = "'"
 #: Rates above 1 GB/s are printed to a percent or better.
 _ROUNDING = 0.02
-_LIBRARY = ("version", "library", "own library", "own")
+_LIBRARY = ("version", "library", "own library")
 
 LAYOUT = Layout(
     facts={
@@ -60,14 +58,12 @@ LAYOUT = Layout(
             r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+"
             r"\s+\[\S+\]\s*(.*)"
         ),
-        "own": OWN,
         HEADING: r"#?\s*(size\s+count\s+type\b.*?)(?:\s+timestamp)?\s*$",
         "wrong": r"#?\s*Out of bounds values : (\d+)",
         END: r"#?\s*Avg bus bandwidth",
     },
     begins={
         "version": (),
-        "own": (),
         "program": _LIBRARY,
         "command": _LIBRARY,
         "threads": _LIBRARY,
@@ -208,8 +204,6 @@ def _read_block(block: Block, reading: Reading) -> None:
 
 def _check_table(block: Block) -> None:
     """Raise `LeftOutError` if the times of a table have no counterpart."""
-    if "own" in block.facts:
-        raise LeftOutError(OF_COMMBENCH)
     if "cputime" in block.columns:
         raise LeftOutError("times are of the CPU only (-C)")
     if f"time{_SECOND}" not in block.columns:

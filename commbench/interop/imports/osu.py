@@ -13,8 +13,6 @@ from commbench.findings import Finding
 from commbench.interop.imports.blocks import HEADING, Block, Layout
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
-    OF_COMMBENCH,
-    OWN,
     PAIR_MEAN,
     RANK_MEAN,
     SLOWEST_RANK,
@@ -38,13 +36,12 @@ LAYOUT = Layout(
         ),
         "dtype": r"#?\s*Datatype: (\S+?)\.?\s*$",
         "buffers": r"\W*\w+ .* on (\w+) \(\w\) and .* on (\w+) \(\w\)",
-        "own": OWN,
         HEADING: r"#?\s*(Size\b.*(?:\(us\)|B/s).*|(?:Avg Latency|Overall) ?\(us\).*)",
     },
     begins={
-        "title": ("own",),
-        "dtype": ("title", "buffers", "own", HEADING),  # -T names several types
-        HEADING: ("own",),
+        "title": (),
+        "dtype": ("title", "buffers", HEADING),  # -T names several types
+        HEADING: (),
     },
     column=r"Size(?: \(B\))?|Iterations|Validation|[A-Z].*?\([^)]*\)|\S+",
 )
@@ -92,8 +89,6 @@ def _operation(block: Block) -> Operation:
     Raises:
         LeftOutError: commbench has none like it.
     """
-    if "own" in block.facts:
-        raise LeftOutError(OF_COMMBENCH)
     library, title = block.fact("title", 2), block.fact("title", 4)
     if not title:
         raise LeftOutError("a table of OSU has no title above it, so that its operation is unknown")

@@ -19,7 +19,6 @@ from commbench.engine.records import Record, Stated, without_result
 from commbench.errors import InputError
 from commbench.fields import join_names, option
 from commbench.findings import Finding
-from commbench.results.tables import PRINTED_BY_COMMBENCH
 from commbench.schema import MOST_RANKS
 from commbench.units import counted
 
@@ -147,11 +146,6 @@ class Reading:
                 f" {given} was given."
             )
         return ranks
-
-
-#: What commbench prints above a table in another tool's format, and why it is not imported.
-OWN = rf"# {PRINTED_BY_COMMBENCH}(.*)"
-OF_COMMBENCH = "commbench printed this table; the run's directory has it with all conditions"
 
 
 def number(word: str) -> float:
