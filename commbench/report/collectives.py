@@ -163,12 +163,7 @@ def group_sentences(run: Run) -> Iterator[Finding]:
 
 def growth_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate time against the number of ranks: a line for each case."""
-    columns = [
-        Column("operation", _growth_name),
-        Column("backend", "case.backend"),
-        Column("dtype", "case.dtype"),
-        number("size", _growth_size, text_of=format_size),
-    ]
+    columns: list[Column[Growth]] = [Column("case", "case")]
     worlds = {ranks for run in runs for growth in growths(run) for ranks in growth.rows}
     for ranks in sorted(worlds):
         columns.append(number(f"n = {ranks}", partial(_time_on, ranks=ranks), unit="us"))
@@ -184,19 +179,6 @@ def growth_tables(runs: Sequence[Run]) -> list[Table]:
         columns,
         rest_in=SUMMARY,
     )
-
-
-def _growth_name(growth: Growth) -> str:
-    words = [growth.case.operation]
-    if growth.case.pattern != "flat":
-        words.append(growth.case.pattern)
-    if growth.case.env:
-        words.append(growth.case.env)
-    return " ".join(words)
-
-
-def _growth_size(growth: Growth) -> int | None:
-    return growth.case.message_bytes if growth.case.dtype else None
 
 
 def _time_on(growth: Growth, *, ranks: int) -> float | None:
