@@ -33,8 +33,8 @@ from commbench.errors import InputError, check_choice
 from commbench.fields import as_names, join_names
 from commbench.hooks.registry import hook_words, parse_hook
 from commbench.report.prediction import render_predictions
-from commbench.results import Run, load_run, under_first_env
-from commbench.results.info import measures_interconnect, shares_gpu
+from commbench.results import Run, load_run
+from commbench.results.info import first_env, measures_interconnect, shares_gpu
 from commbench.results.tables import rows_csv
 from commbench.units import format_link_rate, format_size, parse_link_rate, parse_sizes
 
@@ -99,7 +99,7 @@ def predict(
     check_choice("format", output_format, FORMATS)
     check_counts({"--ranks-per-node": ranks_per_node})
     world_sizes, rates_bps = parse_world_sizes(world_size), parse_rates(rate)
-    runs = [under_first_env(load_run(path)) for path in paths]
+    runs = list(map(load_run, paths))
     hooks = parse_hooks(hook, runs)
     network = ForecastNetwork.fit(runs)
     if not network.curves:
@@ -268,15 +268,16 @@ def _nothing_known(runs: Sequence[Run]) -> str:
 def _trainings(
     runs: Iterable[Run], workload: str | None
 ) -> Iterator[tuple[Run, Sequence[TrainingRecord]]]:
-    """Yield the records of each training of the runs, or of one workload.
+    """Yield the records of each training of the runs, or of one workload, in the first environment.
 
     The records of a training differ only in the setting.
     """
     for run in runs:
         by_training: dict[tuple[object, ...], list[TrainingRecord]] = {}
+        env = first_env(run.info)
         for record in run.training_records:
             training = record.case.group, record.case.precision
-            if workload in {None, record.case.workload}:
+            if record.case.env == env and workload in {None, record.case.workload}:
                 by_training.setdefault(training, []).append(record)
         for records in by_training.values():
             yield run, records
