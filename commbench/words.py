@@ -985,7 +985,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "check_one_launch": "One launch does not show how much launches differ.",
         "check_outcomes": "{expectations:expectation}: {outcomes:list}.",
         "check_reason": "{subject}: {outcome}. {reason}",
-        "check_status": "The row's status is {status}.",
         "check_unverified": "The result was not verified.",
         # A comparison of runs: the answer, what is beyond a threshold, conditions, advice.
         "compare_beyond": "Beyond {limit:g} %: {cases:clauses}.",
