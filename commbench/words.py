@@ -788,7 +788,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "figure_half": "A time is half a round trip.",
         "figure_hidden": ("Not drawn, as more than {most} lines cannot be told apart: {series}."),
         "figure_shared_gpu": "Not drawn: {rows:row} of ranks that share a GPU.",
-        "figure_times": "Times: {meaning}.",
         # What stands around tables.
         "columns_hidden": "No space for {columns}: see {file}.",
         "flags_shared": "Every row: {flags}.",
@@ -922,10 +921,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "slow_uplink": "Slow: {subject}: they take longer than the typical link: {seen:clauses}.",
         "slow_uplink_evidence": "In {measured} all {links} are slow.",
-        "slow_way_back": (
-            "{subject} takes {factor:.2g} times as long as back, but with two hosts it cannot be"
-            " told which of the two is slow; add a third."
-        ),
         "slow_within": (
             "Slow: {subject}: pairs of its own ranks take longer than the others': {seen:clauses}."
         ),
@@ -984,7 +979,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "check_one_launch": "One launch does not show how much launches differ.",
         "check_outcomes": "{expectations:expectation}: {outcomes:list}.",
         "check_reason": "{subject}: {outcome}. {reason}",
-        "check_status": "The row's status is {status}.",
         "check_unverified": "The result was not verified.",
         # A comparison of runs: the answer, what is beyond a threshold, conditions, advice.
         "compare_beyond": "Beyond {limit:g} %: {cases:clauses}.",

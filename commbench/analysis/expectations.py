@@ -398,9 +398,7 @@ def _judge_row(
     name, metric = name_of(row), expectation.kind
     value = getattr(row, metric.column)
     if metric.column != "wrong" and row.status != "ok":
-        if row.reason:
-            return _untested(name, "stated", sentence=row.reason)
-        return _untested(name, "check_status", status=row.status)
+        return _untested(name, "stated", sentence=row.reason or row.status)
     if value is None or value == "":
         code = "check_unverified" if metric.column == "wrong" else "check_empty"
         return _untested(name, code, column=metric.column)

@@ -35,7 +35,7 @@ class Growth:
     """One case on several numbers of ranks."""
 
     case: Case
-    """The case on the most ranks."""
+    """The case on the most ranks, without their number."""
     rows: Mapping[int, Row]
     """By number of ranks, ascending."""
     ratio: float
@@ -120,7 +120,8 @@ def _growth(by_ranks: Mapping[int, _Part]) -> Growth:
     is_shown = interval and interval.high <= CONSTANT and interval.low >= 1 / CONSTANT
     if law == "constant" and not is_shown:
         law = "undecided"
-    return Growth(case=last.case, rows=rows, ratio=ratio, interval=interval, law=law)
+    case = replace(last.case, world_size=None)
+    return Growth(case=case, rows=rows, ratio=ratio, interval=interval, law=law)
 
 
 def law_of(intervals: Mapping[int, stats.Interval | None]) -> str:

@@ -32,8 +32,8 @@ from commbench.errors import InputError, check_choice
 from commbench.fields import as_names, join_names
 from commbench.hooks.registry import hook_words, parse_hook
 from commbench.report.prediction import render_predictions
-from commbench.results import Run, load_run, under_first_env
-from commbench.results.info import shares_gpu
+from commbench.results import Run, load_run
+from commbench.results.info import first_env, shares_gpu
 from commbench.results.tables import rows_by, rows_csv
 from commbench.schema import read_as
 from commbench.units import format_link_rate, parse_link_rate, parse_sizes
@@ -104,7 +104,7 @@ def predict(
     """
     check_choice("format", output_format, FORMATS)
     world_sizes, rates_bps = parse_world_sizes(world_size), parse_rates(rate)
-    runs = [under_first_env(load_run(path)) for path in paths]
+    runs = list(map(load_run, paths))
     hooks = parse_hooks(hook, runs)
     network = ForecastNetwork.fit(runs)
     if not network.curves:
@@ -244,13 +244,14 @@ def _check_one_rate(links: Iterable[Link]) -> None:
 def _trainings(
     runs: Iterable[Run], workload: str | None
 ) -> Iterator[tuple[Run, Sequence[TrainingRecord]]]:
-    """Yield the records of each training of the runs, or of one workload.
+    """Yield the records of each training of the runs, or of one workload, in the first environment.
 
     The records of a training differ only in the setting.
     """
     for run in runs:
-        trainings = rows_by(run.training_records, attrgetter("case.group", "case.precision"))
-        for records in trainings.values():
+        env = first_env(run.info)
+        in_env = [record for record in run.training_records if record.case.env == env]
+        for records in rows_by(in_env, attrgetter("case.group", "case.precision")).values():
             if workload in {None, records[0].case.workload}:
                 yield run, records
 

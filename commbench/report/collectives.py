@@ -29,7 +29,6 @@ from commbench.report.columns import (
 )
 from commbench.report.formats import launches_of, with_interval
 from commbench.report.groups import group_findings
-from commbench.report.state import explain_time
 from commbench.results import PAIRS, SUMMARY, Run, files
 from commbench.results.info import host_by_rank
 from commbench.results.pairs import Matrix, PairRow, pair_table
@@ -103,7 +102,7 @@ def collective_tables(runs: Sequence[Run]) -> Iterator[Table]:
         columns = [
             *declared(Row, "message_bytes backend"),
             *declared(Row, distinguishing, should_vary=True),
-            outcome("time_us", Row, explain_time(runs)),
+            outcome("time_us", Row),
             interval("time_us", Row),
             *declared(Row, "time_us_p95", drop_order=1),
             *declared(Row, "algbw_GBps busbw_GBps"),
@@ -163,12 +162,7 @@ def group_sentences(run: Run) -> Iterator[Finding]:
 
 def growth_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate time against the number of ranks: a line for each case."""
-    columns = [
-        Column("operation", _growth_name),
-        Column("backend", "case.backend"),
-        Column("dtype", "case.dtype"),
-        number("size", _growth_size, text_of=format_size),
-    ]
+    columns: list[Column[Growth]] = [Column("case", "case")]
     worlds = {ranks for run in runs for growth in growths(run) for ranks in growth.rows}
     for ranks in sorted(worlds):
         columns.append(number(f"n = {ranks}", partial(_time_on, ranks=ranks), unit="us"))
@@ -184,19 +178,6 @@ def growth_tables(runs: Sequence[Run]) -> list[Table]:
         columns,
         rest_in=SUMMARY,
     )
-
-
-def _growth_name(growth: Growth) -> str:
-    words = [growth.case.operation]
-    if growth.case.pattern != "flat":
-        words.append(growth.case.pattern)
-    if growth.case.env:
-        words.append(growth.case.env)
-    return " ".join(words)
-
-
-def _growth_size(growth: Growth) -> int | None:
-    return growth.case.message_bytes if growth.case.dtype else None
 
 
 def _time_on(growth: Growth, *, ranks: int) -> float | None:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from commbench.findings import Finding
 from commbench.report.columns import Table, plain_table
-from commbench.system.topology import Topology, cpu_list, nodes_of
+from commbench.system.topology import Topology, nodes_of
 from commbench.units import counted, format_size
 
 #: Mbit/s in a Gbit/s.
@@ -44,8 +44,14 @@ def render_topology(
         if port["emulated"]:
             speed += " (emulated)"
         interfaces.append({**port, "speed": speed})
+    nodes = []
+    for node in topology["numa"]:
+        memory = node["memory_bytes"]
+        nodes.append({**node, "memory": None if memory is None else format_size(memory)})
+    gpus = [{**gpu, "GPU": index} for index, gpu in enumerate(topology["gpus"])]
     tables = [
-        _memory_table(topology, cpus),
+        _devices("NUMA nodes", "node cpus memory", nodes),
+        _devices("GPUs", "GPU name numa_node", gpus),
         _devices("Network interfaces", "name state speed mtu driver numa_node", interfaces),
         _devices("RDMA ports", "device port state rate link_layer numa_node", topology["rdma"]),
         _links_table(topology),
@@ -115,23 +121,6 @@ def _in_use(topology: Topology) -> dict[str, int | None]:
 # ------------------------------------------------------------------------------------------- tables
 
 
-def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
-    lines = []
-    for node in topology["numa"]:
-        number = node["node"]
-        gpus = [f"GPU{i}" for i, gpu in enumerate(topology["gpus"]) if gpu["numa_node"] == number]
-        adapters = dict.fromkeys(name for name, of in _ports(topology) if of == number)
-        usable = set(cpus).intersection(cpu_list(node["cpus"]))
-        placed = counted(len(usable), "CPU") if usable else ""
-        memory = _or_unknown(node["memory_bytes"])
-        if node["memory_bytes"]:
-            memory = format_size(node["memory_bytes"])
-        cells = (str(number), node["cpus"] or "", memory)
-        lines.append((*cells, _listed(gpus), _listed(adapters), placed))
-    headings = ("node", "CPUs", "memory", "GPUs", "adapters", "this process")
-    return plain_table(headings, lines, title="NUMA nodes")
-
-
 def _devices(title: str, names: str, devices: Iterable[Mapping[str, object]]) -> Table:
     """Return a table of facts about devices, by name."""
     keys = names.split()
@@ -147,14 +136,6 @@ def _links_table(topology: Topology) -> Table:
     )
     lines = [(name, *line) for name, line in zip(devices, matrix, strict=True)]
     return plain_table(("", *devices), lines, title=title)
-
-
-def _ports(topology: Topology) -> Iterator[tuple[str, int | None]]:
-    """Yield the name and the NUMA node of each adapter."""
-    for port in topology["rdma"]:
-        yield port["device"], port["numa_node"]
-    for interface in topology["network"]:
-        yield interface["name"], interface["numa_node"]
 
 
 def _speed(megabits: float | None) -> str:

@@ -6,7 +6,7 @@ import analysis, tuner, launch or report. pandas is loaded when a table is made.
 """
 
 from commbench.results.files import DDP, MODEL, PAIRS, SUMMARY
-from commbench.results.reading import Run, load_run, once_per_run, runs_in, under_first_env
+from commbench.results.reading import Run, load_run, once_per_run, runs_in
 from commbench.results.writing import Store, check_out
 
 __all__ = [
@@ -20,5 +20,4 @@ __all__ = [
     "load_run",
     "once_per_run",
     "runs_in",
-    "under_first_env",
 ]

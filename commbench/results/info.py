@@ -322,13 +322,18 @@ def measures_interconnect(row: Any) -> bool:
     return (row.ranks_per_gpu or 0) <= 1
 
 
+def first_env(info: RunInfo) -> str:
+    """Return the first environment of a run, which predictions are for; empty if none varied."""
+    return next(iter(info.get("env") or ()), "")
+
+
 def network_records(records: Iterable[Record], info: RunInfo) -> list[Record]:
     """Return the records that show the network: of ranks that share no GPU, under the first
     environment of the run.
     """
-    first_env = next(iter(info.get("env") or ()), "")
+    env = first_env(info)
     return [
         record
         for record in records
-        if record.case.env == first_env and not shares_gpu(record.case.backend, info)
+        if record.case.env == env and not shares_gpu(record.case.backend, info)
     ]

@@ -229,20 +229,6 @@ def make_run(
     )
 
 
-def under_first_env(run: Run) -> Run:
-    """Return the run as measured under its first environment, which predictions are for.
-
-    Others are left out.
-    """
-    first, *others = run.info.get("env") or [""]
-    if not others:
-        return run
-    changes: dict[str, Any] = {}
-    for name in ("records", "training_records"):
-        changes[name] = tuple(each for each in getattr(run, name) if each.case.env == first)
-    return dataclasses.replace(run, **changes)
-
-
 def runs_in(path: str | Path) -> list[Path]:
     """Return the directory itself if it holds a run, or all runs of a folder by name.
 

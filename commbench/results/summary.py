@@ -123,8 +123,8 @@ def _within(record: Record, group: str) -> Iterator[Record]:
             columns["case"] = dataclasses.replace(record.case, message_bytes=size)
             shared = [flag for flag in record.flags if flag not in _TIMED_DOUBTS]
             columns["flags"] = (*shared, *times.flags)
-            part = dataclasses.replace(record, groups=(), **columns)
-            yield dataclasses.replace(part, energy_J=None, energy_of="")  # of all groups
+            columns |= {"energy_J": None, "energy_of": ""}  # of all groups
+            yield dataclasses.replace(record, groups=(), **columns)
 
 
 def _timed(records: Iterable[Record], statuses: Collection[str]) -> list[Record]:

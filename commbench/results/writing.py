@@ -53,6 +53,8 @@ _CONCLUDED = frozenset(
 
 #: The longest value of a plan that a message shows.
 LONGEST = 24
+#: Entries of a plan with another name in a message.
+_LABELS = {"cases_sha256": "the cases", "model": "the number of parameters"}
 
 
 class Store:
@@ -341,16 +343,13 @@ def check_plan(path: Path, info: RunInfo, plan: JsonMapping | None) -> None:
     recorded, requested = info.get("plan") or {}, as_json(plan)
     unlike = []
     for name in sorted(recorded.keys() | requested.keys()):
-        kept, asked = json.dumps(recorded.get(name)), json.dumps(requested.get(name))
         if recorded.get(name) == requested.get(name):
             continue
-        if name == "cases_sha256":
-            if recorded.get("cases") == requested.get("cases"):  # else their number says it
-                unlike.append("other cases, as many as here")
-        elif max(len(kept), len(asked)) > LONGEST:
-            unlike.append(name)
+        kept, asked = json.dumps(recorded.get(name)), json.dumps(requested.get(name))
+        label = _LABELS.get(name, name)
+        if max(len(kept), len(asked)) > LONGEST:
+            unlike.append(label)
         else:
-            label = "the number of parameters" if name == "model" else name
             unlike.append(f"{label} is {kept} there and {asked} here")
     if unlike:
         raise InputError(

@@ -13,7 +13,7 @@ from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase, baseline_name
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import copied
 from commbench.findings import Finding, Value
-from commbench.results.info import RunInfo, is_live
+from commbench.results.info import RunInfo, first_env, is_live
 from commbench.results.recommendation import (
     AlteringChoice,
     Choice,
@@ -121,7 +121,7 @@ def _chosen_env(records: Sequence[TrainingRecord], info: RunInfo) -> tuple[str, 
 
     It is the first one, unless new launches show another one to be faster.
     """
-    first = next(iter(info.get("env") or ()), "")
+    first = first_env(info)
     comparison = compare_training_envs(records, info)
     if comparison is None:
         return first, ""

@@ -19,7 +19,6 @@ from commbench.analysis.env import (
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
-from commbench.results import under_first_env
 from commbench.results.info import network_records
 from commbench.results.reading import make_run
 from commbench.results.record_types import Records
@@ -137,12 +136,9 @@ def test_an_environment_is_no_state_of_the_machine():
 
 
 def test_predictions_are_for_the_first_environment(tmp_path):
-    """Leave other environments out of predictions; leave a run without environments as it is."""
+    """Leave other environments out of predictions."""
     run = make_run(tmp_path, {"env": ENVS}, Records(collectives()))
-    assert {"A=1"} == set(fields_of(under_first_env(run).records, "case.env"))
     assert {"A=1"} == set(fields_of(network_records(run.records, run.info), "case.env"))
-    plain = make_run(tmp_path, {}, Records(make_launches([1.0, 2.0])))
-    assert plain is under_first_env(plain)
 
 
 def fresh(*steps_ms: float) -> list[TrainingRecord]:

@@ -1,10 +1,10 @@
 """Tests of the network model: which records make which curve, substitutes, and the JSON file."""
 
 import pytest
-from builders import KIB, make_case, make_launches, make_record
+from builders import KIB, make_case, make_launches
 from laws import SIZES, sweep
 
-from commbench.analysis.prediction.network import MOST_SIZES, CurveKey, NetworkModel
+from commbench.analysis.prediction.network import CurveKey, NetworkModel
 
 KEY = CurveKey(operation="all_reduce", backend="mpi", dtype="float32", pattern="flat", world_size=2)
 
@@ -69,15 +69,3 @@ def test_the_variant_nearest_to_ddp_counts(changes, variant):
     alone = NetworkModel.fit([*odd, *sweep(sizes=SIZES[:2])])
     assert {KEY: variant} == alone.variants
     assert alone.curves[KEY].time_us(KIB) == pytest.approx(2 * both.curves[KEY].time_us(KIB))
-
-
-def test_a_curve_of_very_many_sizes_is_fitted_to_a_few():
-    """Fit 400 sizes to an evenly thinned subset with both ends."""
-    records = [
-        make_record(make_case(message_bytes=4 * size), time_us=10 + size) for size in range(1, 401)
-    ]
-    (curve,) = NetworkModel.fit(records).curves.values()
-    assert MOST_SIZES == len(curve.sizes)
-    assert 4 == curve.sizes[0]
-    assert 1600 == curve.sizes[-1]
-    assert 211 == pytest.approx(curve.time_us(804), rel=0.01)

@@ -118,14 +118,6 @@ def warnings_of(*runs: Run) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("flag", "has_more"), [("emulated", False), ("clock", True)])
-def test_warnings_lead_to_what_to_try(flag, *, has_more):
-    """Have no link from a warning that stands in full on the first screen."""
-    run = make_run(make_launches(STEADY, flags=[flag]))
-    (warning,) = (found for found in find_conclusion([run]) if found.label == "Warnings")
-    assert has_more == bool(warning.more)
-
-
 def test_warnings_count_rows_of_each_kind():
     """Count rows of training beside those of collectives, name what most rows of a kind have, and
     wrong data first.

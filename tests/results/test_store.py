@@ -357,8 +357,12 @@ def test_crash_before_the_first_line_is_resumed(mine):
     [
         ({"world_size": 2, "cases": "a"}, {"world_size": 4, "cases": "f" * 64}, "2 .* 4"),
         ({"model": 10}, {"model": 12}, "parameters is 10 there and 12 here"),
-        ({"cases": 2, "cases_sha256": "aa"}, {"cases": 2, "cases_sha256": "bb"}, "other cases"),
-        ({"cases": 2, "cases_sha256": "aa"}, {"cases": 3, "cases_sha256": "bb"}, "2 .* 3"),
+        (
+            {"cases": 2, "cases_sha256": "a" * 64},
+            {"cases": 2, "cases_sha256": "b" * 64},
+            "the cases",
+        ),
+        ({"cases": 2, "cases_sha256": "a" * 64}, {"cases": 3, "cases_sha256": "b" * 64}, "2 .* 3"),
     ],
 )
 def test_another_plan_is_refused(tmp_path, mine, kept, asked, words):

@@ -30,6 +30,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.errors import InputError
 from commbench.findings import UnpredictedError
 from commbench.results import Run
+from commbench.results.info import network_records
 
 #: Operations in which all ranks send alike, and those with a root.
 RINGS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -187,7 +188,7 @@ def _link(run: Run, key: CurveKey) -> Link:
     """Return the link that a curve's messages used; a part of the ranks may fit on one host."""
     if _is_across_hosts(run) and key.world_size <= _ranks_per_node(run):
         return WITHIN_HOST
-    for record in run.records:
+    for record in network_records(run.records, run.info):
         case = record.case
         found = case.operation, case.backend, case.pattern
         if record.status == "ok" and found == (key.operation, key.backend, key.pattern):

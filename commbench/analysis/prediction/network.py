@@ -25,8 +25,6 @@ from commbench.units import counted
 MODEL_SCHEMA = 2
 #: A line through two sizes would have no error to report.
 LEAST_SIZES = 3
-#: Fitting takes cubic time in the number of sizes, and a decade needs only a few.
-MOST_SIZES = 48
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -71,7 +69,7 @@ class NetworkModel:
 
     @classmethod
     def fit(cls, records: Iterable[Record]) -> NetworkModel:
-        """Fit every curve with 3 sizes or more, of at most `MOST_SIZES`, evenly spaced.
+        """Fit every curve with 3 sizes or more.
 
         If a curve was measured in several variants, the variant nearest to DDP's communication is
         fitted: sum, in place, buffers in cache, isolated calls, and otherwise the defaults of
@@ -99,12 +97,8 @@ class NetworkModel:
         notes = {}
         for key, variant in sorted(tables):  # the nearest variant first
             table = tables[key, variant]
-            sizes = sorted(table)
-            if key not in curves and len(sizes) >= LEAST_SIZES:
-                if len(sizes) > MOST_SIZES:
-                    places = np.linspace(0, len(sizes) - 1, MOST_SIZES).tolist()
-                    sizes = [sizes[round(place)] for place in places]
-                curves[key] = fit_curve({size: table[size] for size in sizes})
+            if key not in curves and len(table) >= LEAST_SIZES:
+                curves[key] = fit_curve(table)
                 if note := ", ".join(filter(None, variant[0])):
                     notes[key] = note
         return cls(curves=curves, variants=notes)

@@ -137,19 +137,13 @@ def snippet_codes(run: Run, *, by: bool = False) -> list[Code]:
 
 
 def _warnings(runs: Sequence[Run]) -> Iterator[Entry]:
-    """Yield the most severe warnings about each run; a link leads to all of them if there are
-    more, or anything to try.
-    """
+    """Yield the most severe warnings about each run; a link leads to all of them."""
     texts = []
     every = []
-    has_more = False
     for run in runs:
         warnings = grave_warnings(run)
         texts.append((run.name, map(str, warnings[:MOST_WARNINGS])))
         every += warnings
-        has_more = has_more or len(warnings) > MOST_WARNINGS
     if every:
-        more = None
-        if has_more or any(warning.details for warning in every):
-            more = (every[0].section, "All warnings, and what to try")
+        more = (every[0].section, "All warnings, and what to try")
         yield Entry("Warnings", named(texts), tone="warning", more=more)
