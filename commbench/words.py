@@ -921,6 +921,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "slow_uplink": "Slow: {subject}: they take longer than the typical link: {seen:clauses}.",
         "slow_uplink_evidence": "In {measured} all {links} are slow.",
+        "slow_way_back": (
+            "{subject} takes {factor:.2g} times as long as back, but with two hosts it cannot be"
+            " told which of the two is slow; add a third."
+        ),
         "slow_within": (
             "Slow: {subject}: pairs of its own ranks take longer than the others': {seen:clauses}."
         ),

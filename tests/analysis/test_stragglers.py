@@ -132,8 +132,17 @@ def test_quarter_rate_host_is_named_and_no_link(hosts, *, symmetric):
 
 
 def test_two_hosts_name_no_straggler():
-    """Report that the straggler of two cannot be determined."""
-    assert ["slow_two_hosts"] == codes(findings_of(2, host_slowness=sending(1, 3.0)))
+    """Report the slower direction of two hosts, and that the straggler cannot be determined."""
+    findings = findings_of(2, host_slowness=sending(1, 3.0))
+    (remark,) = findings.findings()
+    assert ("slow_way_back", "host2 to host1") == (remark.code, remark.subject)
+    assert pytest.approx(3.0, rel=0.1) == remark.numbers["factor"]
+    assert ["slow_two_hosts"] == codes(findings_of(2))
+    few = findings_of(2, launches=3, host_slowness=sending(1, 3.0))
+    assert ["slow_way_back"] == codes(few)
+    by_chance = findings_of(2, noise=0.3, seed=8)  # one direction is slower in all six launches
+    assert ["slow_two_hosts"] == codes(by_chance)
+    assert ["slow_two_hosts"] == codes(findings_of(2, launches=1, host_slowness=sending(1, 3.0)))
     assert ["slow_two_ranks"] == codes(findings_of(1, 2))
 
 

@@ -12,6 +12,7 @@ found as well.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,8 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from commbench import stats
 from commbench.analysis.stragglers.judging import (
     FEWEST,
+    RELEVANT,
     Family,
     Search,
     Straggler,
@@ -158,7 +161,7 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
         others = _without(within, list(ways))
         # more than half of the links join two sockets, which is no fault
         families.append(_single(ranks, others, matrix.name, 2 * share, is_minority=True)[0])
-    return Search(families=families, remarks=_remarks(names, len(host)))
+    return Search(families=families, remarks=_remarks(names, len(host), between_hosts, alpha))
 
 
 def _scored(
@@ -305,8 +308,21 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[: SHOWN - 1])}, ... ({len(names)} hosts)"
 
 
-def _remarks(names: Sequence[str], ranks: int) -> list[Finding]:
-    """Return the question that so few hosts or ranks leave open: which of two is slow."""
-    if len(names) == _TWO:
-        return [Finding("slow_two_hosts")]
-    return [Finding("slow_two_ranks")] if ranks == _TWO else []
+def _remarks(names: Sequence[str], ranks: int, links: DataFrame, alpha: float) -> list[Finding]:
+    """Return the question that so few hosts or ranks leave open: which of two is slow.
+
+    ``alpha``: the probability that two equal directions are called different.
+    """
+    if len(names) != _TWO:
+        return [Finding("slow_two_ranks")] if ranks == _TWO else []
+    if len(links) == _TWO and not _is_symmetric(links):  # else one could not be timed
+        difference = (links.iloc[0] - links.iloc[1]).dropna().to_numpy()
+        interval = stats.launch_interval(np.exp(difference), 1 - alpha)  # None of one launch
+        if interval is None or interval.low <= 1 <= interval.high:
+            return [Finding("slow_two_hosts")]
+        median = float(np.median(difference))
+        if abs(median) >= math.log(RELEVANT):
+            first, second = names if median > 0 else reversed(names)
+            numbers = {"factor": math.exp(abs(median))}
+            return [Finding("slow_way_back", f"{first} to {second}", numbers)]
+    return [Finding("slow_two_hosts")]
