@@ -89,12 +89,14 @@ class _Group:
         kinds = get_type_hints(self.made)
         options = {}
         for each in self.fields:
+            kind, default = kinds[each.name], each.metadata["text"]
+            parser = None  # `read` reads it, and states the option where it fails
             if self.is_whole:
-                kind, default = kinds[each.name], each.default
                 parser = each.metadata["read"]
+                if default is None:
+                    default = each.default
             else:
-                kind, default = each.metadata["kind"] | None, each.metadata["text"]
-                parser = None  # `read` reads it, and states the option where it fails
+                kind = each.metadata["kind"] | None
             shown = typer.Option(
                 default,
                 *each.metadata["spellings"],

@@ -17,7 +17,7 @@ from commbench.analysis.comparison import compare as compare_runs
 from commbench.analysis.comparison.findings import regressions
 from commbench.cli.command_line import Given, check_needed, takes_options
 from commbench.cli.interleave import SIDES, measure_until_decided, parse_side
-from commbench.cli.options import opt
+from commbench.cli.options import duration, opt
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError, check_choice
@@ -31,7 +31,6 @@ from commbench.report.comparison import (
 from commbench.results import runs_in
 from commbench.results.files import refusing
 from commbench.stats import MARGIN
-from commbench.units import parse_duration
 
 #: Seconds of --until-decided without --time-limit.
 DECIDING_S = 600.0
@@ -114,7 +113,7 @@ def compare(
             "--time-limit",
             "Time limit of --until-decided: seconds, or e.g. 20min; 600 by default.",
             "TIME",
-            parse_duration,
+            duration,
         ),
     ] = None,
     given: Given = (),

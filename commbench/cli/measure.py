@@ -12,7 +12,7 @@ import typer
 from commbench.backends import try_device
 from commbench.cli.command_line import Given, refuse, takes_options
 from commbench.cli.conduct import Task, carry_out
-from commbench.cli.options import BudgetName, Format, Like, Settings, opt
+from commbench.cli.options import BudgetName, Format, Like, Settings, duration, opt
 from commbench.cli.request import (
     AUTO_BACKEND,
     Place,
@@ -35,7 +35,6 @@ from commbench.interop.conventions import CONVENTIONS
 from commbench.report.text_formats import STYLES
 from commbench.results.plan import RunRequest
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
-from commbench.units import parse_duration
 
 #: Share of a time limit for the collectives if `bench` also trains.
 COLLECTIVES_SHARE = 0.4
@@ -199,7 +198,7 @@ def run(
                 " and drift with their times. Failed launches are restarted."
             ),
             "TIME",
-            parse_duration,
+            duration,
         ),
     ] = None,
     as_tool: Annotated[

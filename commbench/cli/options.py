@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from commbench.errors import InputError
 from commbench.fields import join_names, option
 from commbench.launch.launchers import LAUNCHERS
 from commbench.launch.launchers.base import BINDINGS
@@ -33,6 +34,18 @@ def opt(
         read: makes the value from the text; None: typer does, by the annotation.
     """
     return typer.Option(*spellings.split(), metavar=metavar, help=about, parser=read)
+
+
+def duration(text: str) -> float:
+    """Return the seconds of an option that is a duration.
+
+    Raises:
+        BadParameter: it is none; typer names the option.
+    """
+    try:
+        return parse_duration(text)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 Expect = Annotated[
@@ -101,14 +114,14 @@ class Settings:
         "--time-limit",
         metavar="TIME",
         about="Time limit of the whole run: seconds, or e.g. 20min.",
-        read=parse_duration,
+        read=duration,
     )
     case_timeout: float = option(
-        60.0,
+        "60",
         "--case-timeout",
         metavar="TIME",
         about="Time without progress after which a case counts as hung: seconds, or e.g. 2min.",
-        read=parse_duration,
+        read=duration,
     )
     fail_fast: bool = option(
         False,  # noqa: FBT003 - the default

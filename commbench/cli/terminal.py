@@ -116,8 +116,8 @@ class Display:
             case RankOutput(lines=lines):
                 for line in lines:
                     self._console.print(f"  | {line}")
-            case LaunchFinished(seconds=seconds):
-                self.finish_launch(seconds)
+            case LaunchFinished():
+                self._finish_launch(event)
 
     def _show(self, text: str) -> None:
         """Show what goes on, on a terminal."""
@@ -137,18 +137,18 @@ class Display:
         if record.status in {"failed", "hung", "wrong"}:
             self._console.print(f"  {record.status}: {record.case}: {record.reason}")
 
-    def finish_launch(self, seconds: float) -> None:
+    def _finish_launch(self, finished: LaunchFinished) -> None:
         """Count the launch; print the progress if a minute has passed, or nothing was measured."""
         self._status.stop()
-        self._lasted_s.append(seconds)
+        self._lasted_s.append(finished.seconds)
         progress, name = self._progress, self._name_launch()
         is_due = self._clock() - self._printed_s >= PROGRESS_S and not self._console.is_terminal
         if not progress.total:
-            self._print(f"{name}: {format_duration(seconds)}, nothing was measured")
+            self._print(f"{name}: {format_duration(finished.seconds)}, nothing was measured")
         elif is_due:
             left = ""
             if progress.done < progress.total:
-                left = f", about {format_duration(progress.eta_s)} left"
+                left = f", about {format_duration(finished.eta_s)} left"
             self._print(f"{name}: {progress.done} of {progress.total} measurements{left}")
 
     @_ignoring_errors()

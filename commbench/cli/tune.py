@@ -15,7 +15,7 @@ import typer
 
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
 from commbench.cli.conduct import Task, carry_out
-from commbench.cli.options import Settings, opt
+from commbench.cli.options import Settings, duration, opt
 from commbench.cli.request import (
     Place,
     check_counts,
@@ -40,7 +40,6 @@ from commbench.stats.budgets import TRAINING_BUDGETS
 from commbench.system.software import git_commit
 from commbench.tuner.plans import TrainingPlan, candidate_sweep
 from commbench.tuner.rules import TUNE
-from commbench.units import parse_duration
 
 #: The fewest steps of a block: 3 untimed steps, and 3 for a median.
 FEWEST_STEPS = 6
@@ -272,7 +271,7 @@ def watch(
             "--time-limit",
             "Time after which watching ends: seconds, or e.g. 20min.",
             "TIME",
-            parse_duration,
+            duration,
         ),
     ] = None,
     then: Annotated[

@@ -171,6 +171,8 @@ class LaunchFinished:
     """The launch is over, however it ended."""
 
     seconds: float
+    eta_s: float
+    """Seconds until the stage is over, by what launches have taken so far."""
 
 
 @dataclass(frozen=True, kw_only=True)

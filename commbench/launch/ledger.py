@@ -221,16 +221,19 @@ class Ledger:
         launch.has_result = launch.has_begun  # the case before has come to its end
         launch.has_begun = True
         launch.case = case
-        remaining = launch.remaining
-        eta_s = launch.times.eta_s(
-            time.monotonic(),
-            slices=remaining.slices,
-            launches=max(0, remaining.launches - 1),
-            slice_s=slice_seconds(launch.request, self.store.records),
-        )
+        remaining, eta_s = launch.remaining, self._eta_s(launch)
         done = remaining.total - math.ceil(remaining.cases - ROUNDING)
         progress = CaseProgress(done=done, total=remaining.total, case=str(case), eta_s=eta_s)
         self.display.on(progress)
+
+    def _eta_s(self, launch: Launch) -> float:
+        """Return the time that the stage will still take."""
+        return launch.times.eta_s(
+            time.monotonic(),
+            slices=launch.remaining.slices,
+            launches=max(0, launch.remaining.launches - 1),
+            slice_s=slice_seconds(launch.request, self.store.records),
+        )
 
     def _add(self, finished: CaseFinished) -> None:
         """Keep a record and show it."""
@@ -278,4 +281,4 @@ class Ledger:
         self.store.update(launches=[*self.store.info.get("launches", []), entry])
         if ending.status == "ok":
             launch.times.learn(entry, launch.request.slices(launch.plan.cases))
-        self.display.on(LaunchFinished(seconds=seconds))
+        self.display.on(LaunchFinished(seconds=seconds, eta_s=self._eta_s(launch)))

@@ -26,7 +26,7 @@ def launch(display: Display, number: int, *, stage: str = "", has_cases: bool = 
     if has_cases:
         display.on(CaseProgress(done=4, total=9, case="a case", eta_s=12.0))
         display.on(CaseFinished(record=make_record()))
-    display.on(LaunchFinished(seconds=5.0))
+    display.on(LaunchFinished(seconds=5.0, eta_s=7.0))
 
 
 def test_a_log_has_a_line_for_each_stage():
@@ -43,9 +43,9 @@ def test_a_log_has_a_line_for_each_stage():
 
 
 def test_a_long_stage_tells_its_progress():
-    """Tell how far a stage has come once a minute."""
+    """Tell how far a stage has come once a minute, with the time left as this launch has shown."""
     progress, _ = lines_of(lambda display: launch(display, 1), step_s=PROGRESS_S)
-    assert "launch 2 of 3: 5 of 9 measurements" in progress
+    assert "launch 2 of 3: 5 of 9 measurements, about 7 s left" in progress
 
 
 def test_a_failure_is_told_at_once():

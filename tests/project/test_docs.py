@@ -196,7 +196,7 @@ def test_exit_codes_are_those_of_the_exceptions():
     """
     classes = [each for each in vars(errors).values() if isinstance(each, type)]
     raised = {each.exit_code for each in classes if issubclass(each, errors.CommbenchError)}
-    assert raised | {0, 5, 129, 130, 141, 143} == set(errors.EXIT_CODES)
+    assert raised | {0, 5, 129, 130, 131, 138, 140, 141, 143} == set(errors.EXIT_CODES)
 
 
 def test_make_targets_in_pages_exist():

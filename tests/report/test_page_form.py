@@ -25,7 +25,7 @@ from commbench.results import load_run
 DRAWN = (
     "bench_xeon2core_20261128",
     "env_links_200mbit_xeon2core_20261128",
-    "learning_text_100mbit_xeon2core_20261125",
+    "learning_text_100mbit_xeon2core_20261128",
     "live_trainer_300mbit_xeon2core_20261128",
     "matrix_slow_host_xeon2core_20261128",
     "patterns_1gbit_xeon2core_20261128",
