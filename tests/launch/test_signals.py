@@ -89,8 +89,8 @@ def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path, monkeyp
 
 #: A launcher that prints a line for each signal that it forwards, and ends at SIGTERM.
 FORWARDING = """
-import signal, sys
-signal.signal(signal.SIGUSR1, lambda *_: print("forwarded", flush=True))
+import os, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"forwarded\\n"))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 print("ready", flush=True)
 while True:
