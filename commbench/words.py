@@ -788,6 +788,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "figure_half": "A time is half a round trip.",
         "figure_hidden": ("Not drawn, as more than {most} lines cannot be told apart: {series}."),
         "figure_shared_gpu": "Not drawn: {rows:row} of ranks that share a GPU.",
+        "figure_times": "Times: {meaning}.",
         # What stands around tables.
         "columns_hidden": "No space for {columns}: see {file}.",
         "flags_shared": "Every row: {flags}.",

@@ -16,6 +16,7 @@ from commbench.report.figures.charts import MICROSECONDS, Chart, Limit, Panel, S
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import prefixes
 from commbench.report.findings import busbw_of
+from commbench.report.state import explain_time
 from commbench.results import Run
 from commbench.results.info import measures_interconnect
 from commbench.results.tables import rows_by
@@ -76,9 +77,9 @@ def size_charts(runs: Sequence[Run]) -> Iterator[Chart]:
         of_operation = measured.get(name, [])
         if len({one.case.message_bytes for one in of_operation}) < 2:  # no curve
             continue
-        remarks = []
+        remarks = [Finding("figure_times", numbers={"meaning": explain_time(runs)})]
         if operation.is_round_trip:
-            remarks.append(Finding("figure_half"))
+            remarks = [Finding("figure_half")]
         if name in hidden:
             remarks.append(Finding("figure_shared_gpu", numbers={"rows": hidden[name]}))
         yield Chart(

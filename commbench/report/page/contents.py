@@ -30,14 +30,13 @@ from commbench.report.page import conditions
 from commbench.report.page.conclusion import find_conclusion, snippet_codes
 from commbench.report.page.parts import Page, Section, named
 from commbench.report.soak import soak_tables
+from commbench.report.state import explain_time
 from commbench.report.topology import topology_remarks
 from commbench.report.training import training_tables, tuning_cost, watched_tables
 from commbench.results import Run
 
 #: The most names of runs in a title.
 _MOST_NAMED = 3
-#: The definition of a time that commbench measured.
-_TIME = "median over launches of the slowest rank's median"
 
 
 def make_page(
@@ -130,7 +129,7 @@ def make_page(
         findings=find_conclusion(runs),
         facts=conditions.find_facts(runs[0]) if len(runs) == 1 else {},
         sections=visible,
-        time=_time_of(runs),
+        time=explain_time(runs),
     )
 
 
@@ -177,15 +176,3 @@ def _origin(run: Run) -> list[Finding]:
         how.append(f"commbench at commit {run.info['git_commit']}")
     numbers: dict[str, Value] = {"how": tuple(how or ["this command"]), "path": str(run.path)}
     return [Finding("origin", numbers=numbers)]
-
-
-def _time_of(runs: Sequence[Run]) -> str:
-    """Return the definition of the times; imported runs have their tool's definition."""
-    definitions = set()
-    for run in runs:
-        for record in run.records:
-            definition = _TIME
-            if record.stated:
-                definition = f"median over launches of the {record.stated.time}"
-            definitions.add(definition)
-    return " or ".join(sorted(definitions)) or _TIME
