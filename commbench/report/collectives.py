@@ -29,6 +29,7 @@ from commbench.report.columns import (
 )
 from commbench.report.formats import launches_of, with_interval
 from commbench.report.groups import group_findings
+from commbench.report.state import explain_time
 from commbench.results import PAIRS, SUMMARY, Run, files
 from commbench.results.info import host_by_rank
 from commbench.results.pairs import Matrix, PairRow, pair_table
@@ -102,7 +103,7 @@ def collective_tables(runs: Sequence[Run]) -> Iterator[Table]:
         columns = [
             *declared(Row, "message_bytes backend"),
             *declared(Row, distinguishing, should_vary=True),
-            outcome("time_us", Row),
+            outcome("time_us", Row, explain_time(runs)),
             interval("time_us", Row),
             *declared(Row, "time_us_p95", drop_order=1),
             *declared(Row, "algbw_GBps busbw_GBps"),

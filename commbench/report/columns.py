@@ -327,7 +327,7 @@ def number(heading: str, value_of: Field[R], **options: Any) -> Column[R]:
     return Column(heading, value_of, **{"text_of": digits, "is_number": True, **options})
 
 
-def outcome(name: str, row_class: type[Any]) -> Column[Any]:
+def outcome(name: str, row_class: type[Any], about_time: str = "") -> Column[Any]:
     """Return a column with a measured time, or with the status of a row without a time."""
 
     def cell(row: Any) -> Cell:
@@ -339,7 +339,7 @@ def outcome(name: str, row_class: type[Any]) -> Column[Any]:
     return Column(
         heading_of(row_class, name),
         cell,
-        about=about(row_class, name),
+        about=about_time or about(row_class, name),
         unit=unit_of(name),
         is_number=True,
     )
