@@ -26,6 +26,7 @@ from commbench.report.columns import (
     make_tables,
     number,
     outcome,
+    tabulate,
 )
 from commbench.report.formats import launches_of, with_interval
 from commbench.report.groups import group_findings
@@ -226,8 +227,7 @@ def pairs_table(run: Run, matrix: Matrix, most: int = MOST_LINES) -> Table:
         notes.append(str(Finding("pairs_hidden", numbers={"file": PAIRS, **counts})))
     case = matrix.case
     title = f"{case.operation} {format_size(case.message_bytes)}, {case.backend}: pairs of ranks"
-    rows = [(run.name, row) for row in rows_of(slowest[:most])]
-    return make_table(title, rows, _PAIR_COLUMNS, notes=notes, rest_in=PAIRS)
+    return tabulate(rows_of(slowest[:most]), _PAIR_COLUMNS, title=title, notes=notes)
 
 
 _PAIR_COLUMNS: list[Column[PairRow]] = [
@@ -237,9 +237,7 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
     *declared(PairRow, "target_host"),
     *declared(PairRow, "time_us"),
     interval("time_us", PairRow),
-    *declared(PairRow, "time_us_p95", drop_order=2),
-    *declared(PairRow, "algbw_GBps", drop_order=1),
-    *declared(PairRow, "ratio_to_typical"),
+    *declared(PairRow, "time_us_p95 algbw_GBps ratio_to_typical"),
     Column("status", "status", should_vary=True),
     flag_column(),
 ]

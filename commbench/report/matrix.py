@@ -1,7 +1,9 @@
-"""Matrices of rank pairs as cells, and their slowest pairs."""
+"""Matrices of rank pairs as cells, and as tables."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,24 +17,70 @@ from commbench.analysis.stragglers.judging import Links, Straggler
 from commbench.collectives.operations import OPERATIONS
 from commbench.findings import Finding
 from commbench.report.collectives import pairs_table
+from commbench.report.columns import Cell, Table, plain_table
 from commbench.results import Run
 from commbench.results.pairs import Matrix
 from commbench.stats import Floats
-from commbench.units import format_time, three_digits
+from commbench.units import counted, format_time, three_digits
 
-#: The most pairs that a terminal shows.
+#: The most ranks in a full table; of more, only the slowest pairs are shown.
+SHOWN = 10
 MOST_PAIRS = 10
+_MARK = "*"
 #: Units of rates: in GB/s, the rates of short messages would have many zeros.
 _RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
+#: The most characters of a host name in a column heading: a table must also fit the width of a log.
+WIDTH, PADDING = 100, 3
 
 
 def render_matrices(run: Run) -> Iterator[RenderableType]:
-    """Yield the slowest pairs of each matrix of a run."""
+    """Yield every matrix of a run as a table of ranks, which are hosts where each host has one;
+    of many ranks the slowest pairs.
+    """
+    is_marked = False
     for matrix in run.matrices:
-        yield pairs_table(run, matrix, MOST_PAIRS)
+        if len(matrix.hosts) > SHOWN:
+            yield pairs_table(run, matrix, MOST_PAIRS)
+        else:
+            heat = heat_of(matrix, run)
+            is_marked = is_marked or bool(heat.slow)
+            yield _each_with_each(matrix, heat)
         if matrix.untimed:
             numbers = {"untimed": matrix.untimed, "pairs": matrix.untimed + len(matrix.source)}
             yield Text(str(Finding("pairs_untimed", numbers=numbers)), style="yellow")
+    if is_marked:
+        yield Text(f"\n{_MARK} slow because of a straggler named below", style="yellow")
+
+
+def _each_with_each(matrix: Matrix, heat: Heat) -> Table:
+    names = list(heat.hosts)
+    headings = names
+    if len(set(names)) < len(names):
+        headings = [f"rank {rank}" for rank in range(len(names))]
+        names = headings
+        if len(set(heat.hosts)) > 1:
+            names = [f"on {host}" for host in heat.hosts]
+    elif (len(names) + 1) * (max(map(len, names)) + PADDING) > WIDTH:
+        headings = [str(number) for number in range(1, len(names) + 1)]
+    slow: set[tuple[int, int]] = set()
+    for sources, targets in heat.slow:
+        slow.update(itertools.product(sources, targets))
+    lines: list[list[str | Cell]] = []
+    for source, heading in enumerate(headings):
+        name = names[source]
+        line: list[str | Cell] = [name if name == heading else f"{heading} {name}"]
+        for target, value in enumerate(heat.cells[source].tolist()):
+            if math.isnan(value):
+                line.append(Cell("-", tone="quiet"))
+            elif (source, target) in slow:
+                line.append(Cell(f"{three_digits(value)}{_MARK}", tone="bad"))
+            else:
+                line.append(three_digits(value))
+        lines.append(line)
+    quantity = "time in us" if heat.is_time else heat.unit
+    extent = counted(len(matrix.times_us), "launch")
+    title = f"{matrix.name}, matrix: {quantity} from row to column ({extent})"
+    return plain_table(["", *headings], lines, title=title, words=1)
 
 
 @dataclass(frozen=True, kw_only=True)
