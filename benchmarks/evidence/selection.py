@@ -339,15 +339,11 @@ def find_gpu() -> tuple[str, int]:
     Raises:
         InputError: there is none, or cupy cannot compile for it.
     """
-    try:
-        import torch
+    import torch
 
-        from commbench.hooks.compilers import cupy_wheel
-        from commbench.hooks.selectors import SLOW, fast_selection, prepare
-    except ImportError as error:
-        raise InputError(
-            "This needs PyTorch, which is not installed: pip install torch."
-        ) from error
+    from commbench.hooks.compilers import cupy_wheel
+    from commbench.hooks.selectors import SLOW, fast_selection, prepare
+
     if not torch.cuda.is_available():
         raise InputError("This times a GPU, and PyTorch finds none that CUDA can use.")
     device = torch.device("cuda", torch.cuda.current_device())
