@@ -402,13 +402,8 @@ def measure(options: argparse.Namespace) -> int:
     facts |= {"environment": own_environment(), "passed": passed, f"times_{trial.unit}": times}
     write_facts(out / "run.json", "selection", facts)
     pd.DataFrame(rows).to_csv(out / "selection.csv", index=False)
-    console = make_console()
-    console.print(build_table(rows))
-    if options.gpu:
-        console.print(f"A copy of {GPU_ELSEWHERE_MIB} MiB: {facts['large_copy_GBps']:.0f} GB/s.")
-        if 4 * n <= facts["l2_bytes"]:
-            console.print("An array fits in the L2: all rates are in part the cache's.")
-    console.print(f"{'PASS' if passed else 'FAIL'}. Results: {out}", soft_wrap=True)
+    text = f"{'PASS' if passed else 'FAIL'}. Results: {out}"
+    make_console().print(build_table(rows), text, sep="\n", soft_wrap=True)
     return int(not passed)
 
 
