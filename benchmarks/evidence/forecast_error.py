@@ -58,19 +58,12 @@ TRAINED = (
 STEPS = "train_bytes_4hosts_200mbit_xeon2core_20261128"
 
 
-def kept_pairs(*, with_sizes: bool = True) -> dict[str, list[HeldOut]]:
-    """Return all forecasts over what was measured, by what was predicted.
-
-    ``with_sizes``: whether message sizes are among it, which take longest.
-    """
+def kept_pairs() -> dict[str, list[HeldOut]]:
+    """Return the forecasts of other networks over what was measured, by what was predicted."""
     network = ForecastNetwork.fit([load_run(RESULTS / NETWORK)])
     ranks = [pair for curves in network.curves.values() for pair in hold_out(curves)]
     others = list(_other_links(network))
-    sizes = {}
-    if with_sizes:
-        sizes["message sizes"] = list(_sizes())
     return {
-        **sizes,
         "four hosts from two": ranks,
         "other hosts and links": others,
         "both of these": [*ranks, *others],
@@ -139,7 +132,8 @@ def _place(run: Run) -> Place:
 def main() -> None:
     """Print a line for each kind of forecast."""
     table = Table("forecast of", "forecasts", "median error", "largest", "a doubling")
-    for kind, pairs in kept_pairs().items():
+    all_pairs = {"message sizes": list(_sizes()), **kept_pairs()}
+    for kind, pairs in all_pairs.items():
         errors = [abs(pair.ratio - 1) for pair in pairs]
         shares = (statistics.median(errors), max(errors), error_per_doubling(pairs))
         table.add_row(kind, str(len(pairs)), *(f"{100 * share:.1f} %" for share in shares))

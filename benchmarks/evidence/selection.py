@@ -337,15 +337,11 @@ def find_gpu() -> tuple[str, int]:
     Raises:
         InputError: there is none, or cupy cannot compile for it.
     """
-    try:
-        import torch
+    import torch
 
-        from commbench.hooks.compilers import cupy_wheel
-        from commbench.hooks.selectors import SLOW, fast_selection, prepare
-    except ImportError as error:
-        raise InputError(
-            "This needs PyTorch, which is not installed: pip install torch."
-        ) from error
+    from commbench.hooks.compilers import cupy_wheel
+    from commbench.hooks.selectors import SLOW, fast_selection, prepare
+
     if not torch.cuda.is_available():
         raise InputError("This times a GPU, and PyTorch finds none that CUDA can use.")
     device = torch.device("cuda", torch.cuda.current_device())
@@ -404,13 +400,8 @@ def measure(options: argparse.Namespace) -> int:
     facts |= {"environment": own_environment(), "passed": passed, f"times_{trial.unit}": times}
     write_facts(out / "run.json", "selection", facts)
     pd.DataFrame(rows).to_csv(out / "selection.csv", index=False)
-    console = make_console()
-    console.print(build_table(rows))
-    if options.gpu:
-        console.print(f"A copy of {GPU_ELSEWHERE_MIB} MiB: {facts['large_copy_GBps']:.0f} GB/s.")
-        if 4 * n <= facts["l2_bytes"]:
-            console.print("An array fits in the L2: all rates are in part the cache's.")
-    console.print(f"{'PASS' if passed else 'FAIL'}. Results: {out}", soft_wrap=True)
+    text = f"{'PASS' if passed else 'FAIL'}. Results: {out}"
+    make_console().print(build_table(rows), text, sep="\n", soft_wrap=True)
     return int(not passed)
 
 

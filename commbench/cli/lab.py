@@ -68,14 +68,6 @@ class LabShape:
         about="Rate of each rack's uplink, both ways; by default the rate of a host.",
     )
 
-    def plan(self) -> LabPlan:
-        """Return the plan.
-
-        Raises:
-            InputError: a number or a rate is out of range.
-        """
-        return LabPlan.parse(**vars(self))
-
 
 Name = Annotated[str, opt("--name", "Name of the lab; several can run at once.", "NAME")]
 
@@ -98,7 +90,7 @@ def run(
 
     The exit code is the command's.
     """
-    return run_in_lab(shape.plan(), command, name)
+    return run_in_lab(LabPlan.parse(**vars(shape)), command, name)
 
 
 @app.command(epilog=NOT_EMULATED)
@@ -111,7 +103,7 @@ def up(
     """Start an emulated cluster that stays until `commbench lab down`, even after this terminal
     closes.
     """
-    plan = shape.plan()
+    plan = LabPlan.parse(**vars(shape))
     lab = start_lab(plan, name)
     console = make_console()
     _print(lab, console)

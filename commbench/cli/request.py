@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -323,8 +322,8 @@ def default_out(name: str) -> Path:
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     stem = f"{stamp}-{name}-{socket.gethostname().split('.')[0]}"
     path = Path("results") / stem
-    for number in itertools.count(2):
-        if not path.exists():
-            break
+    number = 2
+    while path.exists():
         path = Path("results") / f"{stem}-{number}"
+        number += 1
     return path

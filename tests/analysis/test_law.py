@@ -183,7 +183,7 @@ def test_the_errors_over_the_kept_runs(load_benchmark):
     """State the errors that benchmarks/evidence/forecast_error.py finds, rounded up to a
     percent.
     """
-    pairs = load_benchmark("forecast_error").kept_pairs(with_sizes=False)
+    pairs = load_benchmark("forecast_error").kept_pairs()
     collectives, steps = (error_per_doubling(pairs[kind]) for kind in list(pairs)[-2:])
     assert KEPT_ERROR == math.ceil(100 * collectives) / 100
     assert KEPT_STEP_ERROR == math.ceil(100 * steps) / 100

@@ -10,7 +10,8 @@ from functools import partial
 from operator import attrgetter
 
 from commbench.engine.records import Record
-from commbench.errors import InputError, check_choice
+from commbench.errors import InputError, find_entry
+from commbench.fields import join_names
 from commbench.interop.imports import imb, nccl_json, nccl_tests, osu, param
 from commbench.interop.imports.blocks import read_blocks
 from commbench.interop.imports.reading import ImportOptions, Reading
@@ -62,15 +63,14 @@ def find_tool(text: str, name: str, tool_name: str | None = None) -> Tool:
         InputError: there is no such tool, or no tool recognises the text.
     """
     if tool_name is not None:
-        check_choice("tool", tool_name, TOOLS)
-        return TOOLS[tool_name]
+        return find_entry("tool", tool_name, TOOLS)
     for tool in TOOLS.values():
         if tool.recognises(text):
             return tool
-    titles = list(dict.fromkeys(tool.title for tool in TOOLS.values()))
+    titles = join_names(dict.fromkeys(tool.title for tool in TOOLS.values()))
     raise InputError(
-        f"{name} has no table with a heading of {', '.join(titles[:-1])} or {titles[-1]}; give"
-        " their output from its first line, see docs/exchange.md."
+        f"{name} has no table of {titles}; give the output of one of them from its first line, see"
+        " docs/exchange.md."
     )
 
 

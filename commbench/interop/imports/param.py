@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.errors import InputError
@@ -36,11 +38,12 @@ def read_block(block: Block, reading: Reading) -> None:
         InputError: the number of ranks is neither stated nor given by -n.
     """
     columns = block.columns
-    if "QUANT" in columns[0]:
-        raise LeftOutError("times of quantised communication cannot be imported")
     for column in columns:
-        if "nElementsPair" in column or column.startswith(("TotalLatency", "CompLatency")):
-            raise LeftOutError("times beside computing or another collective cannot be imported")
+        if re.search("QUANT|nElementsPair|^TotalLatency|^CompLatency", column):
+            raise LeftOutError(
+                "times of quantised communication, or beside computing or another collective,"
+                " cannot be imported"
+            )
     if "Max" not in columns:
         raise LeftOutError("PARAM's heading has no column for the slowest rank's time")
     stated = block.fact("ranks")
