@@ -63,7 +63,7 @@ FLAGS: Mapping[str, Flag] = {
         Flag(
             "few_launches",
             "f",
-            "fewer than 6 launches: the interval is wide and assumes log-normal launches",
+            "fewer than 6 launches, so the interval is wide and assumes log-normal launches",
             remedy="add launches, 6 at least",
             severity="medium",
             priority=9,
