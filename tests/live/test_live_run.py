@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ OWN_BLOCK = make_blocks(OWN, [100.0])
 #: Begins a launch in the directory of the first argument, writes, and ends as the second says.
 SCRIPT = """
 import os, signal, sys, time
+from multiprocessing.synchronize import Event
 from pathlib import Path
 sys.path[:0] = {paths!r}
 from live_builders import open_run
@@ -177,13 +179,22 @@ def test_a_launch_that_was_killed_is_ended_by_the_next(killed, tmp_path):
     assert "complete" == run.info["status"]
 
 
+def linger(begun: Event) -> None:
+    """Say that this process has begun, and outlive the test."""
+    begun.set()
+    time.sleep(60)
+
+
 def test_a_forked_process_does_not_hold_the_directory(tmp_path):
     """Complete the results while a data loader of the training still runs."""
     out = tmp_path / "mine"
     run = open_run(out)
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    fork = multiprocessing.get_context("fork")
+    begun = fork.Event()
+    child = fork.Process(target=linger, args=(begun,))
     child.start()
     try:
+        assert begun.wait(60)
         end(run, "nothing")
         make_live_run(out)
     finally:
