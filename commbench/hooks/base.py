@@ -275,7 +275,7 @@ class Hook(HookSpec):
             )
 
     def close(self) -> None:
-        """End the use of the hook; its thread, if it has one, ends at exit."""
+        """End the hook's thread, if it has one; it ends at exit in any case."""
 
     @property
     def world_size(self) -> int:

@@ -43,6 +43,8 @@ class Int8(catalogue.Int8, OrderedHook):
     With feedback, rounding errors of gradients and, on the shard's owner, of sums are kept.
     """
 
+    opens = True
+
     def prepare(self, device: torch.device) -> None:
         """Compile the quantisation, see `quantisers.prepare`."""
         quantisers.prepare(device)

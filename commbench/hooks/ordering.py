@@ -24,9 +24,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -108,9 +108,26 @@ class CommThread:
 
     def submit(self, job: Job) -> Future:
         """Queue a job; return the future of its result or error."""
+        if not self._thread.is_alive():
+            raise InputError(
+                "A communication thread was used after its close(): close hooks when training is"
+                " over."
+            )
         future = Future()
         self._jobs.put((job, future))
         return future
+
+    def close(self) -> bool:
+        """Finish the queued jobs and end the thread.
+
+        Return False if it is still busy after `LEAVE_S`.
+        """
+        self._jobs.put(None)
+        self._thread.join(LEAVE_S)
+        ended = not self._thread.is_alive()
+        if ended:
+            atexit.unregister(self._leave)
+        return ended
 
     def _work(self) -> None:
         with torch.no_grad():
@@ -146,12 +163,10 @@ class CommThread:
         future.set_exception(error)
 
     def _leave(self) -> None:
-        """Finish the queued jobs at exit, or end the process if a collective hangs: Python aborts
-        if it ends before the thread.
+        """End the thread at exit, or the process if a collective hangs: Python aborts if it ends
+        before the thread.
         """
-        self._jobs.put(None)
-        self._thread.join(LEAVE_S)
-        if self._thread.is_alive():
+        if not self.close():
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(STUCK)
@@ -159,30 +174,61 @@ class CommThread:
 
 @dataclass
 class _Lane:
-    """The thread and process groups that the hooks on one process group share.
-
-    Both groups have the same ranks as that one. They are kept, because torch cannot create such a
-    group twice.
-    """
+    """The thread and process group that the hooks on one process group share."""
 
     group: ProcessGroup
-    """For the collectives of jobs."""
-    opening_group: ProcessGroup
-    """For collectives that are issued before their job's turn."""
-    thread: CommThread = field(default_factory=CommThread)
+    """A group of the same ranks for this thread; kept when the thread ends: torch cannot create
+    such a group twice."""
+    opening_group: ProcessGroup | None = None
+    """A group of the same ranks for collectives that are issued before their job's turn; None
+    until a hook needs it."""
+    thread: CommThread | None = None
+    users: int = 0
 
 
 _lanes: weakref.WeakKeyDictionary[Any, _Lane] = weakref.WeakKeyDictionary()
 
 
-def _lane_of(group: ProcessGroup) -> _Lane:
-    """Return what all hooks on a process group share.
+def borrow(group: ProcessGroup) -> tuple[CommThread, ProcessGroup]:
+    """Return the thread and the group for dependent collectives of ``group``'s ranks.
 
-    Collective: the first call makes the groups.
+    All hooks share them.
+
+    Collective: the first call makes the group.
     """
     if group not in _lanes:
-        _lanes[group] = _Lane(group=_new_gloo_group(group), opening_group=_new_gloo_group(group))
-    return _lanes[group]
+        _lanes[group] = _Lane(group=_new_gloo_group(group))
+    lane = _lanes[group]
+    lane.thread = lane.thread or CommThread()
+    lane.users += 1
+    return lane.thread, lane.group
+
+
+def opening_group(group: ProcessGroup) -> ProcessGroup:
+    """Return the group of ``group``'s ranks for collectives that are issued before their job's
+    turn.
+
+    Collective: the first call makes the group. The thread was borrowed before.
+    """
+    lane = _lanes[group]
+    lane.opening_group = lane.opening_group or _new_gloo_group(group)
+    return lane.opening_group
+
+
+def give_back(group: ProcessGroup) -> None:
+    """End the thread of a group with its last user.
+
+    Raise LaunchError if a collective does not end.
+    """
+    lane = _lanes[group]
+    lane.users -= 1
+    if lane.users or lane.thread is None:
+        return
+    thread, lane.thread = lane.thread, None
+    if not thread.close():
+        raise LaunchError(
+            f"A hook is still in a collective after {LEAVE_S:g} s: has another rank ended?"
+        )
 
 
 def _new_gloo_group(group: ProcessGroup) -> ProcessGroup:
@@ -226,7 +272,9 @@ class OrderedHook(FeedbackHook):
     _private: ProcessGroup = None
     """The process group of the jobs' collectives; None before `register` and after `close`."""
     _opening: ProcessGroup = None
-    """The process group of openings, see `submit_opened`; None on a GPU."""
+    """The process group of openings, see `submit_opened`; None if the hook has none."""
+    opens: ClassVar[bool] = False
+    """Whether the hook's jobs have an opening."""
 
     def attach(
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
@@ -249,15 +297,14 @@ class OrderedHook(FeedbackHook):
             )
 
     def join_group(self) -> None:
-        """See `Hook.join_group`; over Gloo the ranks create process groups."""
+        """See `Hook.join_group`; over Gloo the ranks create a process group."""
         if not self.runs_in_order:
             return
         if self._device.type == "cuda":
             self._lane, self._private = CommStream(self._device), self._group
         else:
-            lane = _lane_of(self._group)
-            self._lane, self._private = lane.thread, lane.group
-            self._opening = lane.opening_group
+            self._lane, self._private = borrow(self._group)
+            self._opening = opening_group(self._group) if self.opens else None
 
     def submit(self, job: Callable[[], Tensor | Ending]) -> Future:
         """Queue a job that may issue blocking collectives on ``self._private``.
@@ -290,5 +337,12 @@ class OrderedHook(FeedbackHook):
         return self.submit(lambda: job(work.wait))
 
     def close(self) -> None:
-        """See `Hook.close`."""
+        """Release the thread, which ends with its last user.
+
+        Raise LaunchError if a collective does not end.
+        """
+        if self._private is None:
+            return
         self._private = None
+        if isinstance(self._lane, CommThread):
+            give_back(self._group)

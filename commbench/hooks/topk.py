@@ -39,6 +39,8 @@ class TopK(catalogue.TopK, OrderedHook):
     With ``exchange=aligned``, all ranks send the same chunks.
     """
 
+    opens = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.momentum:

@@ -220,6 +220,9 @@ def test_jobs_run_in_order_on_one_thread():
     assert list(range(50)) == [future.wait() for future in futures]
     assert list(range(50)) == [number for number, _ in executed]
     assert 1 == len({ident for _, ident in executed} - {threading.get_ident()})
+    assert thread.close()
+    with pytest.raises(InputError, match="after its close"):
+        thread.submit(print)
 
 
 def test_a_failed_job_fails_those_after_it():
@@ -231,6 +234,7 @@ def test_a_failed_job_fails_those_after_it():
         failed.wait()
     with pytest.raises(LaunchError, match="list index out of range"):
         later.wait()
+    assert thread.close()
     assert [] == executed
 
 

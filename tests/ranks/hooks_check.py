@@ -411,16 +411,18 @@ def two_models() -> dict[str, Any]:
             take_step(model, step)
         for work in pending:
             work.wait()
-    results = {"shared": hooks[0]._lane is hooks[1]._lane}
+    results = {"shared": hooks[0]._lane is hooks[1]._lane, "alive": []}
     try:
         for hook, model in zip(hooks, models, strict=True):
             hook.close()
             hook.close()
+            results["alive"].append(hook._lane._thread.is_alive())
             take_step(model, 9)
     except InputError as error:
         results["refusal"] = str(error)
     take_step(models[1], 9)
     hooks[1].close()
+    results["alive"].append(hooks[1]._lane._thread.is_alive())
     third = PowerSGD(start=0).register(model := make_ddp())
     take_step(model, 9)
     third.close()
