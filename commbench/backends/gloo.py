@@ -110,6 +110,11 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
         """See `TorchCommunicator.tensor_of`."""
         return as_tensor(buffer.memory, buffer.dtype)
 
+    def close(self) -> None:
+        """Destroy the groups."""
+        super().close()
+        dist.destroy_process_group(self._group)
+
     def begin(self, request: Request) -> list[Call]:
         """Prepare a collective's start, and its wait."""
         start = self.start(request)

@@ -171,6 +171,13 @@ class MpiCommunicator(HostCommunicator):
     def _persistent(self) -> PersistentMpiCommunicator:
         return PersistentMpiCommunicator(self._control, self._comm.Dup, self._hosts)
 
+    def close(self) -> None:
+        """Free the communicator, its persistent duplicate and those of its groups."""
+        super().close()
+        if "_persistent" in vars(self):
+            self._persistent.close()
+        self._comm.Free()
+
     def result_offset(self, operation: Operation, shape: Shape) -> int:
         """Return 0 for reduce_scatter: in place, MPI leaves its result at the start of the
         buffer.

@@ -42,6 +42,7 @@ class DeviceMpiCommunicator(CupyMemory):
         self._control = control
         self._carrier = carrier
         self.rank, self.size = carrier.rank, carrier.size
+        self._is_whole = parent is None
         if parent is None:
             self.use_assigned_gpu(control)
         else:
@@ -81,6 +82,13 @@ class DeviceMpiCommunicator(CupyMemory):
     def _split(self, groups: Sequence[Group]) -> DeviceMpiCommunicator | None:
         part = self._carrier.split(groups)
         return type(self)(self._control, part, self) if isinstance(part, MpiCommunicator) else None
+
+    def close(self) -> None:
+        """Free the communicator; the carrier frees its own parts."""
+        super().close()
+        self.complete()
+        if self._is_whole:
+            self._carrier.close()
 
     def poison(self, buffer: DeviceBuffer) -> None:
         """See `Communicator.poison`; wait, because MPI does not synchronise with the stream."""
