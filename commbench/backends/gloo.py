@@ -15,7 +15,7 @@ from commbench.backends.torch_calls import (
     as_tensor,
     torch_version,
 )
-from commbench.backends.torch_control import TIMEOUT, join_world, unpinned
+from commbench.backends.torch_control import TIMEOUT, join_world, leave_world, unpinned
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Buffer, Request
 from commbench.engine.communicator import HostCommunicator
@@ -111,9 +111,11 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
         return as_tensor(buffer.memory, buffer.dtype)
 
     def close(self) -> None:
-        """Destroy the groups."""
+        """Destroy the groups, except a default group that is the control plane's."""
         super().close()
         dist.destroy_process_group(self._group)
+        if self.size == self._control.size:
+            leave_world(self._control)
 
     def begin(self, request: Request) -> list[Call]:
         """Prepare a collective's start, and its wait."""

@@ -27,6 +27,8 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
 #: An address that is reserved for documentation (RFC 5737): no host has it.
 _UNREACHABLE_ADDRESS = ("192.0.2.1", 9)
+#: The control plane of each communicator that uses the default group.
+_world_members: list[Control] = []
 
 
 @contextmanager
@@ -52,11 +54,10 @@ def unpinned() -> Iterator[None]:
 def join_world(control: Control) -> None:
     """Create torch's default process group over Gloo among the ranks of ``control``; collective.
 
-    It stays until the process ends.
-
     Raises:
         InputError: other hosts cannot reach this host.
     """
+    _world_members.append(control)
     if dist.is_initialized():
         return
     torch.set_num_threads(1)
@@ -73,6 +74,13 @@ def join_world(control: Control) -> None:
         dist.init_process_group(
             "gloo", store=store, rank=control.rank, world_size=control.size, timeout=TIMEOUT
         )
+
+
+def leave_world(control: Control) -> None:
+    """Destroy the default group when its last user leaves, unless it is the control plane's own."""
+    _world_members.remove(control)
+    if not _world_members and not isinstance(control, TorchControl):
+        dist.destroy_process_group()
 
 
 def choose_interface(*, one_host: bool) -> None:

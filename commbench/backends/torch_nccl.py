@@ -27,7 +27,7 @@ from commbench.backends.torch_calls import (
     pci_address,
     torch_version,
 )
-from commbench.backends.torch_control import TIMEOUT, join_world
+from commbench.backends.torch_control import TIMEOUT, join_world, leave_world
 from commbench.collectives.algorithms import Choice
 from commbench.collectives.cases import REGISTERED
 from commbench.collectives.datatypes import Content, DataType
@@ -71,6 +71,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
     ) -> None:
         super().__init__(control, members, choice)
         self._pool: Any = None
+        self._is_whole = parent is None
         if parent is None:
             join_world(control)
             self._torch_device = self.take_device()
@@ -185,11 +186,13 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         return dist.new_group(ranks, TIMEOUT, self.carrier, options)
 
     def close(self) -> None:
-        """Destroy the groups, and remove the log."""
+        """Destroy the groups, except a default group that is the control plane's."""
         super().close()
         self._release()
         dist.destroy_process_group(self._group)
-        LOG.remove()
+        if self._is_whole:
+            LOG.remove()
+            leave_world(self._control)
 
     # Buffers
 
