@@ -59,7 +59,7 @@ def name_of(command: Sequence[str]) -> str:
     """
     if not command:
         raise InputError(
-            "No command stands behind --: write that of the training, as in -- torchrun train.py."
+            "No command stands behind --; write your training's, e.g. -- torchrun train.py."
         )
     for option, word in zip(["", *command], command, strict=False):
         if option in {"-m", "--module"} and not word.startswith((*STARTERS, "-")):
