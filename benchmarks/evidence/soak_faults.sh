@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A soak of 20 minutes on four emulated hosts, with two faults: the link of host3 is cut for a minute, and rank 1 is
+# A soak of 12 minutes on four emulated hosts, with two faults: the link of host3 is cut for half a minute, and rank 1 is
 # stopped for ten seconds. As root:
 #   bash benchmarks/evidence/soak_faults.sh --out DIRECTORY
 set -euo pipefail
 
 commbench lab run --name faults --hosts 4 --rate 200mbit -- \
-    commbench run -c all_reduce --sizes 64K --backend gloo --soak 20min "$@" &
+    commbench run -c all_reduce --sizes 64K --backend gloo --soak 12min "$@" &
 
 # Send a signal to rank 1 and what it has started.
 signal_rank() {
@@ -14,11 +14,11 @@ signal_rank() {
     done
 }
 
-sleep 300
+sleep 240
 commbench lab link --name faults host3 down
-sleep 60
+sleep 30
 commbench lab link --name faults host3 up
-sleep 360
+sleep 210
 signal_rank STOP
 sleep 10
 signal_rank CONT
