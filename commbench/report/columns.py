@@ -403,15 +403,12 @@ ENERGY_OF: Column[Any] = Column(
 def _grid(columns: Sequence[Column[Any]], lines: Sequence[Sequence[Cell]]) -> RichTable:
     """Return cells for `rich.console.Console.print`, without the flags that all lines have."""
     grid = RichTable(pad_edge=False, show_edge=False, box=box.SIMPLE_HEAD, collapse_padding=True)
-    headings = [f"{column.heading}\n{column.unit}".strip() for column in columns]
-    height = max((heading.count("\n") for heading in headings), default=0)
-    for column, heading in zip(columns, headings, strict=True):
-        lower = "\n" * (height - heading.count("\n"))
+    for column in columns:
         overflow: Literal["fold", "ellipsis"] = "ellipsis"  # the beginning of a number is no number
         if column.can_wrap:
             overflow = "fold"
         grid.add_column(
-            Text(lower + heading),
+            Text(f"{column.heading}\n{column.unit}".strip()),
             justify="right" if column.is_number else "left",
             no_wrap=not column.can_wrap,
             overflow=overflow,
