@@ -71,14 +71,6 @@ class RunRequest:
             raise InputError(
                 "There is nothing to measure; name at least one operation, size and backend."
             )
-        if self.ranks < 1:
-            raise InputError(f"{self.ranks} ranks were asked for; give at least 1.")
-        for name, value in (
-            ("case timeout", self.case_timeout_s),
-            ("time limit", self.time_limit_s),
-        ):
-            if value is not None and not value > 0:
-                raise InputError(f"The {name} is {value:g} s; give more than 0.")
 
     def by_env(self, launch: int) -> list[RunRequest]:
         """Return the request once for each environment, with the cases under it, in the order of
