@@ -30,7 +30,6 @@ from commbench.report.page import conditions
 from commbench.report.page.conclusion import find_conclusion, snippet_codes
 from commbench.report.page.parts import Page, Section, named
 from commbench.report.soak import soak_tables
-from commbench.report.state import explain_time
 from commbench.report.topology import topology_remarks
 from commbench.report.training import training_tables, tuning_cost, watched_tables
 from commbench.results import Run
@@ -129,7 +128,7 @@ def make_page(
         findings=find_conclusion(runs),
         facts=conditions.find_facts(runs[0]) if len(runs) == 1 else {},
         sections=visible,
-        time=explain_time(runs),
+        time=collectives.explain_time(runs),
     )
 
 
