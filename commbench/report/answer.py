@@ -35,7 +35,7 @@ from commbench.report.findings import (
     machine_states,
     setting,
 )
-from commbench.report.formats import launches_of, microseconds, with_interval
+from commbench.report.formats import launches_of, microseconds, ranks_on_hosts, with_interval
 from commbench.results import Run
 from commbench.results.recommendation import (
     Recommendation,
@@ -46,7 +46,7 @@ from commbench.results.recommendation import (
 from commbench.results.tables import rows_by
 from commbench.results.verdict import verdict_lines
 from commbench.stats import median
-from commbench.units import counted, format_size, three_digits
+from commbench.units import format_size, three_digits
 
 #: The most settings of a sweep that the first answer shows.
 MOST_SETTINGS = 5
@@ -74,11 +74,10 @@ def answer_times(run: Run, width: int) -> Iterator[RenderableType]:
     if not rows:
         return
     types = ", ".join(sorted({row.dtype for row in rows if row.dtype}))
-    ranks = counted(rows[0].world_size or 0, "rank")
-    hosts = counted(rows[0].nodes or 1, "host")
+    ranks = ranks_on_hosts(rows[0].world_size, rows[0].nodes)
     launches = launches_of(row.launches for row in rows)
     how = f"{types}, slowest rank, median over {launches}"
-    yield Text(f"\nTime of one operation on {ranks} on {hosts} ({how})", style="bold")
+    yield Text(f"\nTime of one operation on {ranks} ({how})", style="bold")
     beside: list[Series] = []
     by_operation = rows_by(rows, attrgetter("operation"))
     for operation in sorted(by_operation, key=list(OPERATIONS).index):

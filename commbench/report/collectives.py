@@ -31,13 +31,13 @@ from commbench.report.columns import (
     outcome,
     tabulate,
 )
-from commbench.report.formats import launches_of, with_interval
+from commbench.report.formats import launches_of, ranks_on_hosts, with_interval
 from commbench.results import PAIRS, SUMMARY, Run, files
 from commbench.results.info import host_by_rank
 from commbench.results.pairs import Matrix, PairRow, pair_table
 from commbench.results.summary import order_of_row
 from commbench.results.tables import rows_by, rows_of
-from commbench.units import counted, format_size
+from commbench.units import format_size
 from commbench.words import Estimate, phrase
 
 #: Fields that split the rows of one backend, in order, until each is alone at its size.
@@ -152,13 +152,9 @@ def title_of(rows: Sequence[Row]) -> str:
             words.append(spoken(name, values.pop()))
     if first.pattern != "flat":
         words.append(first.pattern)
-    parts = []
-    if first.world_size:
-        parts.append(counted(first.world_size, "rank"))
-        if first.nodes:
-            parts[0] += f" on {counted(first.nodes, 'host')}"
-    parts.append(launches_of(row.launches for row in rows))
-    where = ", ".join(filter(None, parts))
+    ranks = ranks_on_hosts(first.world_size, first.nodes)
+    launches = launches_of(row.launches for row in rows)
+    where = ", ".join(filter(None, (ranks, launches)))
     title = ", ".join(words)
     return f"{title} ({where})" if where else title
 

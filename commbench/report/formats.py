@@ -80,6 +80,16 @@ def launches_of(counts: Iterable[int | None]) -> str:
     return most if len(distinct) == 1 else f"{distinct[0]} to {most}"
 
 
+def ranks_on_hosts(ranks: int | None, hosts: int | None) -> str:
+    """Return ``4 ranks on 2 hosts`` as far as it is known; empty without ranks."""
+    if not ranks:
+        return ""
+    text = counted(ranks, "rank")
+    if hosts:
+        text = f"{text} on {counted(hosts, 'host')}"
+    return text
+
+
 def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
     """Return ``a, b and c``, or for many names ``a, b, c, d and 3 more``."""
     distinct = list(dict.fromkeys(names))

@@ -30,13 +30,13 @@ from commbench.report.columns import (
     number,
     outcome,
 )
-from commbench.report.formats import launches_of, microseconds
+from commbench.report.formats import launches_of, microseconds, ranks_on_hosts
 from commbench.results import DDP, Run
 from commbench.results.info import is_live, is_watched
 from commbench.results.recommendation import Recommendation
 from commbench.results.tables import rows_by
 from commbench.results.verdict import paste_lines, recommendation_findings
-from commbench.units import counted, three_digits
+from commbench.units import three_digits
 
 
 def training_tables(runs: Sequence[Run]) -> Iterator[Table]:
@@ -151,9 +151,7 @@ _COLUMNS: Sequence[Column[TrainingRow]] = (
 def training_title(rows: Sequence[TrainingRow]) -> str:
     """Return the title of rows that were trained together: workload, hosts, ranks and launches."""
     first = rows[0]
-    ranks = counted(first.world_size or 0, "rank")
-    if first.nodes:
-        ranks = f"{ranks} on {counted(first.nodes, 'host')}"
+    ranks = ranks_on_hosts(first.world_size, first.nodes)
     parts = [first.backend, ranks, f"batch {first.batch_per_rank} a rank", first.env]
     dense = [row.dense_MB_per_step for row in rows if row.dense_MB_per_step]
     if dense:

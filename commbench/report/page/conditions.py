@@ -23,7 +23,7 @@ from commbench.report.columns import (
     make_tables,
     plain_table,
 )
-from commbench.report.formats import digits, listed, percent
+from commbench.report.formats import digits, listed, percent, ranks_on_hosts
 from commbench.report.page.parts import Code
 from commbench.results import Run
 from commbench.results.info import Launch, RunInfo, is_live, is_watched
@@ -40,13 +40,8 @@ MOST_SUBJECTS = 6
 
 def subtitle(run: Run) -> str:
     """Return where and when a run was measured, and its status."""
-    parts = []
-    ranks, hosts = run.info.get("world_size"), run.info.get("nodes")
-    if ranks:
-        parts.append(counted(ranks, "rank"))
-        if hosts:
-            parts = [f"{parts[0]} on {counted(hosts, 'host')}"]
-    parts += [_when(run), str(run.info.get("status", ""))]
+    ranks = ranks_on_hosts(run.info.get("world_size"), run.info.get("nodes"))
+    parts = (ranks, _when(run), str(run.info.get("status", "")))
     return " · ".join(filter(None, parts))
 
 
