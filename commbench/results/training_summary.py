@@ -43,14 +43,13 @@ from commbench.results.trained import (
     block_medians_ms,
     equal_losses,
     groups_of,
-    median,
     median_known,
     paired_sample_ms,
     speedup_of,
     time_to_target_s,
     trained,
 )
-from commbench.stats import MARGIN
+from commbench.stats import MARGIN, median
 
 MB = 1e6
 #: Share by which sent bytes may differ from theory, and bytes of headers that each bucket may add.

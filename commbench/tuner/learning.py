@@ -25,9 +25,9 @@ from commbench.results.trained import (
     Trained,
     common_launches,
     falls,
-    median,
     paired_losses,
 )
+from commbench.stats import median
 
 
 def withheld(case: TrainingCase, baseline: TrainingCase, info: RunInfo) -> Withheld:

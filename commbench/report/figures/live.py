@@ -18,7 +18,8 @@ from commbench.results import Run
 from commbench.results.info import is_live, is_watched
 from commbench.results.summary import latest
 from commbench.results.tables import rows_by
-from commbench.results.trained import block_medians_ms, median
+from commbench.results.trained import block_medians_ms
+from commbench.stats import median
 from commbench.words import Estimate
 
 _READING = (
