@@ -29,6 +29,7 @@ from commbench.analysis.stragglers.judging import (
     Straggler,
     factor_of,
     judged_family,
+    rank_names,
 )
 from commbench.findings import Finding
 from commbench.results.pairs import Matrix
@@ -113,9 +114,7 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
     """
     names, host = numbered_hosts(matrix.hosts)
     hosts = {name: np.flatnonzero(host == number).tolist() for number, name in enumerate(names)}
-    ranks = {f"rank {rank}": [rank] for rank in range(len(host))}
-    if len(names) > 1:
-        ranks = {f"rank {rank} on {name}": [rank] for rank, name in enumerate(matrix.hosts)}
+    ranks = {name: [rank] for rank, name in enumerate(rank_names(matrix.hosts))}
     links = _log_links(matrix)
     between, within = links[matrix.is_inter], links[~matrix.is_inter]
     between_hosts = _gathered(between, host)
