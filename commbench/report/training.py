@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from commbench.analysis.watched import Part, RankTime, parts_of, rank_times
 from commbench.ddp.plan.cases import (
     TrainingCase,
@@ -33,9 +30,7 @@ from commbench.report.columns import (
 from commbench.report.formats import launches_of, microseconds, ranks_on_hosts
 from commbench.results import DDP, Run
 from commbench.results.info import is_live, is_watched
-from commbench.results.recommendation import Recommendation
 from commbench.results.tables import rows_by
-from commbench.results.verdict import paste_lines, recommendation_findings
 from commbench.units import three_digits
 
 
@@ -89,14 +84,6 @@ def own_setting(run: Run) -> Iterator[Finding]:
     if is_live(run.info) and not is_watched(run.info):
         baseline = TrainingCase.from_key(run.info["baseline"])
         yield Finding("own_setting", setting_name(baseline))
-
-
-def render_recommendation(recommendation: Recommendation) -> Iterator[RenderableType]:
-    """Yield the recommendation, a sentence a line, and the lines to paste."""
-    yield Text()
-    for finding in recommendation_findings(recommendation):
-        yield from map(Text, map(str, [finding, *finding.details]))
-    yield from map(Text, paste_lines(recommendation))
 
 
 # ---------------------------------------------------------------------------------------- the table
