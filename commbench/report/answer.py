@@ -95,7 +95,7 @@ def answer_times(run: Run, width: int) -> Iterator[RenderableType]:
                 beside = []
             beside.append(series)
     yield _table(beside)
-    yield Text(as_text(_precision(rows)))
+    yield as_text(_precision(rows))
 
 
 def _table(columns: Sequence[Series]) -> Table:

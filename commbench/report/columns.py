@@ -190,7 +190,7 @@ class Table:
         if left_out:
             numbers = {"columns": ", ".join(left_out), "file": self.file}
             yield Text(str(Finding("columns_hidden", numbers=numbers)), style="dim")
-        yield from map(Text, self.notes)
+        yield from self.notes
 
 
 def tabulate(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from commbench.fields import join_names
 from commbench.findings import Finding
@@ -32,13 +31,13 @@ def render_topology(
         _count(topology["cores"], "core"),
         _count(topology["threads"], "thread"),
     ]
-    yield Text(f"{host}: {', '.join(counts)}")
+    yield f"{host}: {', '.join(counts)}"
     caches = []
     for cache in topology["caches"]:
         size = format_size(cache["size_bytes"])
         caches.append(f"{cache['count']} x L{cache['level']} {cache['type']} {size}")
     if caches:
-        yield Text(f"caches: {', '.join(caches)}")
+        yield f"caches: {', '.join(caches)}"
     interfaces = []
     for port in topology["network"]:
         speed = _speed(port["speed_Mbps"])
@@ -59,7 +58,7 @@ def render_topology(
     ]
     yield from (table for table in tables if table.lines)
     for remark in topology_remarks(topology, cpus):
-        yield Text(f"- {remark}")
+        yield f"- {remark}"
 
 
 def topology_remarks(topology: Topology, cpus: Sequence[int] = ()) -> Iterator[Finding]:
