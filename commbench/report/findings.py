@@ -38,8 +38,6 @@ from commbench.stats.budgets import BUDGETS
 from commbench.units import counted
 from commbench.words import SENTENCES, Estimate
 
-#: Bits per second of 1 GB/s.
-_GIGABYTE_BPS = 8e9
 _backend = attrgetter("backend")
 
 # ------------------------------------------------------------------------------- state and settings
@@ -159,10 +157,10 @@ def bandwidths(run: Run) -> Iterator[Finding]:
         }
         code = "bandwidth"
         limit = limit_of(best, run.info)
-        if limit is not None and limit.bound_bps:
+        if limit is not None:
             code = "bandwidth_of_link"
-            numbers["share"] = (best.busbw_GBps or 0.0) * _GIGABYTE_BPS / limit.bound_bps
-            numbers["link"] = str(limit)
+            bound_GBps, numbers["link"] = limit
+            numbers["share"] = (best.busbw_GBps or 0.0) / bound_GBps
         # a maximum over many rows is partly chance
         chosen = Finding("bandwidth_best", operation, {"count": len(comparable)})
         details = (chosen, *_briefs(best))

@@ -105,9 +105,9 @@ def _panel(quantity: str, measured: Sequence[_Measured]) -> Panel:
             elif value is not None:
                 points[size] = value
         series.append(Series(name=name, points=points, failed=failed))
-        link = limit_of(members[0].rows[0], members[0].run.info)
-        if quantity == _RATE and link is not None and link.bound_bps:
-            limits.append(Limit(link.bound_bps / 8e9, str(link)))
+        limit = limit_of(members[0].rows[0], members[0].run.info)
+        if quantity == _RATE and limit is not None:
+            limits.append(Limit(*limit))
     return Panel(
         series=series,
         quantity=quantity,
