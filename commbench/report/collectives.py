@@ -29,6 +29,7 @@ from commbench.report.columns import (
     make_tables,
     number,
     outcome,
+    prefixes,
     tabulate,
 )
 from commbench.report.formats import launches_of, ranks_on_hosts, with_interval
@@ -272,12 +273,10 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
 
 def pair_tables(runs: Sequence[Run]) -> Iterator[Table]:
     """Tabulate the pairs of each matrix."""
-    for run in runs:
+    for run, prefix in prefixes(runs):
         for matrix in run.matrices:
             table = pairs_table(run, matrix)
-            if len(runs) > 1:
-                table = replace(table, title=f"{table.title} of {run.name}")
-            yield table
+            yield replace(table, title=f"{prefix}{table.title}")
 
 
 def pairs_table(run: Run, matrix: Matrix, most: int = MOST_LINES) -> Table:

@@ -242,6 +242,13 @@ def plain_table(
     return tabulate(lines, columns, title=title, notes=notes)
 
 
+def prefixes(runs: Sequence[Run]) -> list[tuple[Run, str]]:
+    """Return each run with the prefix of its titles: empty for a single run."""
+    if len(runs) == 1:
+        return [(runs[0], "")]
+    return [(run, f"{run.name}: ") for run in runs]
+
+
 Named = tuple[str, R]
 """A row with the name of its run."""
 

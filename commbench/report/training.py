@@ -26,6 +26,7 @@ from commbench.report.columns import (
     make_tables,
     number,
     outcome,
+    prefixes,
 )
 from commbench.report.formats import launches_of, microseconds, ranks_on_hosts
 from commbench.results import DDP, Run
@@ -36,14 +37,12 @@ from commbench.units import three_digits
 
 def training_tables(runs: Sequence[Run]) -> Iterator[Table]:
     """Yield a table for each workload, number of ranks and batch of each run."""
-    for run in runs:
+    for run, prefix in prefixes(runs):
         by_table = rows_by(
             run.training_rows, attrgetter("workload", "world_size", "batch_per_rank", "env")
         )
         for rows in by_table.values():
-            title = training_title(rows)
-            if len(runs) > 1:
-                title = f"{run.name}: {title}"
+            title = f"{prefix}{training_title(rows)}"
             named_rows = [(run.name, row) for row in rows]
             notes = [str(finding) for finding in [*own_setting(run), *without_ddp(rows)]]
             yield make_table(title, named_rows, _COLUMNS, notes=notes, rest_in=DDP)

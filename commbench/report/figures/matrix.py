@@ -10,6 +10,7 @@ import numpy as np
 
 from commbench.analysis.stragglers.matrix import numbered_hosts
 from commbench.findings import Finding
+from commbench.report.columns import prefixes
 from commbench.report.figures.drawing import (
     BAD,
     PAPER,
@@ -19,7 +20,6 @@ from commbench.report.figures.drawing import (
     plain_time,
     slug,
 )
-from commbench.report.figures.words import prefixes
 from commbench.report.formats import listed
 from commbench.report.matrix import Heat, heat_of
 from commbench.results import Run

@@ -12,9 +12,9 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
 from commbench.findings import Finding
 from commbench.report.collectives import explain_time, spoken
+from commbench.report.columns import prefixes
 from commbench.report.figures.charts import MICROSECONDS, Chart, Limit, Panel, Series
 from commbench.report.figures.drawing import slug
-from commbench.report.figures.words import prefixes
 from commbench.report.findings import busbw_of
 from commbench.results import Run
 from commbench.results.info import measures_interconnect

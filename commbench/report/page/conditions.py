@@ -22,6 +22,7 @@ from commbench.report.columns import (
     make_table,
     make_tables,
     plain_table,
+    prefixes,
 )
 from commbench.report.formats import digits, listed, percent, ranks_on_hosts
 from commbench.report.page.parts import Code
@@ -168,12 +169,9 @@ def condition_tables(runs: Sequence[Run]) -> Iterator[Table]:
     """Tabulate for each run the conditions of all hosts, those in which hosts differ, versions and
     variables.
     """
-    for run in runs:
+    for run, prefix in prefixes(runs):
         for table in environment_tables(run.info.get("environment") or {}):
-            if len(runs) > 1:
-                yield replace(table, title=f"{run.name}: {table.title}")
-            else:
-                yield table
+            yield replace(table, title=f"{prefix}{table.title}")
 
 
 def environment_tables(environment: Mapping[str, Any]) -> list[Table]:
