@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from commbench.fields import join_names
 from commbench.findings import Finding, Value
-from commbench.results.info import RunInfo, is_live
+from commbench.results.info import RunInfo, environment_of, is_live
 from commbench.system.host import Host
 from commbench.system.software import MPI_WHEELS
 
@@ -47,7 +47,7 @@ def advise_run(info: RunInfo) -> list[Finding]:
     Args:
         info: the content of ``run.json``.
     """
-    environment = info.get("environment") or {}
+    environment = environment_of(info)
     # an MPI that is installed need not have started a person's own training
     unused = MPI_WHEELS if is_live(info) else ()
     found = (environment.get("versions") or {}).items()

@@ -23,7 +23,7 @@ from commbench.engine.records import (
     interval_columns,
 )
 from commbench.engine.visits import launch_value, visit_times
-from commbench.results.info import RunInfo, ranks_per_gpu, shares_gpu
+from commbench.results.info import RunInfo, environment_of, ranks_per_gpu, shares_gpu
 from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.results.tables import rows_by
 from commbench.stats.components import FEWEST_VISITS, components_of
@@ -470,7 +470,7 @@ def are_most(of_launches: Iterable[bool]) -> bool:
 
 def condition_flags(backend: str, info: RunInfo) -> set[str]:
     """Return the flags about the place of the ranks: emulated hosts, and ranks that share a GPU."""
-    emulated = (info.get("environment") or {}).get("emulated")
+    emulated = environment_of(info).get("emulated")
     return set(raised_flags({"emulated": bool(emulated), "shared_gpu": shares_gpu(backend, info)}))
 
 

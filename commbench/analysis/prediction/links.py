@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
-from commbench.results.info import RunInfo
+from commbench.results.info import RunInfo, environment_of
 from commbench.system.host import Host, Interface
 from commbench.units import format_link_rate, parse_link_rate
 
@@ -74,7 +74,7 @@ def link_of(info: RunInfo, transport: str) -> Link:
         info: contents of ``run.json``.
         transport: of a record, e.g. ``tcp/eth0``.
     """
-    environment = info.get("environment") or {}
+    environment = environment_of(info)
     hosts = environment.get("hosts") or [{}]
     crossed = _interfaces(hosts, transport)
     mtu = min((each.get("mtu") or _USUAL_MTU for each in crossed), default=_USUAL_MTU)
@@ -113,7 +113,7 @@ def limit_of(row: Row, info: RunInfo) -> tuple[float, str] | None:
     link = link_of(info, row.transport)
     if link.rate_bps is None or math.isinf(link.rate_bps):
         return None
-    emulated = (info.get("environment") or {}).get("emulated") or {}
+    emulated = environment_of(info).get("emulated") or {}
     differ = emulated.get("slow") or emulated.get("uplink")
     if differ and (row.group_size or 0) < (row.world_size or 0):
         return None

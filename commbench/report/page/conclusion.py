@@ -22,6 +22,7 @@ from commbench.report.findings import (
 )
 from commbench.report.page.parts import Code, Entry, named
 from commbench.results import Run
+from commbench.results.info import environment_of
 from commbench.results.verdict import snippets
 from commbench.system.environment import differing
 
@@ -69,7 +70,7 @@ GROUPS = (
 def find_conclusion(runs: Sequence[Run]) -> list[Entry]:
     """Return the conclusion in order: conditions that differ, `GROUPS`, warnings."""
     entries = []
-    names = differing([run.info.get("environment") or {} for run in runs])
+    names = differing([environment_of(run.info) for run in runs])
     if names:
         unlike = Finding(code="runs_unlike", numbers={"conditions": ", ".join(names)})
         more = ("runs", "What each of them states")

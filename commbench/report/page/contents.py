@@ -33,6 +33,7 @@ from commbench.report.soak import soak_tables
 from commbench.report.topology import topology_remarks
 from commbench.report.training import training_tables, tuning_cost, watched_tables
 from commbench.results import Run
+from commbench.results.info import environment_of
 
 #: The most names of runs in a title.
 _MOST_NAMED = 3
@@ -159,7 +160,7 @@ def _topology(runs: Sequence[Run]) -> list[str]:
     """
     texts = []
     for run in runs:
-        for host in (run.info.get("environment") or {}).get("hosts") or ():
+        for host in environment_of(run.info).get("hosts") or ():
             topology = host.get("topology")
             remarks = topology_remarks(topology) if topology else []
             texts.append((str(host.get("hostname")), [str(remark) for remark in remarks]))
