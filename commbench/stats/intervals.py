@@ -42,6 +42,13 @@ class Interval:
         return math.log(estimate / self.low), math.log(self.high / estimate)
 
 
+def bounds_of(interval: Interval | None) -> tuple[float, float] | None:
+    """Return the ends of an interval; None without one."""
+    if interval is None:
+        return None
+    return interval.low, interval.high
+
+
 @lru_cache(maxsize=4096)
 def _median_ranks(n: int, level: float) -> tuple[int, int] | None:
     """Return the 1-based ranks that enclose the median of ``n`` values at ``level``, or None where
