@@ -184,7 +184,7 @@ def hodges_lehmann(values: Values) -> float:
     For normal values its variance is 5 % above that of the mean, that of the median 57 %; outliers
     move it little.
     """
-    return float(np.median(_walsh_averages(values)))
+    return median(_walsh_averages(values))
 
 
 def signed_rank_interval(values: Values, level: float = DEFAULT_LEVEL) -> Interval | None:

@@ -334,7 +334,7 @@ def rank_names(hosts: Sequence[str]) -> list[str]:
 
 def factor_of(in_launches: Floats) -> Estimate:
     """Return a ratio with its 95 % interval, from its logarithm in each launch."""
-    factor = math.exp(float(np.median(in_launches)))
+    factor = math.exp(stats.median(in_launches))
     interval = stats.launch_interval(np.exp(in_launches))
     if interval is None:
         return Estimate(factor)

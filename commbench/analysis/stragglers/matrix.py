@@ -319,9 +319,9 @@ def _remarks(names: Sequence[str], ranks: int, links: DataFrame, alpha: float) -
         interval = stats.launch_interval(np.exp(difference), 1 - alpha)  # None of one launch
         if interval is None or interval.low <= 1 <= interval.high:
             return [Finding("slow_two_hosts")]
-        median = float(np.median(difference))
-        if abs(median) >= math.log(RELEVANT):
-            first, second = names if median > 0 else reversed(names)
-            numbers = {"factor": math.exp(abs(median))}
+        slower = stats.median(difference)
+        if abs(slower) >= math.log(RELEVANT):
+            first, second = names if slower > 0 else reversed(names)
+            numbers = {"factor": math.exp(abs(slower))}
             return [Finding("slow_way_back", f"{first} to {second}", numbers)]
     return [Finding("slow_two_hosts")]
