@@ -29,7 +29,6 @@ from commbench.results.info import (
     is_live,
     is_watched,
     measures_interconnect,
-    shares_gpu,
 )
 from commbench.results.tables import rows_by
 from commbench.results.verdict import recommendation_findings
@@ -210,10 +209,10 @@ def pairs(run: Run) -> Iterator[Finding]:
     """Yield the range of bandwidths or times over the pairs of ranks of each matrix, separately
     between hosts and within hosts if both exist.
     """
-    for matrix in run.matrices:
+    for matrix in run.linked_matrices:
         between = name_range(matrix, matrix.is_inter)
         within = name_range(matrix, ~matrix.is_inter)
-        if (between or within) and not shares_gpu(matrix.case.backend, run.info):
+        if between or within:
             code = "pairs_of_hosts" if between and within else "pairs"
             ranges = {"between": between, "within": within, "range": between or within}
             meaning = Finding("pairs_meaning", numbers={"launches": len(matrix.times_us)})
