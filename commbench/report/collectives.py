@@ -263,8 +263,10 @@ def _growth_cell(growth: Growth) -> Cell:
 def overlap_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate non-blocking collectives, as OSU prints them."""
     columns = [
-        *declared(OverlapRow, "operation backend message_bytes"),
-        *declared(OverlapRow, "overall_us compute_us pure_us overlap_percent"),
+        *declared(
+            OverlapRow,
+            "operation backend message_bytes overall_us compute_us pure_us overlap_percent",
+        ),
         interval("overlap_percent", OverlapRow, is_bounded=True),
     ]
     title = "Overlap with computing (OSU's definition)"

@@ -11,9 +11,9 @@ from commbench.units import counted, format_time, three_digits, time_unit
 _MOST_NAMED = 4
 
 
-def percent(share: float | None, places: int = 0) -> str:
+def percent(share: float, places: int = 0) -> str:
     """Return a share as ``12 %``."""
-    return "" if share is None else f"{100 * share:.{places}f} %"
+    return f"{100 * share:.{places}f} %"
 
 
 def microseconds(time_us: float | None) -> str:

@@ -314,7 +314,8 @@ def _times(timed: Sequence[Record], medians: Sequence[float]) -> dict[str, Any]:
     """Return the columns made of times, of which each launch has one in ``medians``."""
     columns = metered(timed)
     columns["launches"] = len(timed)
-    columns["visits"] = _visits(timed)
+    if not any(record.stated or record.pairs for record in timed):
+        columns["visits"] = round(stats.median([len(visit_times(record)) for record in timed]))
     columns["repetitions"] = _total(_repetitions(record) for record in timed)
     own = [record for record in timed if not record.stated]
     for name in _TOTALS:
@@ -377,16 +378,6 @@ def _repetitions(record: Record) -> int | None:
     if OPERATIONS[record.case.operation].is_one_way:
         return repetitions
     return repetitions // 2
-
-
-def _visits(timed: Sequence[Record]) -> int | None:
-    """Return the visits of a launch, the median over launches.
-
-    None for a matrix and for imported cases.
-    """
-    if any(record.stated or record.pairs for record in timed):
-        return None
-    return round(stats.median([len(visit_times(record)) for record in timed]))
 
 
 def _interval(
