@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from commbench.fields import join_names
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Numbers, Value
 from commbench.results.info import RunInfo, environment_of, is_live
 from commbench.system.host import Host
 from commbench.system.software import MPI_WHEELS
@@ -131,7 +131,7 @@ def _gpus(conditions: Conditions) -> Iterator[Finding]:
     gpus, versions = conditions.host.get("gpus") or (), conditions.versions
     if not gpus or not versions:
         return
-    found: dict[str, Value] = {"gpus": len(gpus), "model": gpus[0]["name"] or ""}
+    found: Numbers = {"gpus": len(gpus), "model": gpus[0]["name"] or ""}
     torch = versions.get("torch")
     if not any(name.startswith("cupy") for name in versions):
         if torch is None:

@@ -16,7 +16,7 @@ from rich.text import Text
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.engine.records import Row, about
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Numbers
 from commbench.report.formats import between, digits
 from commbench.results import Run
 from commbench.results.tables import column_dtypes
@@ -278,7 +278,7 @@ def make_table(
         ]
         table = replace(table, columns=[Column("run"), *table.columns], lines=lines)
     if len(visible_rows) < len(rows):
-        numbers: dict[str, Value] = {"shown": MOST_LINES, "lines": len(rows), "file": rest_in}
+        numbers: Numbers = {"shown": MOST_LINES, "lines": len(rows), "file": rest_in}
         notes = [str(Finding("lines_hidden", numbers=numbers)), *notes]
     return replace(table, notes=notes, file=rest_in)
 

@@ -19,7 +19,7 @@ from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import FLAGS, NOISE, split_flags
 from commbench.engine.records import Row
-from commbench.findings import Finding, Value, shared_cause
+from commbench.findings import Finding, Numbers, Value, shared_cause
 from commbench.report.columns import Flagged
 from commbench.report.formats import time_with_interval
 from commbench.report.matrix import name_range
@@ -224,7 +224,7 @@ def model_error(run: Run) -> Iterator[Finding]:
     model = network_model(run)
     if not model.curves:
         return
-    numbers: dict[str, Value] = {"curves": len(model.curves), "file": MODEL}
+    numbers: Numbers = {"curves": len(model.curves), "file": MODEL}
     numbers["worst"] = 100 * (model.worst_residual or 0.0)
     code = "model_of_unknown_error"
     if model.held_out_error is not None:

@@ -12,7 +12,7 @@ from commbench.analysis.env import compare_training_envs
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase, baseline_name, setting_name
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import copied
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Numbers
 from commbench.results.info import RunInfo, first_env, is_live
 from commbench.results.recommendation import (
     AlteringChoice,
@@ -231,7 +231,7 @@ class _Conclusion:
             speedup: of the leader over the baseline; without launches if these are not fresh.
         """
         decision, name = self.decision, ""
-        numbers: dict[str, Value] = {
+        numbers: Numbers = {
             "baseline": baseline_name(is_live=is_live(self.info)),
             "launches": speedup.launches,
             "blocks": speedup.blocks,

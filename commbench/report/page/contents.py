@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from commbench.analysis.env import variable_findings
 from commbench.analysis.expectations import Answer
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Numbers
 from commbench.report import collectives
 from commbench.report.advice import advise_run
 from commbench.report.env import env_tables
@@ -174,5 +174,5 @@ def _origin(run: Run) -> list[Finding]:
         how.append(f"seed {run.info['seed']}")
     if run.info.get("git_commit"):
         how.append(f"commbench at commit {run.info['git_commit']}")
-    numbers: dict[str, Value] = {"how": tuple(how or ["this command"]), "path": str(run.path)}
+    numbers: Numbers = {"how": tuple(how or ["this command"]), "path": str(run.path)}
     return [Finding("origin", numbers=numbers)]
