@@ -299,7 +299,11 @@ class EqualLosses:
     """Steps that all of them made."""
 
 
-def equal_losses(group: Sequence[Trained]) -> dict[tuple[str, int], EqualLosses]:
+Losses = Mapping[tuple[str, int], EqualLosses]
+"""The losses of configurations by case key and launch."""
+
+
+def equal_losses(group: Sequence[Trained]) -> Losses:
     """Return the losses of a group's configurations by (case key, launch).
 
     Each launch has its own data.
@@ -333,7 +337,7 @@ def equal_losses(group: Sequence[Trained]) -> dict[tuple[str, int], EqualLosses]
 
 
 def paired_losses(
-    configuration: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
+    configuration: Trained, base: Trained, losses: Losses
 ) -> list[tuple[EqualLosses, EqualLosses]]:
     """Return the losses of two configurations in each launch that has both."""
     pairs = []

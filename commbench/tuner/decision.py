@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -28,6 +28,7 @@ from commbench.results.trained import (
     FEWEST_LIVE_LAUNCHES,
     EqualLosses,
     Group,
+    Losses,
     Speedup,
     Trained,
     baseline_case,
@@ -95,7 +96,7 @@ class Decision:
     """The fastest first."""
     left_out: Sequence[LeftOut]
     """The baseline if it failed; else the other settings that are no alternatives."""
-    losses: Mapping[tuple[str, int], EqualLosses]
+    losses: Losses
     is_confirmation: bool
     """Whether it rests on new launches."""
 
@@ -277,7 +278,7 @@ def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
 def _unfit(
     candidate: Trained,
     base: Trained,
-    losses: Mapping[tuple[str, int], EqualLosses],
+    losses: Losses,
     info: RunInfo,
     *,
     is_decision: bool,
