@@ -125,15 +125,14 @@ def _entry(group: Group, findings: Mapping[str, Sequence[Finding]], *, has_verdi
     )
 
 
-def snippet_codes(run: Run, *, by: bool = False) -> list[Code]:
-    """Return the lines to paste of a recommendation, with the name of the run if asked for."""
+def snippet_codes(run: Run, prefix: str = "") -> list[Code]:
+    """Return the lines to paste of a recommendation, with a prefix of their titles."""
     codes = []
     if run.decision is not None and run.decision.has_baseline:
         for title, text in snippets(run.decision):
             if text:
-                whose = f"{title}, by {run.name}" if by else title
                 lines = filter(None, text.splitlines())
-                codes.append(Code(title=whose, text="\n".join(lines)))
+                codes.append(Code(title=f"{prefix}{title}", text="\n".join(lines)))
     return codes
 
 

@@ -11,6 +11,7 @@ from commbench.analysis.expectations import Answer
 from commbench.findings import Finding, Numbers
 from commbench.report import collectives
 from commbench.report.advice import advise_run
+from commbench.report.columns import prefixes
 from commbench.report.env import env_tables
 from commbench.report.expectations import answer_sentences, answer_table
 from commbench.report.figures.drawing import Drawing
@@ -86,7 +87,7 @@ def make_page(
             _each(runs, _verdict),
             [*watched_tables(runs), *env_tables(runs, of_training=True), *training_tables(runs)],
             _warnings(runs, "training"),
-            [code for run in runs for code in snippet_codes(run, by=len(runs) > 1)],
+            [code for run, prefix in prefixes(runs) for code in snippet_codes(run, prefix)],
         ),
         Section("prediction", "Prediction", _each(runs, model_error), model_tables(runs)),
         Section(
