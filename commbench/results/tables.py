@@ -109,8 +109,7 @@ def rows_csv(rows: Iterable[Mapping[str, Any]], columns: Collection[str]) -> str
 
 def table_csv(table: DataFrame) -> str:
     """Return a table as the text of a CSV file, with empty cells for NA."""
-    columns = [column.astype(object).where(column.notna(), None) for _, column in table.items()]
-    return _csv(list(table.columns), zip(*columns, strict=True))
+    return _csv(list(table.columns), rows_of(table))
 
 
 def _csv(columns: Collection[str], lines: Iterable[Iterable[object]]) -> str:
