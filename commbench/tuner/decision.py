@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -28,7 +28,6 @@ from commbench.results.trained import (
     FEWEST_LIVE_LAUNCHES,
     EqualLosses,
     Group,
-    Losses,
     Speedup,
     Trained,
     baseline_case,
@@ -96,7 +95,7 @@ class Decision:
     """The fastest first."""
     left_out: Sequence[LeftOut]
     """The baseline if it failed; else the other settings that are no alternatives."""
-    losses: Losses
+    losses: Mapping[tuple[str, int], EqualLosses]
     is_confirmation: bool
     """Whether it rests on new launches."""
 
@@ -278,7 +277,7 @@ def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
 def _unfit(
     candidate: Trained,
     base: Trained,
-    losses: Losses,
+    losses: Mapping[tuple[str, int], EqualLosses],
     info: RunInfo,
     *,
     is_decision: bool,

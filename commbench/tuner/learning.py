@@ -5,7 +5,7 @@ out, and why.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from commbench.results.recommendation import (
     effect_of,
 )
 from commbench.results.trained import (
-    Losses,
+    EqualLosses,
     Trained,
     common_launches,
     falls,
@@ -53,7 +53,7 @@ def withheld(case: TrainingCase, baseline: TrainingCase, info: RunInfo) -> Withh
 def accuracy_warning(
     candidate: Trained,
     base: Trained,
-    losses: Losses,
+    losses: Mapping[tuple[str, int], EqualLosses],
     allowed: float,
     *,
     is_decision: bool,
@@ -102,7 +102,9 @@ def _has_metric(candidate: Trained) -> bool:
     return any(len(record.metrics) for record in candidate.timed.values())
 
 
-def _accuracy_losses(candidate: Trained, base: Trained, losses: Losses) -> tuple[str, list[float]]:
+def _accuracy_losses(
+    candidate: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
+) -> tuple[str, list[float]]:
     """Return the name of the judged quantity, and its loss in each launch that has it."""
     accuracy_losses = []
     if not _has_metric(base):
@@ -129,7 +131,9 @@ def _final_metrics(configuration: Trained, base: Trained) -> list[tuple[float, f
     return pairs
 
 
-def cost_of(configuration: Trained, base: Trained, losses: Losses) -> Cost | None:
+def cost_of(
+    configuration: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
+) -> Cost | None:
     """Return what a setting changes in learning, in the launches that have both.
 
     None without losses, or if none is finite.
