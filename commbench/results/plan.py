@@ -190,7 +190,7 @@ def fixed_settings(records: Iterable[AnyRecord], budget: Budget) -> dict[str, Fi
     """Return by case key the settings that the lowest launch of a collective has fixed for all
     others.
     """
-    ordered = sorted(collective_records(records), key=lambda record: record.launch, reverse=True)
+    ordered = sorted(collective_records(records), key=attrgetter("launch"), reverse=True)
     fixed = {}
     for record in ordered:
         settings = settings_after(record, budget)

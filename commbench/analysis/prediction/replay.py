@@ -53,7 +53,7 @@ class TrainedWorkload:
             case = dataclasses.replace(record.case, phase=SWEEP)
             if record.status == "ok" and record.buckets and not case.compile:
                 settings.setdefault(case, []).append(record)
-        return dict(sorted(settings.items(), key=lambda each: _hook_order(each[0])))
+        return {case: settings[case] for case in sorted(settings, key=_hook_order)}
 
     @property
     def local_step_ms(self) -> float | None:
