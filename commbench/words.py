@@ -953,6 +953,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "Nothing is known of {subject} of {dtype}; measure it: commbench run --backend"
             " {backend} --collective {operation} --dtype {dtype} --sizes 64K:64M:4."
         ),
+        "hook_unmeasured": "Hook {subject} has no result in this training; train it first.",
         "within_host_unmeasured": (
             "{subject} was measured across hosts alone, and so many ranks fit on one host; measure"
             " it within a host, too, and give both runs."

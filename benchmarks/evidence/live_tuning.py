@@ -47,8 +47,7 @@ from commbench.live.options import LiveOptions
 from commbench.live.run import Facts
 from commbench.live.watch import BLOCK_STEPS
 from commbench.results import load_run
-from commbench.results.trained import median
-from commbench.stats import Interval, launch_interval
+from commbench.stats import Interval, launch_interval, median
 from commbench.tuner.experiment import UNTIMED
 
 ROOT = Path(__file__).parents[2]

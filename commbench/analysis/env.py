@@ -14,7 +14,7 @@ from typing import TypeVar
 from commbench import stats
 from commbench.ddp.plan.cases import CONFIRM
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Numbers
 from commbench.results import Run, once_per_run
 from commbench.results.info import Launch, RunInfo
 from commbench.results.summary import keyed_records, launch_values
@@ -94,7 +94,7 @@ def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvCompari
     control = next(iter(comparisons.values()), None)
     comparisons |= _comparisons(values)
     verdicts = Counter((env, each.verdict) for (env, _), each in _comparisons(times).items())
-    numbers: dict[str, Value] = {}
+    numbers: Numbers = {}
     code, is_sound = "env_few_launches", False
     if control is not None and control.interval is not None:
         # launches differ by no more than intervals show

@@ -461,12 +461,12 @@ def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:
     if rate_bps is not None:
         return OPERATIONS[row.operation].messages_at_once * rate_bps / 8e9
     limit = limit_of(row, run.info)
-    if limit is None or limit.bound_bps is None:
+    if limit is None:
         raise InputError(
             f"The link's rate is unknown for {name_of(row)}: the run states none that bounds it;"
             " give --link 200gbit."
         )
-    return limit.bound_bps / 8e9
+    return limit[0]
 
 
 def _judge_stragglers(run: Run) -> Judged:

@@ -44,14 +44,10 @@ from commbench.report.findings import (
 from commbench.report.matrix import render_matrices
 from commbench.report.model import model_tables
 from commbench.report.text_formats import STYLES, render
-from commbench.report.training import (
-    render_recommendation,
-    training_tables,
-    tuning_cost,
-    watched_tables,
-)
+from commbench.report.training import training_tables, tuning_cost, watched_tables
 from commbench.results import Run
 from commbench.results.tables import table_csv
+from commbench.results.verdict import paste_lines
 
 
 def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) -> None:
@@ -99,12 +95,12 @@ def print_answer(run_: Run, console: Console, page: Path | None) -> None:
     console.print(f"\n{where}", soft_wrap=True)
 
 
-def _conclusion(run_: Run) -> list[RenderableType]:
-    """Return the recommendation and its cost; nothing for a tuning without its first decision."""
-    recommendation = run_.decision
-    if not recommendation:
-        return list(map(str, setting(run_)))
-    return [*render_recommendation(recommendation), *map(str, tuning_cost(run_))]
+def _conclusion(run_: Run) -> list[str]:
+    """Return the recommendation, what to paste and the cost, or why there is none yet."""
+    lines = list(_lines(setting(run_)))
+    if run_.decision:
+        lines = ["", *lines, *paste_lines(run_.decision), *map(str, tuning_cost(run_))]
+    return lines
 
 
 def _text(run_: Run, style: str) -> str:

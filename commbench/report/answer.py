@@ -35,7 +35,13 @@ from commbench.report.findings import (
     machine_states,
     setting,
 )
-from commbench.report.formats import launches_of, microseconds, with_interval
+from commbench.report.formats import (
+    digits,
+    launches_of,
+    microseconds,
+    ranks_on_hosts,
+    with_interval,
+)
 from commbench.results import Run
 from commbench.results.recommendation import (
     Recommendation,
@@ -46,7 +52,7 @@ from commbench.results.recommendation import (
 from commbench.results.tables import rows_by
 from commbench.results.verdict import verdict_lines
 from commbench.stats import median
-from commbench.units import counted, format_size, three_digits
+from commbench.units import format_size, three_digits
 
 #: The most settings of a sweep that the first answer shows.
 MOST_SETTINGS = 5
@@ -74,11 +80,10 @@ def answer_times(run: Run, width: int) -> Iterator[RenderableType]:
     if not rows:
         return
     types = ", ".join(sorted({row.dtype for row in rows if row.dtype}))
-    ranks = counted(rows[0].world_size or 0, "rank")
-    hosts = counted(rows[0].nodes or 1, "host")
+    ranks = ranks_on_hosts(rows[0].world_size, rows[0].nodes)
     launches = launches_of(row.launches for row in rows)
     how = f"{types}, slowest rank, median over {launches}"
-    yield Text(f"\nTime of one operation on {ranks} on {hosts} ({how})", style="bold")
+    yield Text(f"\nTime of one operation on {ranks} ({how})", style="bold")
     beside: list[Series] = []
     by_operation = rows_by(rows, attrgetter("operation"))
     for operation in sorted(by_operation, key=list(OPERATIONS).index):
@@ -90,7 +95,7 @@ def answer_times(run: Run, width: int) -> Iterator[RenderableType]:
                 beside = []
             beside.append(series)
     yield _table(beside)
-    yield Text(as_text(_precision(rows)))
+    yield as_text(_precision(rows))
 
 
 def _table(columns: Sequence[Series]) -> Table:
@@ -157,7 +162,7 @@ def answer_settings(run: Run) -> Iterator[RenderableType]:
         yield _sweep(rows)
         return
     heading = f"speedup [{100 * advice.level:.4g} % interval]"
-    lines = [(advice.baseline_name, _milliseconds(advice.baseline.step_ms), "1")]
+    lines = [(advice.baseline_name, digits(advice.baseline.step_ms), "1")]
     for choice in advice.alternatives:
         name = advice.named(choice)
         effect = effect_of(choice, advice.baseline)
@@ -165,7 +170,7 @@ def answer_settings(run: Run) -> Iterator[RenderableType]:
             name = f"{name} ({effect})"
         low, high = choice.speedup_ci or (None, None)
         speedup = with_interval(choice.speedup, low, high, 2)
-        lines.append((name, _milliseconds(choice.step_ms), speedup))
+        lines.append((name, digits(choice.step_ms), speedup))
     extent = confirmation_extent(advice.launches, advice.blocks, is_live=advice.live)
     title = f"{advice.workload}, {advice.backend}, {extent}"
     yield _table_of_settings(title, heading, lines, _exposed(run, advice))
@@ -180,10 +185,6 @@ def _table_of_settings(
     return plain_table(headings, lines, title=f"DDP step: {title}", words=1, notes=notes)
 
 
-def _milliseconds(value: float | None) -> str:
-    return "" if value is None else three_digits(value)
-
-
 def _sweep(rows: Sequence[TrainingRow]) -> Table:
     """Return the first setting, as a rule the baseline, and the fastest others."""
     first, *others = rows
@@ -192,7 +193,7 @@ def _sweep(rows: Sequence[TrainingRow]) -> Table:
     lines = []
     for row in shown:
         speedup = with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
-        lines.append((setting_name(row), _milliseconds(row.step_ms), speedup))
+        lines.append((setting_name(row), digits(row.step_ms), speedup))
     extent = launches_of(row.launches for row in rows)
     title = f"{first.workload}, {first.backend}, {extent}"
     return _table_of_settings(title, "speedup [95 % interval]", lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,7 +12,8 @@ from operator import attrgetter
 from commbench.analysis.scaling import Growth, all_rank_rows, growths
 from commbench.collectives.algorithms import AUTO
 from commbench.collectives.composed import MATRIX
-from commbench.collectives.patterns import makes_groups
+from commbench.collectives.patterns import makes_groups, ranks_of
+from commbench.engine.flags import split_flags
 from commbench.engine.records import OverlapRow, Row
 from commbench.findings import Finding
 from commbench.report.columns import (
@@ -26,18 +29,17 @@ from commbench.report.columns import (
     make_tables,
     number,
     outcome,
+    prefixes,
     tabulate,
 )
-from commbench.report.formats import launches_of, with_interval
-from commbench.report.groups import group_findings
-from commbench.report.state import explain_time
+from commbench.report.formats import launches_of, ranks_on_hosts, with_interval
 from commbench.results import PAIRS, SUMMARY, Run, files
 from commbench.results.info import host_by_rank
 from commbench.results.pairs import Matrix, PairRow, pair_table
 from commbench.results.summary import order_of_row
 from commbench.results.tables import rows_by, rows_of
-from commbench.units import counted, format_size
-from commbench.words import phrase
+from commbench.units import format_size
+from commbench.words import Estimate, phrase
 
 #: Fields that split the rows of one backend, in order, until each is alone at its size.
 _DETAILS: tuple[tuple[str, ...], ...] = (
@@ -69,6 +71,14 @@ _WORDS: Mapping[tuple[str, object], str] = {
 }
 #: Columns of the method of measuring, for lines that these do not distinguish.
 _METHOD = "algorithm_requested loop sync cadence buffers"
+#: A group on more hosts than this is named without them.
+MOST_HOSTS = 3
+#: A group of non-adjacent ranks with at most this many ranks is named in full.
+MOST_RANKS = 4
+#: Groups are compared where these fields agree.
+_CASE = ("message_bytes", "dtype", "redop", "in_place", "root", "env")
+#: What the times of our own runs are.
+_TIME = "median over launches of the slowest rank's median"
 
 
 def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> dict[str, list[Row]]:
@@ -118,6 +128,18 @@ def collective_tables(runs: Sequence[Run]) -> Iterator[Table]:
         yield make_table(title, of_table, columns, rest_in=SUMMARY)
 
 
+def explain_time(runs: Iterable[Run]) -> str:
+    """Return the definition of the times; imported runs have their tool's definition."""
+    definitions = set()
+    for run in runs:
+        for record in run.records:
+            definition = _TIME
+            if record.stated:
+                definition = f"median over launches of the {record.stated.time}"
+            definitions.add(definition)
+    return " or ".join(sorted(definitions)) or _TIME
+
+
 def title_of(rows: Sequence[Row]) -> str:
     """Return the heading of rows of one operation: operation, type, pattern, ranks and launches.
 
@@ -131,13 +153,9 @@ def title_of(rows: Sequence[Row]) -> str:
             words.append(spoken(name, values.pop()))
     if first.pattern != "flat":
         words.append(first.pattern)
-    parts = []
-    if first.world_size:
-        parts.append(counted(first.world_size, "rank"))
-        if first.nodes:
-            parts[0] += f" on {counted(first.nodes, 'host')}"
-    parts.append(launches_of(row.launches for row in rows))
-    where = ", ".join(filter(None, parts))
+    ranks = ranks_on_hosts(first.world_size, first.nodes)
+    launches = launches_of(row.launches for row in rows)
+    where = ", ".join(filter(None, (ranks, launches)))
     title = ", ".join(words)
     return f"{title} ({where})" if where else title
 
@@ -157,6 +175,53 @@ def group_sentences(run: Run) -> Iterator[Finding]:
         columns = columns_of(rows, _unique)
         named = {f"{operation}, {pattern}, {name}": of for name, of in columns.items()}
         yield from group_findings(named, host_by_rank(run.info))
+
+
+def group_findings(
+    columns: Mapping[str, Sequence[Row]], hosts: Mapping[int, str]
+) -> Iterator[Finding]:
+    """Yield for each column the group that is most often slowest beyond noise, by how much, and
+    the bus bandwidth of all groups together at the largest size.
+
+    Args:
+        columns: rows of several groups, by name of the column; groups of one case are compared.
+        hosts: the host of each rank; empty if unknown.
+    """
+    for name, rows in columns.items():
+        timed = [row for row in rows if row.time_us]
+        by_case = rows_by(timed, attrgetter(*_CASE))
+        compared = [of_case for of_case in by_case.values() if len(of_case) > 1]
+        if compared:
+            yield _slowest(name, compared, hosts)
+            largest = max(compared, key=lambda rows: rows[0].message_bytes or 0)
+            rates = [row.busbw_GBps for row in largest if row.busbw_GBps is not None]
+            if len(rates) == len(largest):
+                rate, size = Estimate(sum(rates)), largest[0].message_bytes or 0
+                yield Finding(
+                    "groups_together", name, {"rate": rate, "groups": len(rates), "size": size}
+                )
+
+
+def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Mapping[int, str]) -> Finding:
+    slow_groups = []
+    for of_case in cases:
+        median_us = statistics.median_low(row.time_us or 0.0 for row in of_case)
+        for row in of_case:
+            if "slowest_group" in split_flags(row.flags):
+                slow_groups.append(((row.time_us or 0.0) / median_us, row))
+    if not slow_groups:
+        return Finding("groups_even", name)
+    often = Counter(row.group for _, row in slow_groups)
+    ratio, worst = max(slow_groups, key=lambda pair: (often[pair[1].group], pair[0]))
+    group, parts = worst.group, worst.group.split(",")
+    if len(parts) > MOST_RANKS:  # of many, the first two and the last
+        group = f"{parts[0]},{parts[1]},..,{parts[-1]}"
+    names = list(dict.fromkeys(hosts[rank] for rank in ranks_of(worst.group) if rank in hosts))
+    if 0 < len(names) <= MOST_HOSTS:
+        group = f"{group} on {', '.join(names)}"
+    at = f"{format_size(worst.message_bytes or 0)} {worst.dtype or ''}".rstrip()
+    counts = {"often": often[worst.group], "cases": len(cases)}
+    return Finding("groups_slowest", name, {"group": group, "ratio": ratio, "at": at, **counts})
 
 
 # ------------------------------------------------------------------------------------- other tables
@@ -198,8 +263,10 @@ def _growth_cell(growth: Growth) -> Cell:
 def overlap_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate non-blocking collectives, as OSU prints them."""
     columns = [
-        *declared(OverlapRow, "operation backend message_bytes"),
-        *declared(OverlapRow, "overall_us compute_us pure_us overlap_percent"),
+        *declared(
+            OverlapRow,
+            "operation backend message_bytes overall_us compute_us pure_us overlap_percent",
+        ),
         interval("overlap_percent", OverlapRow, is_bounded=True),
     ]
     title = "Overlap with computing (OSU's definition)"
@@ -208,12 +275,10 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
 
 def pair_tables(runs: Sequence[Run]) -> Iterator[Table]:
     """Tabulate the pairs of each matrix."""
-    for run in runs:
+    for run, prefix in prefixes(runs):
         for matrix in run.matrices:
             table = pairs_table(run, matrix)
-            if len(runs) > 1:
-                table = replace(table, title=f"{table.title} of {run.name}")
-            yield table
+            yield replace(table, title=f"{prefix}{table.title}")
 
 
 def pairs_table(run: Run, matrix: Matrix, most: int = MOST_LINES) -> Table:

@@ -16,7 +16,7 @@ from rich.text import Text
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.engine.records import Row, about
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Numbers
 from commbench.report.formats import between, digits
 from commbench.results import Run
 from commbench.results.tables import column_dtypes
@@ -190,7 +190,7 @@ class Table:
         if left_out:
             numbers = {"columns": ", ".join(left_out), "file": self.file}
             yield Text(str(Finding("columns_hidden", numbers=numbers)), style="dim")
-        yield from map(Text, self.notes)
+        yield from self.notes
 
 
 def tabulate(
@@ -242,6 +242,13 @@ def plain_table(
     return tabulate(lines, columns, title=title, notes=notes)
 
 
+def prefixes(runs: Sequence[Run]) -> list[tuple[Run, str]]:
+    """Return each run with the prefix of its titles: empty for a single run."""
+    if len(runs) == 1:
+        return [(runs[0], "")]
+    return [(run, f"{run.name}: ") for run in runs]
+
+
 Named = tuple[str, R]
 """A row with the name of its run."""
 
@@ -271,7 +278,7 @@ def make_table(
         ]
         table = replace(table, columns=[Column("run"), *table.columns], lines=lines)
     if len(visible_rows) < len(rows):
-        numbers: dict[str, Value] = {"shown": MOST_LINES, "lines": len(rows), "file": rest_in}
+        numbers: Numbers = {"shown": MOST_LINES, "lines": len(rows), "file": rest_in}
         notes = [str(Finding("lines_hidden", numbers=numbers)), *notes]
     return replace(table, notes=notes, file=rest_in)
 
@@ -403,15 +410,12 @@ ENERGY_OF: Column[Any] = Column(
 def _grid(columns: Sequence[Column[Any]], lines: Sequence[Sequence[Cell]]) -> RichTable:
     """Return cells for `rich.console.Console.print`, without the flags that all lines have."""
     grid = RichTable(pad_edge=False, show_edge=False, box=box.SIMPLE_HEAD, collapse_padding=True)
-    headings = [f"{column.heading}\n{column.unit}".strip() for column in columns]
-    height = max((heading.count("\n") for heading in headings), default=0)
-    for column, heading in zip(columns, headings, strict=True):
-        lower = "\n" * (height - heading.count("\n"))
+    for column in columns:
         overflow: Literal["fold", "ellipsis"] = "ellipsis"  # the beginning of a number is no number
         if column.can_wrap:
             overflow = "fold"
         grid.add_column(
-            Text(lower + heading),
+            Text(f"{column.heading}\n{column.unit}".strip()),
             justify="right" if column.is_number else "left",
             no_wrap=not column.can_wrap,
             overflow=overflow,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from commbench.analysis.comparison.findings import (
     answer,
@@ -73,16 +72,14 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
         table: the comparison.
         threshold: the share that sets the exit code; cases that are slower by more are named last.
     """
-    lines = [as_text(answer(table))]
-    lines += [f"A: {name}" for name in table.names_a]
-    lines.append(f"B: {table.name_b}")
-    lines += _conditions(table)
-    parts: list[RenderableType] = [Text("\n".join(lines)), Text("")]
+    parts: list[RenderableType] = [as_text(answer(table))]
+    parts += [f"A: {name}" for name in table.names_a]
+    parts += [f"B: {table.name_b}", *_conditions(table), ""]
     if table.cases:
-        parts += [tabulate(table.cases, case_columns(table)), Text("")]
-    parts += [Text(str(finding)) for finding in closing(table)]
+        parts += [tabulate(table.cases, case_columns(table)), ""]
+    parts += map(str, closing(table))
     if threshold is not None:
-        parts.append(Text(as_text(beyond(table, threshold))))
+        parts.append(as_text(beyond(table, threshold)))
     return Group(*parts)
 
 

@@ -4,7 +4,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from commbench.analysis.env import EnvRatio, collective_envs, training_envs
 from commbench.report.columns import (
@@ -12,6 +12,7 @@ from commbench.report.columns import (
     Table,
     make_table,
     number,
+    prefixes,
 )
 from commbench.report.formats import launches_of
 from commbench.results import Run
@@ -38,18 +39,19 @@ _COLUMNS: list[Column[EnvRatio]] = [
 ]
 
 
-def env_tables(runs: Iterable[Run], *, of_training: bool = False) -> Iterator[Table]:
+def env_tables(runs: Sequence[Run], *, of_training: bool = False) -> Iterator[Table]:
     """Yield the table of environments of each run that varied any, over its collectives or its
     training.
     """
     compare = collective_envs
     if of_training:
         compare = training_envs
-    for run in runs:
+    for run, prefix in prefixes(runs):
         comparison = compare(run)
         if comparison is not None:
             rows = [(run.name, ratio) for ratio in comparison.ratios]
             notes = [str(comparison.finding)]
             launches = launches_of(ratio.comparison.launches_b for ratio in comparison.ratios)
-            title = f"Environments: time over that under {comparison.first} ({launches} of each)"
+            what = f"time over that under {comparison.first}"
+            title = f"{prefix}Environments: {what} ({launches} of each)"
             yield make_table(title, rows, _COLUMNS, notes=notes)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from commbench.analysis.expectations import Answer, Expectation, Judged, Outcome
 from commbench.findings import Finding
@@ -20,7 +19,7 @@ def render_answers(answers: Sequence[Answer]) -> RenderableType:
     """Render the answers for `rich.console.Console.print`: a line for each row, reasons, and the
     counts last.
     """
-    return Group(answer_table(answers), Text(""), *map(Text, answer_sentences(answers)))
+    return Group(answer_table(answers), "", *answer_sentences(answers))
 
 
 def answer_table(answers: Sequence[Answer]) -> Table:

@@ -19,7 +19,7 @@ from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import FLAGS, NOISE, split_flags
 from commbench.engine.records import Row
-from commbench.findings import Finding, Value, shared_cause
+from commbench.findings import Finding, Numbers, Value, shared_cause
 from commbench.report.columns import Flagged
 from commbench.report.formats import time_with_interval
 from commbench.report.matrix import name_range
@@ -29,7 +29,6 @@ from commbench.results.info import (
     is_live,
     is_watched,
     measures_interconnect,
-    shares_gpu,
 )
 from commbench.results.tables import rows_by
 from commbench.results.verdict import recommendation_findings
@@ -38,8 +37,6 @@ from commbench.stats.budgets import BUDGETS
 from commbench.units import counted
 from commbench.words import SENTENCES, Estimate
 
-#: Bits per second of 1 GB/s.
-_GIGABYTE_BPS = 8e9
 _backend = attrgetter("backend")
 
 # ------------------------------------------------------------------------------- state and settings
@@ -159,10 +156,10 @@ def bandwidths(run: Run) -> Iterator[Finding]:
         }
         code = "bandwidth"
         limit = limit_of(best, run.info)
-        if limit is not None and limit.bound_bps:
+        if limit is not None:
             code = "bandwidth_of_link"
-            numbers["share"] = (best.busbw_GBps or 0.0) * _GIGABYTE_BPS / limit.bound_bps
-            numbers["link"] = str(limit)
+            bound_GBps, numbers["link"] = limit
+            numbers["share"] = (best.busbw_GBps or 0.0) / bound_GBps
         # a maximum over many rows is partly chance
         chosen = Finding("bandwidth_best", operation, {"count": len(comparable)})
         details = (chosen, *_briefs(best))
@@ -212,10 +209,10 @@ def pairs(run: Run) -> Iterator[Finding]:
     """Yield the range of bandwidths or times over the pairs of ranks of each matrix, separately
     between hosts and within hosts if both exist.
     """
-    for matrix in run.matrices:
+    for matrix in run.linked_matrices:
         between = name_range(matrix, matrix.is_inter)
         within = name_range(matrix, ~matrix.is_inter)
-        if (between or within) and not shares_gpu(matrix.case.backend, run.info):
+        if between or within:
             code = "pairs_of_hosts" if between and within else "pairs"
             ranges = {"between": between, "within": within, "range": between or within}
             meaning = Finding("pairs_meaning", numbers={"launches": len(matrix.times_us)})
@@ -227,7 +224,7 @@ def model_error(run: Run) -> Iterator[Finding]:
     model = network_model(run)
     if not model.curves:
         return
-    numbers: dict[str, Value] = {"curves": len(model.curves), "file": MODEL}
+    numbers: Numbers = {"curves": len(model.curves), "file": MODEL}
     numbers["worst"] = 100 * (model.worst_residual or 0.0)
     code = "model_of_unknown_error"
     if model.held_out_error is not None:

@@ -11,9 +11,9 @@ from commbench.units import counted, format_time, three_digits, time_unit
 _MOST_NAMED = 4
 
 
-def percent(share: float | None, places: int = 0) -> str:
+def percent(share: float, places: int = 0) -> str:
     """Return a share as ``12 %``."""
-    return "" if share is None else f"{100 * share:.{places}f} %"
+    return f"{100 * share:.{places}f} %"
 
 
 def microseconds(time_us: float | None) -> str:
@@ -78,6 +78,16 @@ def launches_of(counts: Iterable[int | None]) -> str:
         return ""
     most = counted(distinct[-1], "launch")
     return most if len(distinct) == 1 else f"{distinct[0]} to {most}"
+
+
+def ranks_on_hosts(ranks: int | None, hosts: int | None) -> str:
+    """Return ``4 ranks on 2 hosts`` as far as it is known; empty without ranks."""
+    if not ranks:
+        return ""
+    text = counted(ranks, "rank")
+    if hosts:
+        text = f"{text} on {counted(hosts, 'host')}"
+    return text
 
 
 def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:

@@ -42,7 +42,7 @@ def render_predictions(
         steps: the forecasts of training steps.
     """
     curves = [curve for of_family in network.curves.values() for curve in of_family]
-    ranks = ", ".join(map(str, sorted({curve.world_size for curve in curves})))
+    ranks = ", ".join(map(str, sorted({curve.place.world_size for curve in curves})))
     links = ", ".join(dict.fromkeys(str(curve.link) for curve in curves))
     source = Finding("predicted_from", " and ".join(runs), {"ranks": ranks, "links": links})
     yield str(source)

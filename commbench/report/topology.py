@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
-from rich.text import Text
 
+from commbench.fields import join_names
 from commbench.findings import Finding
 from commbench.report.columns import Table, plain_table
 from commbench.system.topology import Topology, nodes_of
@@ -31,13 +31,13 @@ def render_topology(
         _count(topology["cores"], "core"),
         _count(topology["threads"], "thread"),
     ]
-    yield Text(f"{host}: {', '.join(counts)}")
+    yield f"{host}: {', '.join(counts)}"
     caches = []
     for cache in topology["caches"]:
         size = format_size(cache["size_bytes"])
         caches.append(f"{cache['count']} x L{cache['level']} {cache['type']} {size}")
     if caches:
-        yield Text(f"caches: {', '.join(caches)}")
+        yield f"caches: {', '.join(caches)}"
     interfaces = []
     for port in topology["network"]:
         speed = _speed(port["speed_Mbps"])
@@ -58,7 +58,7 @@ def render_topology(
     ]
     yield from (table for table in tables if table.lines)
     for remark in topology_remarks(topology, cpus):
-        yield Text(f"- {remark}")
+        yield f"- {remark}"
 
 
 def topology_remarks(topology: Topology, cpus: Sequence[int] = ()) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def topology_remarks(topology: Topology, cpus: Sequence[int] = ()) -> Iterator[F
     yield from _placement(topology, cpus)
     bare = [str(node["node"]) for node in topology["numa"] if node["memory_bytes"] == 0]
     if bare:
-        yield Finding("topology_bare", _listed(bare))
+        yield Finding("topology_bare", join_names(bare))
     for port in topology["network"]:
         if port["emulated"] and port["speed_Mbps"]:
             rate = {"rate": _speed(port["speed_Mbps"])}
@@ -86,8 +86,8 @@ def _far_gpus(topology: Topology) -> Iterator[Finding]:
         if adapters and {matrix[gpu][port] for port in adapters} == {"SYS"}:
             far.append(devices[gpu])
     if far:
-        names = {"adapters": _listed([devices[port] for port in adapters])}
-        yield Finding("topology_far_gpus", _listed(far), names)
+        names = {"adapters": join_names(devices[port] for port in adapters)}
+        yield Finding("topology_far_gpus", join_names(far), names)
 
 
 def _placement(topology: Topology, cpus: Sequence[int]) -> Iterator[Finding]:
@@ -95,10 +95,10 @@ def _placement(topology: Topology, cpus: Sequence[int]) -> Iterator[Finding]:
     own_nodes, ports = nodes_of(cpus, topology["numa"]), _in_use(topology)
     adapter_nodes = sorted({node for node in ports.values() if node is not None})
     if len(own_nodes) > 1:
-        yield Finding("topology_unbound", _listed(own_nodes))
+        yield Finding("topology_unbound", join_names(map(str, own_nodes)))
     elif own_nodes and adapter_nodes and own_nodes[0] not in adapter_nodes:
         nodes = tuple(map(str, adapter_nodes))
-        subject = _listed(list(ports))
+        subject = join_names(ports)
         yield Finding(
             "topology_bound_afar", subject, {"node": own_nodes[0], "adapter_nodes": nodes}
         )
@@ -152,7 +152,3 @@ def _count(number: int | None, name: str) -> str:
 
 def _or_unknown(value: object) -> str:
     return "unknown" if value is None else str(value)
-
-
-def _listed(values: Mapping[str, None] | Sequence[object]) -> str:
-    return ", ".join(map(str, values))

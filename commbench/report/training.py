@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from commbench.analysis.watched import Part, RankTime, parts_of, rank_times
 from commbench.ddp.plan.cases import (
     TrainingCase,
@@ -29,26 +26,23 @@ from commbench.report.columns import (
     make_tables,
     number,
     outcome,
+    prefixes,
 )
-from commbench.report.formats import launches_of, microseconds
+from commbench.report.formats import launches_of, microseconds, ranks_on_hosts
 from commbench.results import DDP, Run
 from commbench.results.info import is_live, is_watched
-from commbench.results.recommendation import Recommendation
 from commbench.results.tables import rows_by
-from commbench.results.verdict import paste_lines, recommendation_findings
-from commbench.units import counted, three_digits
+from commbench.units import three_digits
 
 
 def training_tables(runs: Sequence[Run]) -> Iterator[Table]:
     """Yield a table for each workload, number of ranks and batch of each run."""
-    for run in runs:
+    for run, prefix in prefixes(runs):
         by_table = rows_by(
             run.training_rows, attrgetter("workload", "world_size", "batch_per_rank", "env")
         )
         for rows in by_table.values():
-            title = training_title(rows)
-            if len(runs) > 1:
-                title = f"{run.name}: {title}"
+            title = f"{prefix}{training_title(rows)}"
             named_rows = [(run.name, row) for row in rows]
             notes = [str(finding) for finding in [*own_setting(run), *without_ddp(rows)]]
             yield make_table(title, named_rows, _COLUMNS, notes=notes, rest_in=DDP)
@@ -89,14 +83,6 @@ def own_setting(run: Run) -> Iterator[Finding]:
     if is_live(run.info) and not is_watched(run.info):
         baseline = TrainingCase.from_key(run.info["baseline"])
         yield Finding("own_setting", setting_name(baseline))
-
-
-def render_recommendation(recommendation: Recommendation) -> Iterator[RenderableType]:
-    """Yield the recommendation, a sentence a line, and the lines to paste."""
-    yield Text()
-    for finding in recommendation_findings(recommendation):
-        yield from map(Text, map(str, [finding, *finding.details]))
-    yield from map(Text, paste_lines(recommendation))
 
 
 # ---------------------------------------------------------------------------------------- the table
@@ -151,9 +137,7 @@ _COLUMNS: Sequence[Column[TrainingRow]] = (
 def training_title(rows: Sequence[TrainingRow]) -> str:
     """Return the title of rows that were trained together: workload, hosts, ranks and launches."""
     first = rows[0]
-    ranks = counted(first.world_size or 0, "rank")
-    if first.nodes:
-        ranks = f"{ranks} on {counted(first.nodes, 'host')}"
+    ranks = ranks_on_hosts(first.world_size, first.nodes)
     parts = [first.backend, ranks, f"batch {first.batch_per_rank} a rank", first.env]
     dense = [row.dense_MB_per_step for row in rows if row.dense_MB_per_step]
     if dense:

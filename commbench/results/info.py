@@ -256,6 +256,11 @@ def host_by_rank(info: RunInfo) -> dict[int, str]:
     return {rank["rank"]: str(rank["host"]) for rank in info.get("ranks") or ()}
 
 
+def environment_of(info: RunInfo) -> Environment:
+    """Return the conditions of a run; empty if it states none."""
+    return info.get("environment") or {}
+
+
 def is_live(info: RunInfo) -> bool:
     """Return whether commbench ran inside a person's own training."""
     return bool((info.get("plan") or {}).get("live"))

@@ -40,7 +40,7 @@ def append_losses(path: Path, losses: Iterable[Loss]) -> None:
 def read_losses(path: Path) -> list[Loss]:
     """Return the losses in a run directory, without a last line that a crash tore.
 
-    None without the file.
+    Empty without the file.
 
     Raises:
         InputError: the file holds something else.

@@ -165,17 +165,16 @@ def matrices(records: Iterable[Record], info: RunInfo) -> list[Matrix]:
         info: contents of ``run.json``; ``ranks`` names each rank's host.
     """
     by_case = records_by_case(record for record in records if record.case.pattern == MATRIX)
-    with_pairs = (
-        [r for r in of_case if len(r.pairs) and r.status in {"ok", "wrong"}]
-        for of_case in by_case.values()
-    )
-    return sorted(
-        (_matrix(measured, info) for measured in with_pairs if measured),
-        key=lambda m: _order(m.case),
-    )
+    measured = []
+    for of_case in by_case.values():
+        with_pairs = [r for r in of_case if r.pairs and r.status in {"ok", "wrong"}]
+        if with_pairs:
+            measured.append(_matrix(with_pairs, info))
+    return sorted(measured, key=_order)
 
 
-def _order(case: Case) -> tuple[Any, ...]:
+def _order(matrix: Matrix) -> tuple[Any, ...]:
+    case = matrix.case
     return (
         list(OPERATIONS).index(case.operation),
         case.dtype or "",

@@ -71,14 +71,6 @@ class RunRequest:
             raise InputError(
                 "There is nothing to measure; name at least one operation, size and backend."
             )
-        if self.ranks < 1:
-            raise InputError(f"{self.ranks} ranks were asked for; give at least 1.")
-        for name, value in (
-            ("case timeout", self.case_timeout_s),
-            ("time limit", self.time_limit_s),
-        ):
-            if value is not None and not value > 0:
-                raise InputError(f"The {name} is {value:g} s; give more than 0.")
 
     def by_env(self, launch: int) -> list[RunRequest]:
         """Return the request once for each environment, with the cases under it, in the order of
@@ -198,7 +190,7 @@ def fixed_settings(records: Iterable[AnyRecord], budget: Budget) -> dict[str, Fi
     """Return by case key the settings that the lowest launch of a collective has fixed for all
     others.
     """
-    ordered = sorted(collective_records(records), key=lambda record: record.launch, reverse=True)
+    ordered = sorted(collective_records(records), key=attrgetter("launch"), reverse=True)
     fixed = {}
     for record in ordered:
         settings = settings_after(record, budget)

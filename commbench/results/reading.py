@@ -26,7 +26,7 @@ from commbench.results.files import (
     refusing,
     samples_file,
 )
-from commbench.results.info import RunInfo, check_info, is_live
+from commbench.results.info import RunInfo, check_info, is_live, shares_gpu
 from commbench.results.losses import Loss, read_losses
 from commbench.results.pairs import Matrix, matrices, pair_table
 from commbench.results.recommendation import Recommendation
@@ -173,6 +173,11 @@ class Run:
     def matrices(self) -> list[Matrix]:
         """The measured matrices of pairs of ranks; empty without the pattern ``matrix``."""
         return matrices(self.records, self.info)
+
+    @property
+    def linked_matrices(self) -> list[Matrix]:
+        """The matrices of ranks that share no GPU, so that their pairs are links."""
+        return [m for m in self.matrices if not shares_gpu(m.case.backend, self.info)]
 
 
 def once_per_run(compute: Callable[[Run], T]) -> Callable[[Run], T]:

@@ -86,11 +86,8 @@ def find_states(records: Iterable[Record]) -> dict[str, MachineStates]:
     """Return the states of the machine by `probed_name`, where the probes of all visits are of two
     modes.
     """
-    probes: dict[str, list[float]] = {}
-    for record in latest(records).values():
-        probes.setdefault(probed_name(record.case), []).extend(_visit_probes(record))
     states = {}
-    for backend, probes_us in probes.items():
+    for backend, probes_us in _probes(records).items():
         if len(probes_us) < FEWEST_VISITS:
             continue
         modes = stats.modes_of(probes_us, apart=APART)
@@ -113,13 +110,18 @@ def level_us(records: Iterable[Record], name: str) -> float | None:
 
     None without probes.
     """
-    probes_us = []
-    for record in latest(records).values():
-        if probed_name(record.case) == name:
-            probes_us += _visit_probes(record)
+    probes_us = _probes(records).get(name)
     if not probes_us:
         return None
     return stats.median(probes_us)
+
+
+def _probes(records: Iterable[Record]) -> dict[str, list[float]]:
+    """Return the probes of all visits by `probed_name`."""
+    probes: dict[str, list[float]] = {}
+    for record in latest(records).values():
+        probes.setdefault(probed_name(record.case), []).extend(_visit_probes(record))
+    return probes
 
 
 def _visit_probes(record: Record) -> list[float]:

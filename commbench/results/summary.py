@@ -23,7 +23,7 @@ from commbench.engine.records import (
     interval_columns,
 )
 from commbench.engine.visits import launch_value, visit_times
-from commbench.results.info import RunInfo, ranks_per_gpu, shares_gpu
+from commbench.results.info import RunInfo, environment_of, ranks_per_gpu, shares_gpu
 from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.results.tables import rows_by
 from commbench.stats.components import FEWEST_VISITS, components_of
@@ -314,7 +314,8 @@ def _times(timed: Sequence[Record], medians: Sequence[float]) -> dict[str, Any]:
     """Return the columns made of times, of which each launch has one in ``medians``."""
     columns = metered(timed)
     columns["launches"] = len(timed)
-    columns["visits"] = _visits(timed)
+    if not any(record.stated or record.pairs for record in timed):
+        columns["visits"] = round(stats.median([len(visit_times(record)) for record in timed]))
     columns["repetitions"] = _total(_repetitions(record) for record in timed)
     own = [record for record in timed if not record.stated]
     for name in _TOTALS:
@@ -377,16 +378,6 @@ def _repetitions(record: Record) -> int | None:
     if OPERATIONS[record.case.operation].is_one_way:
         return repetitions
     return repetitions // 2
-
-
-def _visits(timed: Sequence[Record]) -> int | None:
-    """Return the visits of a launch, the median over launches.
-
-    None for a matrix and for imported cases.
-    """
-    if any(record.stated or record.pairs for record in timed):
-        return None
-    return round(stats.median([len(visit_times(record)) for record in timed]))
 
 
 def _interval(
@@ -470,7 +461,7 @@ def are_most(of_launches: Iterable[bool]) -> bool:
 
 def condition_flags(backend: str, info: RunInfo) -> set[str]:
     """Return the flags about the place of the ranks: emulated hosts, and ranks that share a GPU."""
-    emulated = (info.get("environment") or {}).get("emulated")
+    emulated = environment_of(info).get("emulated")
     return set(raised_flags({"emulated": bool(emulated), "shared_gpu": shares_gpu(backend, info)}))
 
 

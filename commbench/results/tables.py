@@ -68,11 +68,11 @@ def column_dtypes(row_class: type[Any]) -> dict[str, str]:
     string[python].
     """
     hints = get_type_hints(row_class)
-    types = {name: hints[name] for name in columns_of(row_class)}
-    return {
-        name: _DTYPES[next((part for part in get_args(kind) if part is not type(None)), kind)]
-        for name, kind in types.items()
-    }
+    dtypes = {}
+    for name in columns_of(row_class):
+        kind, *_ = get_args(hints[name]) or [hints[name]]  # of X | None, X
+        dtypes[name] = _DTYPES[kind]
+    return dtypes
 
 
 def table_of(row_class: type[Any], rows: Iterable[DataclassInstance]) -> DataFrame:
@@ -109,8 +109,7 @@ def rows_csv(rows: Iterable[Mapping[str, Any]], columns: Collection[str]) -> str
 
 def table_csv(table: DataFrame) -> str:
     """Return a table as the text of a CSV file, with empty cells for NA."""
-    columns = [column.astype(object).where(column.notna(), None) for _, column in table.items()]
-    return _csv(list(table.columns), zip(*columns, strict=True))
+    return _csv(list(table.columns), rows_of(table))
 
 
 def _csv(columns: Collection[str], lines: Iterable[Iterable[object]]) -> str:

@@ -20,7 +20,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.info import RunInfo
 from commbench.results.summary import outcome_of, records_by_case
 from commbench.results.tables import rows_by
-from commbench.stats import DEFAULT_LEVEL, Interval
+from commbench.stats import DEFAULT_LEVEL, Interval, median
 from commbench.stats.components import FEWEST_VISITS
 
 #: A loss is the mean over the last tenth of the steps.
@@ -299,7 +299,11 @@ class EqualLosses:
     """Steps that all of them made."""
 
 
-def equal_losses(group: Sequence[Trained]) -> dict[tuple[str, int], EqualLosses]:
+Losses = Mapping[tuple[str, int], EqualLosses]
+"""The losses of configurations by case key and launch."""
+
+
+def equal_losses(group: Sequence[Trained]) -> Losses:
     """Return the losses of a group's configurations by (case key, launch).
 
     Each launch has its own data.
@@ -333,7 +337,7 @@ def equal_losses(group: Sequence[Trained]) -> dict[tuple[str, int], EqualLosses]
 
 
 def paired_losses(
-    configuration: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
+    configuration: Trained, base: Trained, losses: Losses
 ) -> list[tuple[EqualLosses, EqualLosses]]:
     """Return the losses of two configurations in each launch that has both."""
     pairs = []
@@ -388,14 +392,9 @@ def falls(metric_name: str) -> bool:
     return metric_name == "loss"
 
 
-def median(values: stats.Values) -> float:
-    """Return the median as a Python float."""
-    return float(np.median(values))
-
-
 def median_known(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None without any."""
     present = [value for value in values if value is not None]
     if not present:
         return None
-    return median(present)
+    return float(np.median(present))  # a loss may be NaN

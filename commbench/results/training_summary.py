@@ -36,21 +36,20 @@ from commbench.results.summary import (
 )
 from commbench.results.tables import rows_by
 from commbench.results.trained import (
-    EqualLosses,
     Group,
+    Losses,
     Trained,
     baseline_case,
     block_medians_ms,
     equal_losses,
     groups_of,
-    median,
     median_known,
     paired_sample_ms,
     speedup_of,
     time_to_target_s,
     trained,
 )
-from commbench.stats import MARGIN
+from commbench.stats import MARGIN, median
 
 MB = 1e6
 #: Share by which sent bytes may differ from theory, and bytes of headers that each bucket may add.
@@ -211,9 +210,7 @@ def _supported(verdict: str, columns: Mapping[str, Any]) -> str:
     return str(stats.Verdict.INCONCLUSIVE)
 
 
-def _measured(
-    trained_case: Trained, losses: Mapping[tuple[str, int], EqualLosses], info: RunInfo
-) -> dict[str, Any]:
+def _measured(trained_case: Trained, losses: Losses, info: RunInfo) -> dict[str, Any]:
     """Return the columns of a configuration by itself; devices that differ are all named."""
     timed = list(trained_case.timed.values())
     records = timed or trained_case.records

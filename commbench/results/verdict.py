@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Numbers, Value
 from commbench.results.recommendation import (
     Bounds,
     Choice,
@@ -171,7 +171,7 @@ def _over_half(recommendation: Recommendation) -> Iterator[Finding]:
     by_effect = {choice.effect: choice for choice in recommendation.altering}
     half, lossy = by_effect.get("half precision"), by_effect.get("lossy")
     if half is not None and lossy is not None and lossy.speedup_half is not None:
-        numbers: dict[str, Value] = {"half": recommendation.named(half)}
+        numbers: Numbers = {"half": recommendation.named(half)}
         numbers["speedup"] = _estimate(lossy.speedup_half, lossy.speedup_half_ci)
         yield Finding("fastest_over_half", recommendation.named(lossy), numbers)
 
@@ -213,7 +213,7 @@ def _cost(choice: Choice, cost: Cost | None, recommendation: Recommendation) -> 
         yield Finding("learning_no_more", subject, {"baseline": recommendation.baseline_name})
 
 
-def _compared(name: str, compared: Difference) -> dict[str, Value]:
+def _compared(name: str, compared: Difference) -> Numbers:
     """Return a quantity, the baseline's, and the median of launches' differences, which may differ
     in sign from the difference of the medians.
     """

@@ -42,6 +42,13 @@ class Interval:
         return math.log(estimate / self.low), math.log(self.high / estimate)
 
 
+def bounds_of(interval: Interval | None) -> tuple[float, float] | None:
+    """Return the ends of an interval; None without one."""
+    if interval is None:
+        return None
+    return interval.low, interval.high
+
+
 @lru_cache(maxsize=4096)
 def _median_ranks(n: int, level: float) -> tuple[int, int] | None:
     """Return the 1-based ranks that enclose the median of ``n`` values at ``level``, or None where
@@ -177,7 +184,7 @@ def hodges_lehmann(values: Values) -> float:
     For normal values its variance is 5 % above that of the mean, that of the median 57 %; outliers
     move it little.
     """
-    return float(np.median(_walsh_averages(values)))
+    return median(_walsh_averages(values))
 
 
 def signed_rank_interval(values: Values, level: float = DEFAULT_LEVEL) -> Interval | None:

@@ -22,6 +22,7 @@ from commbench.stats.intervals import (
     Interval,
     Values,
     launch_interval,
+    median,
 )
 
 #: How probable a decision shall be.
@@ -86,7 +87,7 @@ class Scatter:
             pairs = np.triu_indices(len(sample), 1)
             distances.append(np.abs(sample[:, None] - sample)[pairs])
         return cls(
-            spread=1.0483 * float(np.median(np.concatenate(distances))),
+            spread=1.0483 * median(np.concatenate(distances)),
             freedom=sum(len(sample) - 1 for sample in samples),
             launches=launches,
             sides=sides,

@@ -15,6 +15,7 @@ from commbench.stats.intervals import (
     Floats,
     Interval,
     detectable_effect,
+    median,
     student_p,
     student_t,
 )
@@ -59,10 +60,10 @@ class RunRatio:
             runs: the launch medians of each run, above 0; two runs at least.
             b: the launch medians of the judged run, above 0; two at least.
         """
-        medians = [np.median(run) for run in runs]
+        medians = [median(run) for run in runs]
         # The variance of the ratio in variances of a run: 1 for b, the rest for the runs' median.
         draws = 1 + math.pi / 2 / len(runs)
-        variance = float(np.var([math.log(median) for median in medians], ddof=1))
+        variance = float(np.var([math.log(of_run) for of_run in medians], ddof=1))
         # The variance of a launch is the variance of a median's logarithm times its launches.
         of_b = _median_variance(b)
         of_launches = [len(run) * _median_variance(run) for run in runs if len(run) > 1]
@@ -72,7 +73,7 @@ class RunRatio:
         between_runs = math.sqrt(max(0.0, variance - explained)) * math.sqrt(draws)
         logs = [np.log(side) for side in (*runs, b)]
         return cls(
-            ratio=float(np.median(b)) / float(np.median(medians)),
+            ratio=median(b) / median(medians),
             error=math.sqrt(max(variance, explained) * draws + max(0.0, own - explained)),
             scatter=Scatter.of(logs, min(map(len, logs)), draws, between_runs),
             freedom=len(runs) - 1,

@@ -12,7 +12,7 @@ from commbench.analysis.env import compare_training_envs
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase, baseline_name, setting_name
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import copied
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Numbers
 from commbench.results.info import RunInfo, first_env, is_live
 from commbench.results.recommendation import (
     AlteringChoice,
@@ -28,7 +28,7 @@ from commbench.results.recommendation import (
 from commbench.results.trained import Speedup, median_known, speedup_of
 from commbench.results.training_summary import flags_of
 from commbench.schema import JsonMapping
-from commbench.stats import DEFAULT_LEVEL, MARGIN, fewest_launches
+from commbench.stats import DEFAULT_LEVEL, MARGIN, bounds_of, fewest_launches
 from commbench.stats.ratios import MOST_LAUNCHES, Scatter, further_launches, margin_errors_of
 from commbench.tuner.decision import Decision, Judged, LeftOut, decide, decision_of, steps_of
 from commbench.tuner.learning import cost_of
@@ -231,7 +231,7 @@ class _Conclusion:
             speedup: of the leader over the baseline; without launches if these are not fresh.
         """
         decision, name = self.decision, ""
-        numbers: dict[str, Value] = {
+        numbers: Numbers = {
             "baseline": baseline_name(is_live=is_live(self.info)),
             "launches": speedup.launches,
             "blocks": speedup.blocks,
@@ -376,6 +376,4 @@ def _bounded(speedup: Speedup | None) -> tuple[float | None, tuple[float, float]
     """Return a speedup and the bounds of its interval."""
     if speedup is None:
         return None, None
-    if speedup.interval is None:
-        return speedup.ratio, None
-    return speedup.ratio, (speedup.interval.low, speedup.interval.high)
+    return speedup.ratio, bounds_of(speedup.interval)

@@ -25,9 +25,9 @@ from commbench.results.trained import (
     Trained,
     common_launches,
     falls,
-    median,
     paired_losses,
 )
+from commbench.stats import bounds_of, median
 
 
 def withheld(case: TrainingCase, baseline: TrainingCase, info: RunInfo) -> Withheld:
@@ -164,10 +164,7 @@ def cost_of(
 
 def _difference(pairs: Sequence[tuple[float, float]]) -> Difference:
     own, theirs = np.transpose(np.asarray(pairs, dtype=float))
-    interval = stats.median_interval(own - theirs)
-    bounds = None
-    if interval is not None:
-        bounds = interval.low, interval.high
+    bounds = bounds_of(stats.median_interval(own - theirs))
     return Difference(
         baseline=median(theirs),
         best=median(own),

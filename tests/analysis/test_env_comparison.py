@@ -19,6 +19,7 @@ from commbench.analysis.env import (
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
+from commbench.report.env import env_tables
 from commbench.results.info import network_records
 from commbench.results.reading import make_run
 from commbench.results.record_types import Records
@@ -151,6 +152,13 @@ def fresh(*steps_ms: float) -> list[TrainingRecord]:
             steps = [step_ms * factor * even for even in EVEN]
             records += make_training_launches(steps, confirmed(replace(case, env=env)))
     return records
+
+
+def test_tables_of_several_runs_name_them(tmp_path):
+    """Begin each title with the run."""
+    info, records = {"env": ENVS}, Records(collectives())
+    runs = [make_run(tmp_path / name, info, records) for name in ("a", "b")]
+    assert ["a: ", "b: "] == [table.title[:3] for table in env_tables(runs)]
 
 
 def test_a_recommendation_is_of_the_faster_environment():

@@ -133,7 +133,7 @@ def test_every_larger_number_of_ranks_is_held_out():
     out curves of a single rank, which the smallest part of a scaling study has.
     """
     curves = forecast_network((1, 2, 4, 8)).curves[REDUCE]
-    assert [2, 4, 8] == fields_of(curves, "world_size")
+    assert [2, 4, 8] == fields_of(curves, "place.world_size")
     pairs = hold_out(curves)
     assert 2 * len(curves[0].curve.sizes) == len(pairs)
     assert all(pair.ratio == pytest.approx(1.0, abs=0.1) for pair in pairs)

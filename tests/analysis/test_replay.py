@@ -11,6 +11,7 @@ from commbench.analysis.prediction.law import Place
 from commbench.analysis.prediction.replay import TrainedWorkload
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError
+from commbench.findings import UnpredictedError
 
 HERE = Place(world_size=2, rate_bps=1e9)
 NETWORK = forecast_network((2, 4))
@@ -71,6 +72,13 @@ def test_what_cannot_be_replayed_says_why():
     network = forecast_network((2,), operations=["all_reduce"])
     with pytest.raises(InputError, match="Nothing is known of gloo all_gather"):
         trained().replay(network, "topk:0.01", HERE)
+
+
+def test_a_hook_without_a_result_is_not_predicted():
+    """Refuse a hook that only another training has."""
+    with pytest.raises(UnpredictedError) as refused:
+        trained().replay(NETWORK, "fp16", HERE)
+    assert "hook_unmeasured" == refused.value.reason.code
 
 
 def test_hooks_come_in_the_registrys_order():

@@ -21,9 +21,8 @@ from terminals import line_with, printed
 from commbench.cli.presentation import print_run
 from commbench.cli.terminal import make_console
 from commbench.engine.records import Record, Row
-from commbench.report.collectives import collective_tables, group_sentences
+from commbench.report.collectives import collective_tables, group_findings, group_sentences
 from commbench.report.formats import listed, time_with_interval
-from commbench.report.groups import group_findings
 
 
 def table(records: list[Record], width: int = 100) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from commbench.analysis.comparison.sides import Measured
 from commbench.findings import Finding
-from commbench.results.info import RunInfo
+from commbench.results.info import RunInfo, environment_of
 from commbench.system.environment import (
     CARRIER,
     CHOSEN,
@@ -146,7 +146,7 @@ def _environment(info: RunInfo) -> Environment:
 
     Empty for an imported run, which states no host.
     """
-    environment = info.get("environment") or {}
+    environment = environment_of(info)
     return environment if environment.get("hosts") else {}
 
 

@@ -7,7 +7,7 @@ from commbench.analysis.comparison.verdicts import (
     ENOUGH_BASELINES,
     ComparisonTable,
 )
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Numbers
 from commbench.stats import Verdict
 from commbench.stats.ratios import MOST_LAUNCHES
 
@@ -20,7 +20,7 @@ def answer(table: ComparisonTable) -> list[Finding]:
     for each in slower:
         change = {"change": each.comparison.estimate}
         changes.append(Finding("compare_change", table.name_of(each), change))
-    numbers: dict[str, Value] = {
+    numbers: Numbers = {
         **{str(verdict): count for verdict, count in table.counts.items()},
         "cases": len(table.cases),
         "changes": tuple(changes),
@@ -49,7 +49,7 @@ def regressions(table: ComparisonTable, threshold: float) -> tuple[list[str], li
 def beyond(table: ComparisonTable, threshold: float) -> list[Finding]:
     """Return what explains the exit code."""
     slower, lost = regressions(table, threshold)
-    numbers: dict[str, Value] = {"limit": 100 * threshold, "cases": tuple(slower)}
+    numbers: Numbers = {"limit": 100 * threshold, "cases": tuple(slower)}
     code = "compare_beyond" if slower else "compare_none_beyond"
     sizes = sorted(case.comparison.detectable for case in table.cases)
     if sizes and not slower and not lost:

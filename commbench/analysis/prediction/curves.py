@@ -14,7 +14,7 @@ import numpy as np
 
 from commbench.analysis.prediction.fits import Segment, fit_segments, log_half_width, noise_of
 from commbench.schema import JsonObject
-from commbench.stats import Floats, Interval, launch_interval
+from commbench.stats import Floats, Interval, bounds_of, launch_interval, median
 
 #: Assumed median absolute error per doubling if it was not measured.
 ASSUMED_ERROR = 0.25
@@ -123,12 +123,8 @@ class Curve:
         """Return lists and numbers."""
         columns = dataclasses.asdict(self)
         for segment, intervals in zip(columns["segments"], self.parameter_intervals, strict=True):
-            segment["alpha_us_ci"], segment["beta_us_per_byte_ci"] = map(_ends, intervals)
+            segment["alpha_us_ci"], segment["beta_us_per_byte_ci"] = map(bounds_of, intervals)
         return columns
-
-
-def _ends(interval: Interval | None) -> list[float] | None:
-    return [interval.low, interval.high] if interval else None
 
 
 def joined(sizes: Floats, times_us: Floats) -> Callable[[float], float]:
@@ -176,6 +172,6 @@ def fit_curve(table: Mapping[int, Mapping[int, float]]) -> Curve:
         times_us=tuple(medians_us.tolist()),
         segments=tuple(segments),
         residuals=tuple(residuals),
-        held_out_error=float(np.median(held_out_errors)) if held_out_errors else None,
+        held_out_error=median(held_out_errors) if held_out_errors else None,
         launches_us=launches_us,
     )

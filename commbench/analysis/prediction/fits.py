@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commbench.stats import Floats
+from commbench.stats import Floats, median
 
 #: Protocols such as eager, rendezvous and pipelined; more segments are noise on usual grids of
 #: sizes.
@@ -149,7 +149,7 @@ def noise_of(launches_us: Floats) -> Noise:
     if sizes > 1:
         deviations -= np.median(deviations, axis=0)
     variances = np.sum(deviations**2, axis=1) / degrees
-    variance = float(np.median(variances)) / (1 - 2 / (9 * degrees)) ** 3 / launches
+    variance = median(variances) / (1 - 2 / (9 * degrees)) ** 3 / launches
     if degrees > 1:
         variance *= math.pi / 2
     return Noise(math.sqrt(variance), degrees * sizes)

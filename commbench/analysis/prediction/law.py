@@ -18,6 +18,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -80,18 +81,9 @@ class MeasuredCurve:
 
     operation: str
     curve: Curve
-    world_size: int
-    ranks_per_node: int = 1
+    place: Place
+    """The measured network."""
     link: Link
-
-    @property
-    def place(self) -> Place:
-        """The measured network."""
-        return Place(
-            world_size=self.world_size,
-            ranks_per_node=self.ranks_per_node,
-            rate_bps=self.link.rate_bps,
-        )
 
     def time_us(self, message_bytes: float, place: Place) -> float:
         """Return the predicted time on another network, in microseconds.
@@ -128,7 +120,7 @@ class MeasuredCurve:
 
     def is_at(self, place: Place) -> bool:
         """Return whether a network is the measured one."""
-        return self.world_size == place.world_size and self.link_at(place) == self.link
+        return self.place.world_size == place.world_size and self.link_at(place) == self.link
 
     def _law_us(self, message_bytes: float, place: Place, link: Link) -> float:
         alpha_us, local_us_per_byte, link_us_per_byte = self._costs
@@ -147,13 +139,14 @@ class MeasuredCurve:
         """
         sizes, times_us = np.array(self.curve.sizes, float), np.array(self.curve.times_us)
         start_us, per_byte_us = fit_line(sizes, times_us)
-        alpha_us = start_us / start_ups(self.operation, self.world_size)
+        ranks = self.place.world_size
+        alpha_us = start_us / start_ups(self.operation, ranks)
         on_link = crossings(self.operation, self.place)
         if self.link.rate_bps is None:
             return alpha_us, 0.0, per_byte_us / on_link
         link_us = self.link.us_per_byte
         local_us = max(0.0, per_byte_us - on_link * link_us)
-        return alpha_us, local_us / bus_factor(self.operation, self.world_size), link_us
+        return alpha_us, local_us / bus_factor(self.operation, ranks), link_us
 
 
 def start_ups(operation: str, ranks: int) -> float:
@@ -218,17 +211,19 @@ class ForecastNetwork:
             for key, curve in network_model(run).curves.items():
                 follows_law = key.pattern == "flat" and key.operation in RINGS + TREES
                 if follows_law and key.world_size >= FEWEST_RANKS:
-                    measured = MeasuredCurve(
-                        operation=key.operation,
-                        curve=curve,
+                    link = _link(run, key)
+                    place = Place(
                         world_size=key.world_size,
                         ranks_per_node=_ranks_per_node(run),
-                        link=_link(run, key),
+                        rate_bps=link.rate_bps,
+                    )
+                    measured = MeasuredCurve(
+                        operation=key.operation, curve=curve, place=place, link=link
                     )
                     family = Family(key.operation, key.backend, key.dtype)
                     curves.setdefault(family, []).append(measured)
         for measured_curves in curves.values():
-            measured_curves.sort(key=lambda curve: curve.world_size)
+            measured_curves.sort(key=attrgetter("place.world_size"))
         across = [run for run in runs if _is_across_hosts(run)]
         return cls(
             curves={family: curves[family] for family in sorted(curves)},
@@ -312,7 +307,7 @@ def hold_out(curves: Sequence[MeasuredCurve]) -> list[HeldOut]:
         place, others = target.place, []
         for other in curves:
             is_like = other.link.is_within_host == target.link.is_within_host
-            if is_like and other.world_size <= target.world_size and not other.is_at(place):
+            if is_like and other.place.world_size <= place.world_size and not other.is_at(place):
                 others.append(other)
         if others:
             nearest = min(others, key=lambda curve: curve.place.doublings(place))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
-from commbench.results.info import RunInfo
+from commbench.results.info import RunInfo, environment_of
 from commbench.system.host import Host, Interface
 from commbench.units import format_link_rate, parse_link_rate
 
@@ -32,18 +31,11 @@ class Link:
     """Cores that all emulated hosts share; None: every host has its own."""
     source: str = ""
     """Source of the rate, in words."""
-    directions: int = 1
-    """Directions that messages use at the same time: 2 if both ends send."""
 
     @property
     def us_per_byte(self) -> float:
         """The link's time for a byte of a message, in microseconds; NaN if the rate is unknown."""
         return math.nan if self.rate_bps is None else 8e6 / (self.rate_bps * self.payload)
-
-    @property
-    def bound_bps(self) -> float | None:
-        """Upper bound of the bandwidth in bits per second: the rates of all used directions."""
-        return None if self.rate_bps is None else self.directions * self.rate_bps
 
     @property
     def is_within_host(self) -> bool:
@@ -65,8 +57,7 @@ class Link:
             return "a link of unknown rate"
         if math.isinf(self.rate_bps):
             return self.source
-        both = "both ways of " if self.directions > 1 else ""
-        return f"{both}{format_link_rate(self.rate_bps)} ({self.source})"
+        return f"{format_link_rate(self.rate_bps)} ({self.source})"
 
 
 #: The link between ranks of one host.
@@ -83,7 +74,7 @@ def link_of(info: RunInfo, transport: str) -> Link:
         info: contents of ``run.json``.
         transport: of a record, e.g. ``tcp/eth0``.
     """
-    environment = info.get("environment") or {}
+    environment = environment_of(info)
     hosts = environment.get("hosts") or [{}]
     crossed = _interfaces(hosts, transport)
     mtu = min((each.get("mtu") or _USUAL_MTU for each in crossed), default=_USUAL_MTU)
@@ -109,8 +100,10 @@ def link_of(info: RunInfo, transport: str) -> Link:
     return Link(rate_bps=1e6 * slowest_Mbps, payload=payload, source=f"slowest {transport}")
 
 
-def limit_of(row: Row, info: RunInfo) -> Link | None:
-    """Return the link whose rate bounds a row's bus bandwidth; None if no such link is known.
+def limit_of(row: Row, info: RunInfo) -> tuple[float, str] | None:
+    """Return the bound that a link sets to a row's bus bandwidth, in GB/s, and the link in words.
+
+    None if no such link is known.
 
     A bound exists only with one rank on each of several hosts: then all traffic crosses the link,
     and all ranks wait for the slowest. Two ranks among many may have a faster link.
@@ -120,11 +113,14 @@ def limit_of(row: Row, info: RunInfo) -> Link | None:
     link = link_of(info, row.transport)
     if link.rate_bps is None or math.isinf(link.rate_bps):
         return None
-    emulated = (info.get("environment") or {}).get("emulated") or {}
+    emulated = environment_of(info).get("emulated") or {}
     differ = emulated.get("slow") or emulated.get("uplink")
     if differ and (row.group_size or 0) < (row.world_size or 0):
         return None
-    return dataclasses.replace(link, directions=OPERATIONS[row.operation].messages_at_once)
+    directions, words = OPERATIONS[row.operation].messages_at_once, str(link)
+    if directions > 1:
+        words = f"both ways of {words}"
+    return directions * link.rate_bps / 8e9, words
 
 
 def _interfaces(hosts: Iterable[Host], transport: str) -> list[Interface]:

@@ -8,8 +8,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from commbench.analysis.prediction.curves import Curve, fit_curve
 from commbench.collectives.algorithms import AUTO
 from commbench.collectives.cases import Case
@@ -20,6 +18,7 @@ from commbench.results import Run, once_per_run
 from commbench.results.info import network_records
 from commbench.results.summary import latest, launch_values
 from commbench.schema import JsonObject
+from commbench.stats import median
 from commbench.units import counted
 
 MODEL_SCHEMA = 2
@@ -59,7 +58,7 @@ class NetworkModel:
         """The median over curves of their error at held-out sizes; None if no curve has one."""
         errors = [curve.held_out_error for curve in self.curves.values()]
         known = [error for error in errors if error is not None]
-        return float(np.median(known)) if known else None
+        return median(known) if known else None
 
     @property
     def worst_residual(self) -> float | None:

@@ -53,7 +53,7 @@ class TrainedWorkload:
             case = dataclasses.replace(record.case, phase=SWEEP)
             if record.status == "ok" and record.buckets and not case.compile:
                 settings.setdefault(case, []).append(record)
-        return dict(sorted(settings.items(), key=lambda each: _hook_order(each[0])))
+        return {case: settings[case] for case in sorted(settings, key=_hook_order)}
 
     @property
     def local_step_ms(self) -> float | None:
@@ -73,13 +73,15 @@ class TrainedWorkload:
             place: the other network.
 
         Raises:
-            InputError: the hook has no buckets or sends what is not known, or the network lacks a
+            InputError: the hook has no result or sends what is not known, or the network lacks a
                 collective that it uses.
         """
         replays = []
         for case in self.settings:
             if case.hook_name == hook:
                 replays.append(self._replay(network, case, place))
+        if not replays:
+            raise UnpredictedError("hook_unmeasured", hook)
         return min(replays, key=lambda replay: replay.step_ms)
 
     def _replay(self, network: ForecastNetwork, case: TrainingCase, place: Place) -> Replay:

@@ -95,7 +95,7 @@ def find_events(points: Points, info: RunInfo) -> list[EventRow]:
         info: contents of ``run.json``.
     """
     groups: list[list[_Part]] = []
-    for part in sorted(_parts(points, info), key=lambda part: part.begun_s):
+    for part in sorted(_parts(points, info), key=attrgetter("begun_s")):
         if not groups or part.begun_s > max(each.ended_s for each in groups[-1]) + TOGETHER_S:
             groups.append([])
         groups[-1].append(part)
@@ -155,7 +155,7 @@ def _spike(parts: Sequence[_Part], info: RunInfo, soak_begun_s: float) -> EventR
     does.
     """
     begun_s, ended_s = parts[0].begun_s, max(part.ended_s for part in parts)
-    longest = max(parts, key=lambda part: part.lasted_s)
+    longest = max(parts, key=attrgetter("lasted_s"))
     least_s = CAUSE_SHARE * (ended_s - begun_s)
     causes = [part for part in parts if part.is_stall and part.lasted_s >= least_s] or [longest]
     ranks = {rank for part in causes for rank in part.ranks}

@@ -8,7 +8,7 @@ from commbench.analysis.stragglers.cases import tables_of_peers
 from commbench.analysis.stragglers.judging import ALPHA, Family, Search, judged_family
 from commbench.analysis.stragglers.matrix import judge_matrix
 from commbench.results import Run, once_per_run
-from commbench.results.info import network_records, shares_gpu
+from commbench.results.info import network_records
 
 
 @once_per_run
@@ -19,13 +19,11 @@ def straggler_findings(run: Run) -> Search:
     the matrices and the other comparisons. Ranks that share a GPU are not judged, because a rank
     that waits for its turn is no straggler.
     """
-    info = run.info
-    matrices = [matrix for matrix in run.matrices if not shares_gpu(matrix.case.backend, info)]
-    tables = tables_of_peers(network_records(run.records, info), info)
-    level = ALPHA / max(1, len(matrices) + len(tables))
+    tables = tables_of_peers(network_records(run.records, run.info), run.info)
+    level = ALPHA / max(1, len(run.linked_matrices) + len(tables))
     families: list[Family] = []
     remarks = []
-    for matrix in matrices:
+    for matrix in run.linked_matrices:
         search = judge_matrix(matrix, level)
         families += search.families
         remarks += [remark for remark in search.remarks if remark not in remarks]

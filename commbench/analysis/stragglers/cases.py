@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commbench.analysis.stragglers.judging import FEWEST
+from commbench.analysis.stragglers.judging import FEWEST, rank_names
 from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import ranks_of
@@ -71,9 +71,7 @@ def _values(record: Record, info: RunInfo) -> Iterator[tuple[Peers, Floats]]:
     hosts = host_by_rank(info)
     is_plain = case.pattern == "flat" and case.world_size is None
     if is_plain and OPERATIONS[case.operation].compares_ranks and len(times_us) >= FEWEST:
-        names = [f"rank {rank}" for rank in range(len(times_us))]
-        if len(set(hosts.values())) > 1:
-            names = [f"rank {rank} on {hosts.get(rank, '')}" for rank in range(len(times_us))]
+        names = rank_names([hosts.get(rank, "") for rank in range(len(times_us))])
         late = np.full(len(names), np.nan)
         if len(record.rank_arrival_us) == len(times_us):  # with a common clock
             late = np.log1p(np.asarray(record.rank_arrival_us) / launch_value(record))

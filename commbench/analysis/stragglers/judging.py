@@ -325,9 +325,16 @@ def judged_family(
     )
 
 
+def rank_names(hosts: Sequence[str]) -> list[str]:
+    """Return the names of ranks, with their hosts if they are on several."""
+    if len(set(hosts)) > 1:
+        return [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
+    return [f"rank {rank}" for rank in range(len(hosts))]
+
+
 def factor_of(in_launches: Floats) -> Estimate:
     """Return a ratio with its 95 % interval, from its logarithm in each launch."""
-    factor = math.exp(float(np.median(in_launches)))
+    factor = math.exp(stats.median(in_launches))
     interval = stats.launch_interval(np.exp(in_launches))
     if interval is None:
         return Estimate(factor)

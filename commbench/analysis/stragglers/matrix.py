@@ -29,6 +29,7 @@ from commbench.analysis.stragglers.judging import (
     Straggler,
     factor_of,
     judged_family,
+    rank_names,
 )
 from commbench.findings import Finding
 from commbench.results.pairs import Matrix
@@ -113,9 +114,7 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Search:
     """
     names, host = numbered_hosts(matrix.hosts)
     hosts = {name: np.flatnonzero(host == number).tolist() for number, name in enumerate(names)}
-    ranks = {f"rank {rank}": [rank] for rank in range(len(host))}
-    if len(names) > 1:
-        ranks = {f"rank {rank} on {name}": [rank] for rank, name in enumerate(matrix.hosts)}
+    ranks = {name: [rank] for rank, name in enumerate(rank_names(matrix.hosts))}
     links = _log_links(matrix)
     between, within = links[matrix.is_inter], links[~matrix.is_inter]
     between_hosts = _gathered(between, host)
@@ -320,9 +319,9 @@ def _remarks(names: Sequence[str], ranks: int, links: DataFrame, alpha: float) -
         interval = stats.launch_interval(np.exp(difference), 1 - alpha)  # None of one launch
         if interval is None or interval.low <= 1 <= interval.high:
             return [Finding("slow_two_hosts")]
-        median = float(np.median(difference))
-        if abs(median) >= math.log(RELEVANT):
-            first, second = names if median > 0 else reversed(names)
-            numbers = {"factor": math.exp(abs(median))}
+        slower = stats.median(difference)
+        if abs(slower) >= math.log(RELEVANT):
+            first, second = names if slower > 0 else reversed(names)
+            numbers = {"factor": math.exp(abs(slower))}
             return [Finding("slow_way_back", f"{first} to {second}", numbers)]
     return [Finding("slow_two_hosts")]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from commbench.units import time_unit
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-#: Keyword arguments of a drawing function of matplotlib.
-Style: TypeAlias = Mapping[str, Any]
 
 WIDTH_IN, HEIGHT_IN, PNG_DPI = 5.0, 3.2, 150
 
@@ -54,7 +51,6 @@ INK = PALETTE["ink"].light
 MUTED = PALETTE["muted"].light
 GRID = PALETTE["grid"].light
 PAPER = PALETTE["paper"].light
-SHADE = PALETTE["shade"].light
 BAD = PALETTE["bad"].light
 SERIES = [colour.light for name, colour in PALETTE.items() if name.startswith("series-")]
 #: Series differ in colour, marker and line style: they can be told apart without colour.
@@ -73,7 +69,7 @@ DASHES: Sequence[Any] = (
 BAND_ALPHA = 0.181
 _BAND_OPACITY_DARK = 0.28
 
-_STYLE: Style = {
+_STYLE: Mapping[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.titlesize": 10,

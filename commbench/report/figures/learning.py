@@ -14,7 +14,8 @@ from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import Group, Trial, groups
 from commbench.report.training import hook_label
 from commbench.results import Run
-from commbench.results.trained import median, trained
+from commbench.results.trained import trained
+from commbench.stats import median
 from commbench.words import Estimate
 
 _READING = (

@@ -11,14 +11,15 @@ from typing import NamedTuple
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase, setting_name
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding
+from commbench.report.columns import prefixes
 from commbench.report.figures.charts import Chart, Panel, Series, Span
 from commbench.report.figures.learning import windows_of
-from commbench.report.figures.words import prefixes
 from commbench.results import Run
 from commbench.results.info import is_live, is_watched
 from commbench.results.summary import latest
 from commbench.results.tables import rows_by
-from commbench.results.trained import block_medians_ms, median
+from commbench.results.trained import block_medians_ms
+from commbench.stats import median
 from commbench.words import Estimate
 
 _READING = (

@@ -10,6 +10,7 @@ import numpy as np
 
 from commbench.analysis.stragglers.matrix import numbered_hosts
 from commbench.findings import Finding
+from commbench.report.columns import prefixes
 from commbench.report.figures.drawing import (
     BAD,
     PAPER,
@@ -19,11 +20,9 @@ from commbench.report.figures.drawing import (
     plain_time,
     slug,
 )
-from commbench.report.figures.words import prefixes
 from commbench.report.formats import listed
 from commbench.report.matrix import Heat, heat_of
 from commbench.results import Run
-from commbench.results.info import shares_gpu
 from commbench.units import counted, format_time, three_digits
 
 if TYPE_CHECKING:
@@ -55,8 +54,7 @@ def matrix_figures(runs: Sequence[Run]) -> Iterator[Drawing]:
     """
     for number, (run, prefix) in enumerate(prefixes(runs), start=1):
         of_run = number if len(runs) > 1 else ""
-        linked = [m for m in run.matrices if not shares_gpu(m.case.backend, run.info)]
-        for place, matrix in enumerate(linked, start=1):
+        for place, matrix in enumerate(run.linked_matrices, start=1):
             heat = heat_of(matrix, run)
             ranks = len(matrix.hosts)
             slow = listed(straggler.name for straggler in heat.stragglers)

@@ -11,12 +11,11 @@ from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
 from commbench.findings import Finding
-from commbench.report.collectives import spoken
+from commbench.report.collectives import explain_time, spoken
+from commbench.report.columns import prefixes
 from commbench.report.figures.charts import MICROSECONDS, Chart, Limit, Panel, Series
 from commbench.report.figures.drawing import slug
-from commbench.report.figures.words import prefixes
 from commbench.report.findings import busbw_of
-from commbench.report.state import explain_time
 from commbench.results import Run
 from commbench.results.info import measures_interconnect
 from commbench.results.tables import rows_by
@@ -106,9 +105,9 @@ def _panel(quantity: str, measured: Sequence[_Measured]) -> Panel:
             elif value is not None:
                 points[size] = value
         series.append(Series(name=name, points=points, failed=failed))
-        link = limit_of(members[0].rows[0], members[0].run.info)
-        if quantity == _RATE and link is not None and link.bound_bps:
-            limits.append(Limit(link.bound_bps / 8e9, str(link)))
+        limit = limit_of(members[0].rows[0], members[0].run.info)
+        if quantity == _RATE and limit is not None:
+            limits.append(Limit(*limit))
     return Panel(
         series=series,
         quantity=quantity,

@@ -7,9 +7,9 @@ from operator import attrgetter
 
 from commbench.analysis.soak import soak_results
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
+from commbench.report.columns import prefixes
 from commbench.report.figures.charts import MICROSECONDS, Chart, Panel, Series, Shade
 from commbench.report.figures.drawing import BAD, SERIES, slug
-from commbench.report.figures.words import prefixes
 from commbench.results import Run
 from commbench.results.tables import rows_by
 from commbench.words import Estimate

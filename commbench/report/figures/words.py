@@ -7,18 +7,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from commbench.ddp.plan.records import TrainingRow
+from commbench.report.columns import prefixes
 from commbench.results import Run
 from commbench.results.recommendation import setting_of
 from commbench.results.tables import rows_by
 from commbench.units import counted
-
-
-def prefixes(runs: Sequence[Run]) -> list[tuple[Run, str]]:
-    """Return each run with the prefix of its series: empty for a single run."""
-    if len(runs) == 1:
-        return [(runs[0], "")]
-    return [(run, f"{run.name}: ") for run in runs]
-
 
 #: The fields by which alternatives are grouped.
 _ALTERNATIVES = attrgetter("workload", "backend", "world_size", "batch_per_rank", "env")

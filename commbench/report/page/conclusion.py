@@ -22,6 +22,7 @@ from commbench.report.findings import (
 )
 from commbench.report.page.parts import Code, Entry, named
 from commbench.results import Run
+from commbench.results.info import environment_of
 from commbench.results.verdict import snippets
 from commbench.system.environment import differing
 
@@ -69,7 +70,7 @@ GROUPS = (
 def find_conclusion(runs: Sequence[Run]) -> list[Entry]:
     """Return the conclusion in order: conditions that differ, `GROUPS`, warnings."""
     entries = []
-    names = differing([run.info.get("environment") or {} for run in runs])
+    names = differing([environment_of(run.info) for run in runs])
     if names:
         unlike = Finding(code="runs_unlike", numbers={"conditions": ", ".join(names)})
         more = ("runs", "What each of them states")
@@ -124,15 +125,14 @@ def _entry(group: Group, findings: Mapping[str, Sequence[Finding]], *, has_verdi
     )
 
 
-def snippet_codes(run: Run, *, by: bool = False) -> list[Code]:
-    """Return the lines to paste of a recommendation, with the name of the run if asked for."""
+def snippet_codes(run: Run, prefix: str = "") -> list[Code]:
+    """Return the lines to paste of a recommendation, with a prefix of their titles."""
     codes = []
     if run.decision is not None and run.decision.has_baseline:
         for title, text in snippets(run.decision):
             if text:
-                whose = f"{title}, by {run.name}" if by else title
                 lines = filter(None, text.splitlines())
-                codes.append(Code(title=whose, text="\n".join(lines)))
+                codes.append(Code(title=f"{prefix}{title}", text="\n".join(lines)))
     return codes
 
 

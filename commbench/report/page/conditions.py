@@ -22,11 +22,12 @@ from commbench.report.columns import (
     make_table,
     make_tables,
     plain_table,
+    prefixes,
 )
-from commbench.report.formats import digits, listed, percent
+from commbench.report.formats import digits, listed, percent, ranks_on_hosts
 from commbench.report.page.parts import Code
 from commbench.results import Run
-from commbench.results.info import Launch, RunInfo, is_live, is_watched
+from commbench.results.info import Launch, RunInfo, environment_of, is_live, is_watched
 from commbench.results.tables import rows_by
 from commbench.schema import LARGEST
 from commbench.system.environment import differing
@@ -40,13 +41,8 @@ MOST_SUBJECTS = 6
 
 def subtitle(run: Run) -> str:
     """Return where and when a run was measured, and its status."""
-    parts = []
-    ranks, hosts = run.info.get("world_size"), run.info.get("nodes")
-    if ranks:
-        parts.append(counted(ranks, "rank"))
-        if hosts:
-            parts = [f"{parts[0]} on {counted(hosts, 'host')}"]
-    parts += [_when(run), str(run.info.get("status", ""))]
+    ranks = ranks_on_hosts(run.info.get("world_size"), run.info.get("nodes"))
+    parts = (ranks, _when(run), str(run.info.get("status", "")))
     return " · ".join(filter(None, parts))
 
 
@@ -61,7 +57,7 @@ def _when(run: Run) -> str:
 
 def find_facts(run: Run) -> dict[str, str]:
     """Return the main conditions of a run by name; what it does not state is left out."""
-    environment = run.info.get("environment") or {}
+    environment = environment_of(run.info)
     hosts = environment.get("hosts") or []
     facts = {}
     if hosts:
@@ -159,7 +155,7 @@ def differences_tables(runs: Sequence[Run]) -> Iterator[Table]:
     condition differs.
     """
     lines = []
-    for name, texts in differing([run.info.get("environment") or {} for run in runs]).items():
+    for name, texts in differing([environment_of(run.info) for run in runs]).items():
         lines.append([name, *(text or "not stated" for text in texts)])
     if lines:
         headings = ["condition", *(run.name for run in runs)]
@@ -173,12 +169,9 @@ def condition_tables(runs: Sequence[Run]) -> Iterator[Table]:
     """Tabulate for each run the conditions of all hosts, those in which hosts differ, versions and
     variables.
     """
-    for run in runs:
-        for table in environment_tables(run.info.get("environment") or {}):
-            if len(runs) > 1:
-                yield replace(table, title=f"{run.name}: {table.title}")
-            else:
-                yield table
+    for run, prefix in prefixes(runs):
+        for table in environment_tables(environment_of(run.info)):
+            yield replace(table, title=f"{prefix}{table.title}")
 
 
 def environment_tables(environment: Mapping[str, Any]) -> list[Table]:
@@ -347,7 +340,7 @@ def words_of(info: RunInfo) -> list[str]:
 
 def _lab(info: RunInfo) -> list[str]:
     """Return the ``lab run`` command that encloses the run's command; empty on a real cluster."""
-    emulated: Mapping[str, Any] = (info.get("environment") or {}).get("emulated") or {}
+    emulated: Mapping[str, Any] = environment_of(info).get("emulated") or {}
     if not emulated:
         return []
     command = ["commbench", "lab", "run"]

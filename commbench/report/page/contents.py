@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from commbench.analysis.env import variable_findings
 from commbench.analysis.expectations import Answer
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Numbers
 from commbench.report import collectives
 from commbench.report.advice import advise_run
+from commbench.report.columns import prefixes
 from commbench.report.env import env_tables
 from commbench.report.expectations import answer_sentences, answer_table
 from commbench.report.figures.drawing import Drawing
@@ -30,10 +31,10 @@ from commbench.report.page import conditions
 from commbench.report.page.conclusion import find_conclusion, snippet_codes
 from commbench.report.page.parts import Page, Section, named
 from commbench.report.soak import soak_tables
-from commbench.report.state import explain_time
 from commbench.report.topology import topology_remarks
 from commbench.report.training import training_tables, tuning_cost, watched_tables
 from commbench.results import Run
+from commbench.results.info import environment_of
 
 #: The most names of runs in a title.
 _MOST_NAMED = 3
@@ -86,7 +87,7 @@ def make_page(
             _each(runs, _verdict),
             [*watched_tables(runs), *env_tables(runs, of_training=True), *training_tables(runs)],
             _warnings(runs, "training"),
-            [code for run in runs for code in snippet_codes(run, by=len(runs) > 1)],
+            [code for run, prefix in prefixes(runs) for code in snippet_codes(run, prefix)],
         ),
         Section("prediction", "Prediction", _each(runs, model_error), model_tables(runs)),
         Section(
@@ -129,7 +130,7 @@ def make_page(
         findings=find_conclusion(runs),
         facts=conditions.find_facts(runs[0]) if len(runs) == 1 else {},
         sections=visible,
-        time=explain_time(runs),
+        time=collectives.explain_time(runs),
     )
 
 
@@ -160,7 +161,7 @@ def _topology(runs: Sequence[Run]) -> list[str]:
     """
     texts = []
     for run in runs:
-        for host in (run.info.get("environment") or {}).get("hosts") or ():
+        for host in environment_of(run.info).get("hosts") or ():
             topology = host.get("topology")
             remarks = topology_remarks(topology) if topology else []
             texts.append((str(host.get("hostname")), [str(remark) for remark in remarks]))
@@ -174,5 +175,5 @@ def _origin(run: Run) -> list[Finding]:
         how.append(f"seed {run.info['seed']}")
     if run.info.get("git_commit"):
         how.append(f"commbench at commit {run.info['git_commit']}")
-    numbers: dict[str, Value] = {"how": tuple(how or ["this command"]), "path": str(run.path)}
+    numbers: Numbers = {"how": tuple(how or ["this command"]), "path": str(run.path)}
     return [Finding("origin", numbers=numbers)]
