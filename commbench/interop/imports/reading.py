@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from commbench.collectives.cases import Case
 from commbench.collectives.datatypes import DTYPES
@@ -21,6 +21,11 @@ from commbench.fields import join_names, option
 from commbench.findings import Finding
 from commbench.schema import MOST_RANKS
 from commbench.units import counted
+
+#: A line of a table: its words by column.
+Words: TypeAlias = Mapping[str, str]
+#: Fields of a `Case` or of a record, or arguments of `make_record`.
+Fields: TypeAlias = dict[str, Any]
 
 DTYPES_BY_MPI_NAME = {dtype.mpi_name: dtype.name for dtype in DTYPES.values() if dtype.mpi_name}
 #: Meanings of the time that a tool states.
@@ -175,7 +180,7 @@ def whole_number(word: str) -> int:
 
 
 def make_record(
-    case: Mapping[str, Any],
+    case: Fields,
     *,
     ranks: int,
     time_us: float,
