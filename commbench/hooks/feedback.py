@@ -15,19 +15,17 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import Self
 
 from commbench.errors import InputError
 from commbench.hooks.base import Hook, Launched, StateDict, Stopwatch
 from commbench.hooks.options import Feedback
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Tensors = dict[str, Tensor]
 

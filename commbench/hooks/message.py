@@ -11,14 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
+from typing_extensions import Self
 
 from commbench.collectives.datatypes import DTYPES
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 ValueType: TypeAlias = Literal["float32", "float16"]
 #: The shape of each tensor of a bucket, in the order of the bucket.

@@ -9,15 +9,14 @@ import math
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+from typing_extensions import Self
 
 from commbench.errors import InputError
 from commbench.findings import UnpredictedError
 from commbench.hooks.message import BucketShape, Message, Shapes, sent_bytes
 from commbench.units import TRUTH
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 OptionValue: TypeAlias = bool | int | float | str | tuple[float, ...]
 #: What a hook does to gradients: nothing beyond the rounding of a sum; it rounds each to 16 bits;
