@@ -28,7 +28,7 @@ from commbench.ddp.plan.workload import Workload, WorkloadFacts
 from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
 from commbench.hooks import make_hook
-from commbench.hooks.own import check_file_hook
+from commbench.hooks.own import load_file_hook
 from commbench.hooks.registry import find_file_hooks, is_file_hook, parse_hook, split_options
 from commbench.system.user_files import failure
 
@@ -173,7 +173,7 @@ def _try_hooks(hooks: Sequence[str], device: Device) -> None:
     than a timeout.
     """
     for path in find_file_hooks(hooks):
-        check_file_hook(path)
+        load_file_hook(path)
     for text in hooks:
         if is_file_hook(text):
             continue

@@ -57,24 +57,15 @@ class Guard(Hook):
         )
 
 
-def check_file_hook(text: str) -> None:
-    """Import the file and inspect the callable; call nothing.
-
-    Raises:
-        InputError: it cannot be imported, or the callable is neither a hook nor a factory.
-    """
-    _load(text)
-
-
 def make_file_hook(text: str) -> Hook:
     """Return the hook of ``FILE.py:CALLABLE`` inside `Guard`.
 
     A factory is called for each hook that is made.
 
     Raises:
-        InputError: as for `check_file_hook`, or the factory fails or returns no hook.
+        InputError: as of `load_file_hook`, or the factory fails or returns no hook.
     """
-    function, is_factory = _load(text)
+    function, is_factory = load_file_hook(text)
     name = callable_name(text)
     if not is_factory:
         return Guard(function, name=name)
@@ -96,8 +87,14 @@ def make_file_hook(text: str) -> Hook:
 
 
 @functools.cache
-def _load(text: str) -> tuple[Callable[..., Any], bool]:
-    """Return the callable and whether it is a factory; the file is imported once."""
+def load_file_hook(text: str) -> tuple[Callable[..., Any], bool]:
+    """Return the callable of a file and whether it is a factory; nothing is called.
+
+    The file is imported once.
+
+    Raises:
+        InputError: it cannot be imported, or the callable is neither a hook nor a factory.
+    """
     function = load_callable(text, "hook")
     required = _required_arguments(function)
     if required not in {_HOOK_ARGUMENTS, _FACTORY_ARGUMENTS}:
