@@ -129,10 +129,9 @@ class Memory:
     """
 
     def __init__(self, kinds: Collection[str]) -> None:
-        self.kinds = tuple(kinds)
         self.can_undo = False
         self._slots: dict[int, Slot] = {}
-        self._waiting: dict[str, Tensors] = {kind: {} for kind in self.kinds}
+        self._waiting: dict[str, Tensors] = {kind: {} for kind in kinds}
         self._rejections: list[Tensor] = []
 
     def open(self, bucket: GradBucket, names: Mapping[int, str]) -> Slot:
@@ -196,19 +195,19 @@ class Memory:
         """Replace the memory; the tensors wait for the buckets of their parameters."""
         self._slots.clear()
         self._rejections = []
-        for kind in self.kinds:
+        for kind in self._waiting:
             tensors = state.get(kind, {})
             self._waiting[kind] = {name: tensor.clone() for name, tensor in tensors.items()}
 
     def _dissolve(self, index: int) -> None:
         """Remove the tensors from this bucket and all later ones; they wait for the new buckets."""
         for removed in [self._slots.pop(other) for other in list(self._slots) if other >= index]:
-            for kind in self.kinds:
+            for kind in self._waiting:
                 self._waiting[kind] |= removed.by_name(kind)
 
     def _assemble(self, layout: Layout, like: Tensor) -> Slot:
         slot = Slot(layout=layout, memory={}, before={})
-        for kind in self.kinds:
+        for kind in self._waiting:
             flat = slot.memory[kind] = torch.zeros_like(like)
             for span in layout.spans:
                 residual = self._waiting[kind].pop(span.name, None)

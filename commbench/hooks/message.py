@@ -61,19 +61,6 @@ class Message:
     """Size as in ``collectives.csv``: all_gather and all_to_all count the parts of all ranks."""
 
 
-def sent_bytes(messages: Sequence[Message], world_size: int) -> int:
-    """Return the bytes that one rank sends in theory for these messages.
-
-    An all_reduce is a ring, see `ring_bytes`. In an all_gather a rank sends its part once for every
-    other rank; in an all_to_all it sends every other rank one part.
-    """
-    reduced = sum(
-        message.message_bytes for message in messages if message.operation == "all_reduce"
-    )
-    moved = sum(message.message_bytes for message in messages if message.operation != "all_reduce")
-    return round(ring_bytes(reduced, world_size) + (world_size - 1) * moved / world_size)
-
-
 def ring_bytes(nbytes: float, world_size: int) -> float:
     """Return the bytes that one rank sends in a ring all-reduce: 2 (p-1)/p of them (Patarasuk and
     Yuan, 2009).
