@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from commbench import stats
 from commbench.ddp.block import NOT_FINITE, BlockSamples
@@ -19,12 +18,11 @@ from commbench.engine.gpu_clocks import joined_clocks
 from commbench.engine.records import without_result
 from commbench.findings import Finding
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
+from commbench.stats import Floats
 
 #: In blocks of at least this number of steps, the end of the warm-up is detected.
 LONG_BLOCK = 40
 _FORWARD, _BACKWARD, _OPTIMIZER, _STEP = range(4)
-
-Floats = NDArray[np.float64]
 
 
 def merge(
