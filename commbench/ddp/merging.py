@@ -65,7 +65,12 @@ def merge(
         dense_bytes = ring_bytes(FLOAT32_BYTES * parameters, case.world_size)
     sent = [rank.sent_bytes for rank in all_ranks if rank.sent_bytes is not None]
     errors = [rank.grad_rel_error for rank in all_ranks if rank.grad_rel_error is not None]
-    optional = _energy(blocks, meter) | _bucket_times(blocks)
+    optional = _bucket_times(blocks)
+    if meter is not None:
+        joules = [rank.energy_J for rank in all_ranks]  # of all blocks: one may be too short
+        steps = sum(len(ranks[0].times) - ranks[0].early_steps for ranks in blocks)
+        duration_s = sum(ranks[0].metered_s for ranks in blocks)
+        optional |= meter.energy_each(joules, steps, duration_s)
     if longest[0].metrics:
         optional["metrics"] = longest[0].metrics
         optional |= {"metric_name": workload.metric, "target": workload.target}
@@ -103,19 +108,6 @@ def merge(
     if ranks_agree is False:
         return without_result(record, "wrong", Finding(code="parameters_differ"))
     return record
-
-
-def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: EnergyMeter | None) -> dict[str, Any]:
-    """Return the joules per step of all machines, and the counted devices, if they are known.
-
-    All blocks count: one may be too short.
-    """
-    if meter is None:
-        return {}
-    joules = [rank.energy_J for ranks in blocks for rank in ranks]
-    steps = sum(len(ranks[0].times) - ranks[0].early_steps for ranks in blocks)
-    duration_s = sum(ranks[0].metered_s for ranks in blocks)
-    return meter.energy_each(joules, steps, duration_s)
 
 
 def _early(times: Floats, least: int) -> int:
