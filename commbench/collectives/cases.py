@@ -422,16 +422,11 @@ class Sweep:
         fields["message_bytes"] = true_message_bytes(
             operation, fields["message_bytes"], find_dtype(fields["dtype"]).itemsize, shares
         )
-        if not operation.has_in_place:
-            fields["in_place"] = None
-        elif fields["in_place"] is None:
+        fields = operation.applied(fields)
+        if operation.has_in_place and fields["in_place"] is None:
             fields["in_place"] = operation.default_in_place
         if not operation.moves_data:
-            fields |= {"dtype": None, "buffers": "hot"}
-        if not operation.reduces:
-            fields["redop"] = None
-        if not operation.rooted:
-            fields["root"] = None
+            fields["buffers"] = "hot"
         if not operation.has_nccl_algorithms:
             fields["algorithm"] = AUTO
         return Case(

@@ -212,13 +212,6 @@ def make_record(
         raise LeftOutError(f"element type {case['dtype']} is unknown to commbench")
     if operation.moves_data and not case["message_bytes"]:
         raise LeftOutError("messages of 0 bytes cannot be imported")
-    applies = {
-        "dtype": operation.moves_data,
-        "redop": operation.reduces,
-        "root": operation.rooted,
-        "in_place": operation.has_in_place,
-    }
-    applied = {**case, **{name: None for name, does in applies.items() if not does}}
     if not time_us:
         raise LeftOutError("a time or rate of 0 is below what the tool resolves")
     if ranks < operation.minimum_ranks:
@@ -227,7 +220,7 @@ def make_record(
     if wrong is None and failure is None:
         flags.insert(0, "unverified")
     record = Record(
-        case=Case(**applied),
+        case=Case(**operation.applied(case)),
         launch=0,
         status="wrong" if wrong else "ok",
         group=f"0-{ranks - 1}" if ranks > 1 else "0",
