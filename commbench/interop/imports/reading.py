@@ -61,14 +61,14 @@ class ImportOptions:
         "--operation",
         metavar="NAME",
         about="Operation, if the output does not state it (old nccl-tests).",
-        choices=("operation", tuple(OPERATIONS)),
+        choices=("operation", OPERATIONS),
     )
     dtype: str | None = option(
         None,
         "--dtype",
         metavar="NAME",
         about=f"Element type, if the output does not state it: {join_names(DTYPES)}.",
-        choices=("data type", tuple(DTYPES)),
+        choices=("data type", DTYPES),
     )
     backend: str | None = option(
         None,
