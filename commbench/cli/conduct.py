@@ -97,7 +97,8 @@ class Task:
             if request.soak_s is not None:
                 parts.append(f"as many more as fit into {format_duration(request.soak_s)}")
         if self.training is not None:
-            parts.append(self.training.then)
+            launches = counted(self.training.budget.confirm_launches, "confirmation launch")
+            parts.append(f"the fastest again in {launches}")
         return ", then ".join(parts)
 
     def header(self) -> RunInfo:
