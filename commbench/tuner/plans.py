@@ -90,7 +90,7 @@ class TrainingPlan:
         layouts = {}
         for case in self.measured:
             if case.uses_ddp:
-                layouts[case.key] = list(case_bucket_bytes(case, self.facts))
+                layouts[case.key] = case_bucket_bytes(case, self.facts)
         info: RunInfo = {
             "facts": dataclasses.asdict(self.facts),
             "layouts": layouts,
