@@ -191,7 +191,7 @@ class Memory:
             state[kind] = {name: tensor.clone() for name, tensor in tensors.items()}
         return state
 
-    def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load(self, state: Mapping[str, Tensors]) -> None:
         """Replace the memory; the tensors wait for the buckets of their parameters."""
         self._slots.clear()
         self._rejections = []
@@ -384,7 +384,7 @@ class FeedbackHook(Feedback, Hook):
         self._steps, self._rates = int(state["step"]), dict(state["rates"])
         self.memory.load(state["memory"])  # without channels, which depend on the step
 
-    def _check_loaded(self, memory: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def _check_loaded(self, memory: Mapping[str, Tensors]) -> None:
         for tensors in memory.values():
             for name, tensor in tensors.items():
                 if self._shapes.get(name) != tuple(tensor.shape):
