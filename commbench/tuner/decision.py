@@ -16,7 +16,7 @@ from commbench.ddp.plan.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseli
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding
 from commbench.hooks.registry import HOOKS
-from commbench.results.info import RunInfo, is_live
+from commbench.results.info import RunInfo, first_env, is_live
 from commbench.results.recommendation import (
     EFFECTS,
     LearningEffect,
@@ -272,11 +272,10 @@ def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
     Of several environments, the first.
     """
     first = next(iter(info.get("batches") or ()), None)
-    first_env = next(iter(info.get("env") or ()), None)
 
     def order(group: Group) -> tuple[Any, ...]:
         workload, backend, world_size, batch, env = group
-        return -world_size, batch != first, batch, env != first_env, workload, backend
+        return -world_size, batch != first, batch, env != first_env(info), workload, backend
 
     return min(groups, key=order)
 
