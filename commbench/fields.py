@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from commbench.errors import InputError, check_choice
@@ -18,7 +18,7 @@ def option(
     metavar: str | None = None,
     read: Callable[[str], Any] | None = None,
     kind: Any = str,
-    choices: tuple[str, Sequence[str]] | None = None,
+    choices: tuple[str, Collection[str]] | None = None,
     **checks: Any,
 ) -> Any:
     """Return a field of a dataclass that is an option of the command line.

@@ -232,7 +232,12 @@ def _object_reader(kind: Any) -> Reader:
     """Return the reader of an object; a TypedDict keeps unknown entries."""
     hints = get_type_hints(kind, include_extras=True)
     is_dict = is_typeddict(kind)
-    names, required = _entries_of(kind)
+    if is_dict:
+        names, required = list(hints), kind.__required_keys__
+    else:
+        parameters = inspect.signature(kind).parameters.values()
+        names = [each.name for each in parameters]
+        required = {each.name for each in parameters if each.default is each.empty}
     readers = {name: _reader(hints[name]) for name in names}
 
     def read(value: object) -> object:
@@ -253,12 +258,3 @@ def _object_reader(kind: Any) -> Reader:
         return kind(**entries)
 
     return read
-
-
-def _entries_of(kind: Any) -> tuple[Sequence[str], frozenset[str]]:
-    """Return the names of all entries, and of those that must be there."""
-    if is_typeddict(kind):
-        return list(get_type_hints(kind)), kind.__required_keys__
-    parameters = inspect.signature(kind).parameters.values()
-    required = [each.name for each in parameters if each.default is each.empty]
-    return [each.name for each in parameters], frozenset(required)

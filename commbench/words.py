@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -55,23 +56,11 @@ def thousandths(ratio: Estimate) -> str:
     return _interval(ratio, "{:.3f}".format)
 
 
-def _change(ratio: Estimate) -> str:
-    return _interval(ratio, _percent_change, " %")
-
-
 def _percent_change(ratio: float) -> str:
     percent = 100 * (ratio - 1)
     if abs(percent) < 1000:  # beyond, three digits would need an exponent
         return f"{percent:+.3g}"
     return f"{percent:+.0f}"
-
-
-def _rate(rate_GBps: Estimate) -> str:
-    return _interval(rate_GBps, three_digits, " GB/s")
-
-
-def _difference(difference: Estimate) -> str:
-    return _interval(difference, "{:+.2g}".format)
 
 
 def _level(share: float) -> str:
@@ -90,24 +79,20 @@ def _list(items: Sequence[object], separator: str = ", ") -> str:
     return separator.join(texts)
 
 
-def _clauses(items: Sequence[object]) -> str:
-    return _list(items, "; ")
-
-
 #: How a field of a sentence is written, by the name after its colon.
 FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {
-        "change": _change,
-        "clauses": _clauses,
+        "change": partial(_interval, text_of=_percent_change, unit=" %"),
+        "clauses": partial(_list, separator="; "),
         "digits": three_digits,
         "duration": format_duration,
-        "GBps": _rate,
+        "GBps": partial(_interval, text_of=three_digits, unit=" GB/s"),
         "level": _level,
         "list": _list,
         "percent": _percent,
         "ratio": _ratio,
         "seconds": format_seconds,
-        "signed": _difference,
+        "signed": partial(_interval, text_of="{:+.2g}".format),
         "size": format_size,
         "thousandths": thousandths,
         "utc": clock_time,

@@ -21,7 +21,8 @@ from keeping import add_out, build_table, empty_out, end, own_environment, run, 
 
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
-from commbench.interop.imports import ImportOptions, Source, import_outputs
+from commbench.interop.imports.gathering import Source, import_outputs
+from commbench.interop.imports.reading import ImportOptions
 from commbench.results import load_run
 from commbench.stats import median, ratio_interval
 

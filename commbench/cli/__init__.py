@@ -73,20 +73,17 @@ class _LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
             return None
-        command = self._load_command(ctx, cmd_name)
-        add_examples(command, cmd_name)
-        return command
-
-    @staticmethod
-    def _load_command(ctx: Any, name: str) -> Any:
-        module, entry_name = _COMMANDS[name]
+        module, entry_name = _COMMANDS[cmd_name]
         entry = getattr(import_module(f"commbench.cli.{module}"), entry_name)
         holder = _make_app()
         if isinstance(entry, typer.Typer):
-            holder.add_typer(entry, name=name)
-            return typer.main.get_group(holder).get_command(ctx, name)
-        holder.command(name, cls=StartingCommand if name in _STARTING else None)(entry)
-        return typer.main.get_command(holder)
+            holder.add_typer(entry, name=cmd_name)
+            command = typer.main.get_group(holder).get_command(ctx, cmd_name)
+        else:
+            holder.command(cmd_name, cls=StartingCommand if cmd_name in _STARTING else None)(entry)
+            command = typer.main.get_command(holder)
+        add_examples(command, cmd_name)
+        return command
 
 
 app = _make_app(

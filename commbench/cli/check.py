@@ -26,7 +26,6 @@ from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Sweep
 from commbench.collectives.suites import Suite
 from commbench.errors import InputError, WrongDataError
-from commbench.fields import as_numbers
 from commbench.report.expectations import render_answers
 from commbench.results import load_run
 from commbench.schema import JsonObject
@@ -34,6 +33,7 @@ from commbench.stats.budgets import BUDGETS
 
 #: Filters that choose what is measured, with the axis of a sweep.
 _AXES = {
+    "root": "roots",
     "backend": "backends",
     "dtype": "dtypes",
     "redop": "redops",
@@ -130,9 +130,7 @@ def _sweep_of(expectation: Expectation) -> Sweep:
     axes: dict[str, Any] = {}
     for name, value in expectation.filters.items():
         if name in _AXES:
-            axes[_AXES[name]] = (value,)
-        elif name == "root":
-            axes["roots"] = as_numbers(value)
+            axes[_AXES[name]] = value
         elif name == "in_place":
             axes["in_place"] = "in" if value.lower() == "true" else "out"
     if expectation.sizes_text:

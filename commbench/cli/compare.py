@@ -40,7 +40,7 @@ FORMATS = ("table", "csv", "json", "html")
 @takes_options
 def compare(
     runs: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="A... B",
             show_default=False,
@@ -127,12 +127,12 @@ def compare(
     limit = _share(threshold)
     if until_decided:
         style = _style_of(output_format, None)
-        table = _decide([str(run) for run in runs], baseline or [], out, time_limit)
+        table = _decide(runs, baseline or [], out, time_limit)
         out = None  # the directory of both runs
     else:
         check_needed(given, "--time-limit", "--until-decided")
         style = _style_of(output_format, out)
-        baseline_runs, judged_run = _split_runs(runs, baseline or [])
+        baseline_runs, judged_run = _split_runs(list(map(Path, runs)), baseline or [])
         table = compare_runs(baseline_runs, judged_run, force=force)
         if not table.cases and not table.broken:
             raise InputError(

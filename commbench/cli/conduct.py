@@ -97,7 +97,8 @@ class Task:
             if request.soak_s is not None:
                 parts.append(f"as many more as fit into {format_duration(request.soak_s)}")
         if self.training is not None:
-            parts.append(self.training.then)
+            launches = counted(self.training.budget.confirm_launches, "confirmation launch")
+            parts.append(f"the fastest again in {launches}")
         return ", then ".join(parts)
 
     def header(self) -> RunInfo:
@@ -231,16 +232,13 @@ def print_error(error: BaseException) -> None:
     The other ranks wait a moment, because their launcher ends all ranks when the first exits. A
     rank that is still alive then prints its own error.
     """
+    prefix = "commbench: "
     with contextlib.suppress(InputError):  # the lookup of the host name may fail, too
         identity = identify(os.environ)
         if identity.rank:
             time.sleep(AFTER_RANK_0_S)
-            sys.stderr.write(
-                f"commbench: rank {identity.rank} on host {socket.gethostname()}:"
-                f" {visible(str(error))}\n"
-            )
-            return
-    sys.stderr.write(f"commbench: {visible(str(error))}\n")
+            prefix += f"rank {identity.rank} on host {socket.gethostname()}: "
+    sys.stderr.write(f"{prefix}{visible(str(error))}\n")
 
 
 def _print_left_out(task: Task, messages: Console) -> None:

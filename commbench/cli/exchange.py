@@ -19,7 +19,8 @@ from commbench.cli.terminal import make_console
 from commbench.errors import InputError, WrongDataError, check_choice
 from commbench.fields import check_choices, join_names
 from commbench.interop.exports import EXPORTS, write_openmetrics
-from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
+from commbench.interop.imports.gathering import TOOLS, Imported, Source, import_outputs
+from commbench.interop.imports.reading import ImportOptions
 from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
 from commbench.results.files import encode, refusing

@@ -30,7 +30,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError, check_choice
 from commbench.fields import as_names, join_names
-from commbench.hooks.registry import hook_words, parse_hook
+from commbench.hooks.registry import canonical_hook
 from commbench.report.prediction import render_predictions
 from commbench.results import Run, load_run
 from commbench.results.info import first_env, shares_gpu
@@ -201,7 +201,7 @@ def parse_hooks(text: str | None, runs: Iterable[Run]) -> list[str] | None:
         return None
     records = [record for run in runs for record in run.training_records]
     trained = dict.fromkeys(each.case.hook_name for each in records if each.case.uses_ddp)
-    hooks = [hook_words(**parse_hook(part)) for part in text.split(",")]
+    hooks = [canonical_hook(part) for part in text.split(",")]
     for hook in hooks:
         if hook not in trained:
             raise InputError(

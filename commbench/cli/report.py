@@ -7,14 +7,12 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from commbench.analysis.expectations import Answer, judge, read_expectations
+from commbench.analysis.expectations import judge, read_expectations
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
 from commbench.cli.options import Expect, Format, LinkRate, opt
 from commbench.cli.presentation import (
@@ -34,7 +32,7 @@ from commbench.report.explain import explain
 from commbench.report.page import write_page
 from commbench.report.page.conditions import environment_tables, fact_of
 from commbench.report.topology import render_topology, topology_remarks
-from commbench.results import Run, load_run
+from commbench.results import load_run
 from commbench.results.files import refusing
 from commbench.system.host import collect_host, usable_cpus
 from commbench.system.process import without_collector
@@ -106,21 +104,14 @@ def report(
         print_run(runs[0], output_format, console)
         print_unfinished(runs[0], make_console(sys.stderr))
     else:
-        _report_page(runs, out, console, answers)
+        folder = out or (runs[0].path if len(runs) == 1 else default_out("report"))
+        with refusing(folder, InputError):  # before anything is printed
+            folder.mkdir(parents=True, exist_ok=True)
+        if len(runs) == 1:
+            print_run(runs[0], "table", console)
+            print_unfinished(runs[0], console)
+        console.print(f"Page: {write_page(runs, folder, answers)}", soft_wrap=True)
     return 0
-
-
-def _report_page(
-    runs: Sequence[Run], out: Path | None, console: Console, answers: Sequence[Answer]
-) -> None:
-    """Print the table of one run, write the page, and print its path last."""
-    folder = out or (runs[0].path if len(runs) == 1 else default_out("report"))
-    with refusing(folder, InputError):  # before anything is printed
-        folder.mkdir(parents=True, exist_ok=True)
-    if len(runs) == 1:
-        print_run(runs[0], "table", console)
-        print_unfinished(runs[0], console)
-    console.print(f"Page: {write_page(runs, folder, answers)}", soft_wrap=True)
 
 
 def env(

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 from commbench.collectives.algorithms import ALGORITHMS, AUTO, PROTOCOLS, Choice
-from commbench.collectives.backends import BACKENDS, USUAL_BACKENDS, find_backend
+from commbench.collectives.backends import BACKENDS, USUAL_BACKENDS
 from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.datatypes import DTYPES, find_dtype
 from commbench.collectives.operations import (
@@ -179,6 +179,7 @@ class Sweep:
         ("all_reduce",),
         "--collective",
         "-c",
+        choices=("operation", OPERATIONS),
         metavar="NAMES",
         about=f"Operations, comma-separated: {join_names(OPERATIONS)}.",
         read=as_names,
@@ -197,6 +198,7 @@ class Sweep:
     backends: Sequence[str] = option(
         USUAL_BACKENDS,
         "--backend",
+        choices=("backend", BACKENDS),
         metavar="NAMES",
         about=f"Backends, comma-separated: {join_names(BACKENDS)}.",
         read=as_names,
@@ -228,7 +230,7 @@ class Sweep:
     in_place: str = option(
         "default",
         "--in-place",
-        choices=("in_place value", tuple(_PLACES)),
+        choices=("in_place value", _PLACES),
         metavar="WHICH",
         about=(
             f"Whether send and receive buffer are the same: {join_names(_PLACES)}. By default"
@@ -328,10 +330,6 @@ class Sweep:
                 object.__setattr__(self, field.name, read(value))
         if isinstance(self.env, str):
             object.__setattr__(self, "env", (self.env,))
-        for name in self.operations:
-            find_operation(name)
-        for name in self.backends:
-            find_backend(name)
         check_choices(self)
         if self.sync == "none" and "isolated" in self.cadences:
             raise InputError(
@@ -422,16 +420,11 @@ class Sweep:
         fields["message_bytes"] = true_message_bytes(
             operation, fields["message_bytes"], find_dtype(fields["dtype"]).itemsize, shares
         )
-        if not operation.has_in_place:
-            fields["in_place"] = None
-        elif fields["in_place"] is None:
+        fields = operation.applied(fields)
+        if operation.has_in_place and fields["in_place"] is None:
             fields["in_place"] = operation.default_in_place
         if not operation.moves_data:
-            fields |= {"dtype": None, "buffers": "hot"}
-        if not operation.reduces:
-            fields["redop"] = None
-        if not operation.rooted:
-            fields["root"] = None
+            fields["buffers"] = "hot"
         if not operation.has_nccl_algorithms:
             fields["algorithm"] = AUTO
         return Case(

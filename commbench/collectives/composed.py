@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from commbench.collectives.layouts import Shape
 from commbench.collectives.operations import WINDOW_BYTES, Operation, find_operation
@@ -16,7 +16,9 @@ from commbench.collectives.primitives import Backend, Buffers, Request
 from commbench.findings import UnsupportedError
 
 MATRIX = "matrix"
-_TO_THE_NEXT: Mapping[str, Any] = {
+#: The fields of an entry that differ in a pattern.
+Changes: TypeAlias = Mapping[str, Any]
+_TO_THE_NEXT: Changes = {
     "kind": "ring",
     "send": "message of self",
     "receive": "message of left",
@@ -62,15 +64,15 @@ def _by_levels(backend: Backend, buffers: Buffers, shape: Shape, redop: str) -> 
 
 
 #: A few MiB suffice for a pair's bandwidth, and there are many pairs.
-_SHORT_WINDOW: Mapping[str, Any] = {"window_bytes": MATRIX_WINDOW_BYTES}
-_FAN_BOTH_WAYS: Mapping[str, Any] = {
+_SHORT_WINDOW: Changes = {"window_bytes": MATRIX_WINDOW_BYTES}
+_FAN_BOTH_WAYS: Changes = {
     "send": "message of self",
     "receive": "root: message of others; others: message of root",
     "to": "root: others; others: root",
 }
 #: For each pattern, the operations that it has and the fields of their entries that differ.
 #: Patterns that are not listed have all operations, unchanged.
-COMPOSED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+COMPOSED: Mapping[str, Mapping[str, Changes]] = {
     "ring": {
         "latency": _TO_THE_NEXT,  # a token that is passed on once round; the time of one hop
         "bandwidth": _TO_THE_NEXT,

@@ -10,7 +10,7 @@ rank's share of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -119,6 +119,16 @@ class Operation:
     def is_round_trip(self) -> bool:
         """Whether its time is half a round trip."""
         return self.operations_per_call > 1
+
+    def applied(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return fields of a case, with None for those that the operation does not have."""
+        applies = {
+            "dtype": self.moves_data,
+            "redop": self.reduces,
+            "root": self.rooted,
+            "in_place": self.has_in_place,
+        }
+        return {**fields, **{name: None for name, does in applies.items() if not does}}
 
     def participants(self, size: int) -> tuple[int, ...]:
         """Return the participating ranks of ``size``.

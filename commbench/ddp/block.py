@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.buckets import bucket_bytes, bucket_parameters
@@ -42,6 +41,7 @@ from commbench.hooks.base import Stopwatch
 from commbench.hooks.feedback import is_finite
 from commbench.hooks.message import ring_bytes
 from commbench.hooks.registry import hook_source
+from commbench.stats import Floats
 from commbench.system.process import without_collector
 
 #: Steps after the timed ones in which the pass-through hook times the buckets of a configuration
@@ -70,11 +70,11 @@ class BlockSamples:
     Times are in seconds; arrays cover all steps, early ones included.
     """
 
-    times: NDArray[np.float64]
+    times: Floats
     """Shape (steps, 4): forward, backward, optimiser, whole step."""
     metrics: list[tuple[int, float]]
     """Of each of the first `BlockContext.steps` steps made so far."""
-    watched: list[NDArray[np.float64]]
+    watched: list[Floats]
     """The buckets of each timed step since its last backward pass began, see
     `commbench.ddp.step_times.bucket_stamps`; without DDP there are none."""
     early_steps: int
@@ -219,11 +219,11 @@ class Training:
 
     def _pass_backward(self, loss: torch.Tensor) -> None:
         """Make a backward pass; the Python reducer needs compiled autograd."""
-        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self.case.compile == "python_reducer":
-            # Compiled autograd has no public name.
-            context = torch._dynamo.compiled_autograd._enable(torch.compile)  # noqa: SLF001
-        with context:
+        with contextlib.ExitStack() as stack:
+            if self.case.compile == "python_reducer":
+                # Compiled autograd has no public name.
+                enabled = torch._dynamo.compiled_autograd._enable(torch.compile)  # noqa: SLF001
+                stack.enter_context(enabled)
             self.scaler.scale(loss).backward()
 
     def digest(self) -> int:
@@ -371,10 +371,10 @@ class Training:
         total = torch.zeros(())
         begun = clock()
         for micro in range(accumulation):
-            skipping: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-            if micro < accumulation - 1 and self.case.uses_ddp:
-                skipping = self.model.no_sync()  # only the last pass exchanges, forward included
-            with skipping:
+            with contextlib.ExitStack() as stack:
+                if micro < accumulation - 1 and self.case.uses_ddp:
+                    # only the last pass exchanges, forward included
+                    stack.enter_context(self.model.no_sync())
                 batch = device.moved(next(self.batches))
                 start = clock()
                 loss = self._loss(batch)
@@ -443,7 +443,7 @@ class Training:
             step_bytes += buffers * (ranks - 1) / ranks
         return float(step_bytes)
 
-    def _watch(self) -> list[NDArray[np.float64]]:
+    def _watch(self) -> list[Floats]:
         """Return the bucket times of more steps with the pass-through hook, which DDP accepts at
         any time.
         """

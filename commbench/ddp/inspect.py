@@ -28,8 +28,9 @@ from commbench.ddp.plan.workload import Workload, WorkloadFacts
 from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
 from commbench.hooks import make_hook
-from commbench.hooks.own import check_file_hook
+from commbench.hooks.own import load_file_hook
 from commbench.hooks.registry import find_file_hooks, is_file_hook, parse_hook, split_options
+from commbench.schema import JsonObject
 from commbench.system.user_files import failure
 
 #: Steps that are made: at most, or after this time in seconds, but a few at least.
@@ -123,13 +124,10 @@ def _check_gradients(parameters: Mapping[str, nn.Parameter], ready: Sequence[str
 
 def main(arguments: str) -> int:
     """Print one line of JSON about a workload; return the exit code."""
-    answer: dict[str, object] = {"ok": {}}
     exit_code = 0
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a user's own file may print
-            facts = inspect_spec(**json.loads(arguments))
-        if facts is not None:
-            answer = {"ok": dataclasses.asdict(facts)}
+            answer: JsonObject = {"ok": inspect_spec(**json.loads(arguments))}
     except InputError as error:
         answer = {"error": str(error)}
         exit_code = error.exit_code
@@ -145,8 +143,8 @@ def inspect_spec(
     batch: int | None = None,
     hooks: Sequence[str] = (),
     gpu: int | None = None,
-) -> WorkloadFacts | None:
-    """Return the facts of a workload, after trying the hooks; None without a workload.
+) -> JsonObject:
+    """Return the `WorkloadFacts` of a workload as JSON, after trying the hooks; empty without one.
 
     Args:
         spec: the workload, as ``--workload`` names it; None: only the hooks are tried.
@@ -159,9 +157,9 @@ def inspect_spec(
         device = Gpu(gpu % len(gpus_to_train_on()))
     _try_hooks(hooks, device)
     if spec is None:
-        return None
+        return {}
     workload = load_workload(spec, seed=0, rank=0, world_size=1, batch_size=batch)
-    return inspect_workload(workload, device)
+    return dataclasses.asdict(inspect_workload(workload, device))
 
 
 def _try_hooks(hooks: Sequence[str], device: Device) -> None:
@@ -173,7 +171,7 @@ def _try_hooks(hooks: Sequence[str], device: Device) -> None:
     than a timeout.
     """
     for path in find_file_hooks(hooks):
-        check_file_hook(path)
+        load_file_hook(path)
     for text in hooks:
         if is_file_hook(text):
             continue

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from commbench import stats
 from commbench.ddp.block import NOT_FINITE, BlockSamples
@@ -19,12 +18,11 @@ from commbench.engine.gpu_clocks import joined_clocks
 from commbench.engine.records import without_result
 from commbench.findings import Finding
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
+from commbench.stats import Floats
 
 #: In blocks of at least this number of steps, the end of the warm-up is detected.
 LONG_BLOCK = 40
 _FORWARD, _BACKWARD, _OPTIMIZER, _STEP = range(4)
-
-Floats = NDArray[np.float64]
 
 
 def merge(
@@ -67,7 +65,12 @@ def merge(
         dense_bytes = ring_bytes(FLOAT32_BYTES * parameters, case.world_size)
     sent = [rank.sent_bytes for rank in all_ranks if rank.sent_bytes is not None]
     errors = [rank.grad_rel_error for rank in all_ranks if rank.grad_rel_error is not None]
-    optional = _energy(blocks, meter) | _bucket_times(blocks)
+    optional = _bucket_times(blocks)
+    if meter is not None:
+        joules = [rank.energy_J for rank in all_ranks]  # of all blocks: one may be too short
+        steps = sum(len(ranks[0].times) - ranks[0].early_steps for ranks in blocks)
+        duration_s = sum(ranks[0].metered_s for ranks in blocks)
+        optional |= meter.energy_each(joules, steps, duration_s)
     if longest[0].metrics:
         optional["metrics"] = longest[0].metrics
         optional |= {"metric_name": workload.metric, "target": workload.target}
@@ -105,19 +108,6 @@ def merge(
     if ranks_agree is False:
         return without_result(record, "wrong", Finding(code="parameters_differ"))
     return record
-
-
-def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: EnergyMeter | None) -> dict[str, Any]:
-    """Return the joules per step of all machines, and the counted devices, if they are known.
-
-    All blocks count: one may be too short.
-    """
-    if meter is None:
-        return {}
-    joules = [rank.energy_J for ranks in blocks for rank in ranks]
-    steps = sum(len(ranks[0].times) - ranks[0].early_steps for ranks in blocks)
-    duration_s = sum(ranks[0].metered_s for ranks in blocks)
-    return meter.energy_each(joules, steps, duration_s)
 
 
 def _early(times: Floats, least: int) -> int:

@@ -34,7 +34,7 @@ from commbench.errors import InputError
 from commbench.findings import Finding, UnsupportedError
 from commbench.hooks import selectors
 from commbench.hooks.catalogue import TopK
-from commbench.hooks.own import check_file_hook
+from commbench.hooks.own import load_file_hook
 from commbench.hooks.registry import make_hook
 from commbench.system.clock import machine_id
 from commbench.system.host import usable_cpus
@@ -276,7 +276,7 @@ class TrainingLaunch:
         for text in self.terms.file_hooks:
             reason = None
             try:
-                check_file_hook(text)
+                load_file_hook(text)
             except InputError as error:
                 reason = Finding.of(error)
             refused = next(filter(None, gather_everywhere(self.control, reason)), None)

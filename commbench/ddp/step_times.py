@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from commbench.hooks.base import Stopwatch
 from commbench.hooks.step_clock import Mark, elapsed_ns
+from commbench.stats import Floats
 
 #: A nanosecond in seconds.
 NS = 1e-9
@@ -46,9 +46,7 @@ class StepMarks:
         return NS * forward, NS * backward, NS * updating, NS * whole
 
 
-def bucket_stamps(
-    buckets: Sequence[Stopwatch], since: Mark, *, is_serial: bool
-) -> NDArray[np.float64]:
+def bucket_stamps(buckets: Sequence[Stopwatch], since: Mark, *, is_serial: bool) -> Floats:
     """Return the stamps of a step's buckets in the order of sending, shape (buckets, STAMPS).
 
     Args:
@@ -65,7 +63,7 @@ def bucket_stamps(
     return stamps
 
 
-def serialise(stamps: NDArray[np.float64]) -> None:
+def serialise(stamps: Floats) -> None:
     """Move the starts of buckets after earlier arrivals.
 
     NCCL queues collectives on its own stream, where we cannot set a mark. The mark is the time from
@@ -88,7 +86,7 @@ class StepLog:
     def __init__(self, *, is_serial: bool = False) -> None:
         self.seconds: list[tuple[float, float, float, float]] = []
         """As `StepMarks.seconds`."""
-        self.buckets: list[NDArray[np.float64]] = []
+        self.buckets: list[Floats] = []
         """The stamps of each step's buckets."""
         self._is_serial = is_serial
         self._latest: StepMarks | None = None

@@ -41,8 +41,8 @@ _MODULES = {
     "Guard": "own",
     "Hook": "base",
     "make_file_hook": "own",
+    **{hook.__name__: hook.module for hook in HOOKS.values() if hook.module},
 }
-_MODULES |= {hook.__name__: hook.module for hook in HOOKS.values() if hook.module}
 
 
 def __getattr__(name: str) -> object:

@@ -8,7 +8,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -16,13 +16,11 @@ from torch import Tensor
 from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import Self
 
 from commbench.errors import CommbenchError, InputError, LaunchError
 from commbench.hooks.options import HookSpec
 from commbench.hooks.step_clock import Clock, Mark, clock_of, elapsed_ns, host_clock
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: Turns the value of a collective's future into the averaged bucket, shape (numel,).
 Finish = Callable[[Any], Tensor]
@@ -200,19 +198,6 @@ class Hook(HookSpec):
         ``optimizer`` updates the model: a residual follows changes of its learning rates. Raises
         InputError if this is no DDP model, the model has a hook, or the hook is in use.
         """
-        self._check_model(ddp_model)
-        self._optimizer = optimizer
-        self.attach(ddp_model, scaler)
-        try:
-            ddp_model.register_comm_hook(self, _named(self.name))
-        except RuntimeError as error:
-            raise InputError(f"DDP refused hook {self.name}: {error}") from error
-        self._group = ddp_model.process_group
-        self.clock = clock_of(ddp_model)
-        self.join_group()
-        return self
-
-    def _check_model(self, ddp_model: object) -> None:
         if not isinstance(ddp_model, DistributedDataParallel):
             raise InputError(
                 f"Hook {self.name} was registered on a {type(ddp_model).__name__}: wrap the model"
@@ -223,6 +208,16 @@ class Hook(HookSpec):
                 f"This {self.name} hook serves another model already: make a new one for each"
                 " model."
             )
+        self._optimizer = optimizer
+        self.attach(ddp_model, scaler)
+        try:
+            ddp_model.register_comm_hook(self, _named(self.name))
+        except RuntimeError as error:
+            raise InputError(f"DDP refused hook {self.name}: {error}") from error
+        self._group = ddp_model.process_group
+        self.clock = clock_of(ddp_model)
+        self.join_group()
+        return self
 
     def attach(
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None

@@ -49,7 +49,6 @@ Exchange = Literal["gather", "aligned"]
 FactorType = Literal["float32", "float16", "bfloat16"]
 
 
-@dataclass(kw_only=True, eq=False)
 class Dense(HookSpec):
     """A hook that sends every element in one all_reduce."""
 
@@ -62,7 +61,6 @@ class Dense(HookSpec):
         return (all_reduce(bucket.elements, self.sent_dtype or bucket.dtype),)
 
 
-@dataclass(kw_only=True, eq=False)
 class NoHook(Dense):
     """DDP without a hook."""
 
@@ -70,7 +68,6 @@ class NoHook(Dense):
     effect = "none"
 
 
-@dataclass(kw_only=True, eq=False)
 class PassThrough(Dense):
     """The same all-reduce as DDP's without a hook; measures the overhead of a hook."""
 
@@ -80,7 +77,6 @@ class PassThrough(Dense):
     is_instrument = True
 
 
-@dataclass(kw_only=True, eq=False)
 class FP16(Dense):
     """IEEE half precision: 11 bits of precision, overflow above 65504, underflow below 6e-8."""
 
@@ -91,7 +87,6 @@ class FP16(Dense):
     sent_dtype = "float16"
 
 
-@dataclass(kw_only=True, eq=False)
 class BF16(Dense):
     """bfloat16: the range of float32 with 8 bits of precision."""
 

@@ -15,19 +15,17 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import Self
 
 from commbench.errors import InputError
 from commbench.hooks.base import Hook, Launched, StateDict, Stopwatch
 from commbench.hooks.options import Feedback
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Tensors = dict[str, Tensor]
 
@@ -131,10 +129,9 @@ class Memory:
     """
 
     def __init__(self, kinds: Collection[str]) -> None:
-        self.kinds = tuple(kinds)
         self.can_undo = False
         self._slots: dict[int, Slot] = {}
-        self._waiting: dict[str, Tensors] = {kind: {} for kind in self.kinds}
+        self._waiting: dict[str, Tensors] = {kind: {} for kind in kinds}
         self._rejections: list[Tensor] = []
 
     def open(self, bucket: GradBucket, names: Mapping[int, str]) -> Slot:
@@ -194,23 +191,23 @@ class Memory:
             state[kind] = {name: tensor.clone() for name, tensor in tensors.items()}
         return state
 
-    def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load(self, state: Mapping[str, Tensors]) -> None:
         """Replace the memory; the tensors wait for the buckets of their parameters."""
         self._slots.clear()
         self._rejections = []
-        for kind in self.kinds:
+        for kind in self._waiting:
             tensors = state.get(kind, {})
             self._waiting[kind] = {name: tensor.clone() for name, tensor in tensors.items()}
 
     def _dissolve(self, index: int) -> None:
         """Remove the tensors from this bucket and all later ones; they wait for the new buckets."""
         for removed in [self._slots.pop(other) for other in list(self._slots) if other >= index]:
-            for kind in self.kinds:
+            for kind in self._waiting:
                 self._waiting[kind] |= removed.by_name(kind)
 
     def _assemble(self, layout: Layout, like: Tensor) -> Slot:
         slot = Slot(layout=layout, memory={}, before={})
-        for kind in self.kinds:
+        for kind in self._waiting:
             flat = slot.memory[kind] = torch.zeros_like(like)
             for span in layout.spans:
                 residual = self._waiting[kind].pop(span.name, None)
@@ -387,7 +384,7 @@ class FeedbackHook(Feedback, Hook):
         self._steps, self._rates = int(state["step"]), dict(state["rates"])
         self.memory.load(state["memory"])  # without channels, which depend on the step
 
-    def _check_loaded(self, memory: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def _check_loaded(self, memory: Mapping[str, Tensors]) -> None:
         for tensors in memory.values():
             for name, tensor in tensors.items():
                 if self._shapes.get(name) != tuple(tensor.shape):

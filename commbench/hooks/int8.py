@@ -67,7 +67,7 @@ class Int8(catalogue.Int8, OrderedHook):
         future = self.submit_opened(
             send_shards, lambda wait: self._reduce(channel, residual, wait, watch)
         )
-        return future, lambda _: self._decode(channel, buffer)
+        return future, lambda _: channel.quantiser.decode(channel.sent, buffer)
 
     def _reduce(
         self,
@@ -90,10 +90,6 @@ class Int8(catalogue.Int8, OrderedHook):
         watch.worked(start)
         work = all_gather(channel.sent.view(-1), channel.own, group=self._private, async_op=True)
         return Ending(work, channel.sent)
-
-    def _decode(self, channel: _Channel, buffer: Tensor) -> Tensor:
-        channel.quantiser.decode(channel.sent, buffer)
-        return buffer
 
     def make_channel(self, layout: Layout, like: Tensor) -> _Channel:
         """See `FeedbackHook.make_channel`."""

@@ -11,14 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
+from typing_extensions import Self
 
 from commbench.collectives.datatypes import DTYPES
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 ValueType: TypeAlias = Literal["float32", "float16"]
 #: The shape of each tensor of a bucket, in the order of the bucket.
@@ -61,19 +59,6 @@ class Message:
     no meaning."""
     message_bytes: float
     """Size as in ``collectives.csv``: all_gather and all_to_all count the parts of all ranks."""
-
-
-def sent_bytes(messages: Sequence[Message], world_size: int) -> int:
-    """Return the bytes that one rank sends in theory for these messages.
-
-    An all_reduce is a ring, see `ring_bytes`. In an all_gather a rank sends its part once for every
-    other rank; in an all_to_all it sends every other rank one part.
-    """
-    reduced = sum(
-        message.message_bytes for message in messages if message.operation == "all_reduce"
-    )
-    moved = sum(message.message_bytes for message in messages if message.operation != "all_reduce")
-    return round(ring_bytes(reduced, world_size) + (world_size - 1) * moved / world_size)
 
 
 def ring_bytes(nbytes: float, world_size: int) -> float:

@@ -9,15 +9,14 @@ import math
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+from typing_extensions import Self
 
 from commbench.errors import InputError
 from commbench.findings import UnpredictedError
-from commbench.hooks.message import BucketShape, Message, Shapes, sent_bytes
+from commbench.hooks.message import BucketShape, Message, Shapes, ring_bytes
 from commbench.units import TRUTH
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 OptionValue: TypeAlias = bool | int | float | str | tuple[float, ...]
 #: What a hook does to gradients: nothing beyond the rounding of a sum; it rounds each to 16 bits;
@@ -128,10 +127,19 @@ class HookSpec(ABC):
     def wire_bytes(self, shapes: Shapes, world_size: int) -> int:
         """Return the bytes that one rank sends by theory for a float32 bucket, after any warm-up.
 
+        An all_reduce is a ring, see `ring_bytes`. In an all_gather a rank sends its part once for
+        every other rank; in an all_to_all it sends every other rank one part.
+
         ``shapes`` are the shapes of the bucket's tensors.
         """
         bucket = BucketShape(shapes=shapes, world_size=world_size)
-        return sent_bytes(self.messages(bucket), world_size)
+        reduced = moved = 0.0
+        for message in self.messages(bucket):
+            if message.operation == "all_reduce":
+                reduced += message.message_bytes
+            else:
+                moved += message.message_bytes
+        return round(ring_bytes(reduced, world_size) + (world_size - 1) * moved / world_size)
 
     @property
     def runs_in_order(self) -> bool:

@@ -4,6 +4,7 @@ hook of DDP, or a factory of one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -57,24 +58,15 @@ class Guard(Hook):
         )
 
 
-def check_file_hook(text: str) -> None:
-    """Import the file and inspect the callable; call nothing.
-
-    Raises:
-        InputError: it cannot be imported, or the callable is neither a hook nor a factory.
-    """
-    _load(text)
-
-
 def make_file_hook(text: str) -> Hook:
     """Return the hook of ``FILE.py:CALLABLE`` inside `Guard`.
 
     A factory is called for each hook that is made.
 
     Raises:
-        InputError: as for `check_file_hook`, or the factory fails or returns no hook.
+        InputError: as of `load_file_hook`, or the factory fails or returns no hook.
     """
-    function, is_factory = _load(text)
+    function, is_factory = load_file_hook(text)
     name = callable_name(text)
     if not is_factory:
         return Guard(function, name=name)
@@ -96,26 +88,25 @@ def make_file_hook(text: str) -> Hook:
 
 
 @functools.cache
-def _load(text: str) -> tuple[Callable[..., Any], bool]:
-    """Return the callable and whether it is a factory; the file is imported once."""
+def load_file_hook(text: str) -> tuple[Callable[..., Any], bool]:
+    """Return the callable of a file and whether it is a factory; nothing is called.
+
+    The file is imported once.
+
+    Raises:
+        InputError: it cannot be imported, or the callable is neither a hook nor a factory.
+    """
     function = load_callable(text, "hook")
-    required = _required_arguments(function)
+    required = _HOOK_ARGUMENTS  # of compiled functions, which have no signature
+    with contextlib.suppress(TypeError, ValueError):
+        parameters = inspect.signature(function).parameters.values()
+        optional = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+        required = sum(
+            each.default is each.empty and each.kind not in optional for each in parameters
+        )
     if required not in {_HOOK_ARGUMENTS, _FACTORY_ARGUMENTS}:
         raise InputError(
             f"{text} requires {counted(required, 'argument')}: a hook requires two, state and"
             " bucket; a factory requires none and returns the hook, or the pair (state, hook)."
         )
     return function, required == _FACTORY_ARGUMENTS
-
-
-def _required_arguments(function: Callable[..., Any]) -> int:
-    """Return how many arguments have no default value.
-
-    Compiled functions without a signature count as hooks.
-    """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return _HOOK_ARGUMENTS
-    optional = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    return sum(each.default is each.empty and each.kind not in optional for each in parameters)

@@ -73,9 +73,9 @@ class TorchQuantiser:
         self._scales(own.unsqueeze(0)).div_(divisor)
         _put(residual, residual + errors.view(-1)[: residual.numel()], is_sent)
 
-    def decode(self, payload: Tensor, into: Tensor) -> None:
-        """Write all elements of a payload to ``into``, shape (elements,)."""
-        into.copy_(self._unpack(payload).reshape(-1)[: self._layout.elements])
+    def decode(self, payload: Tensor, into: Tensor) -> Tensor:
+        """Write all elements of a payload to ``into``, shape (elements,), and return it."""
+        return into.copy_(self._unpack(payload).reshape(-1)[: self._layout.elements])
 
     def _pack(self, sums: Tensor, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Write scales and values of shards, shape (rows, shard).
@@ -144,9 +144,10 @@ class NativeQuantiser(TorchQuantiser):
         rest = residual.numpy()
         self._kernels.combine(_bytes(payload), *shape, float(divisor), rest, _bytes(own))
 
-    def decode(self, payload: Tensor, into: Tensor) -> None:
+    def decode(self, payload: Tensor, into: Tensor) -> Tensor:
         """See `TorchQuantiser.decode`."""
         self._kernels.dequantise(_bytes(payload), self._block, self._shard, into.numpy())
+        return into
 
 
 class CudaQuantiser(TorchQuantiser):
@@ -182,9 +183,10 @@ class CudaQuantiser(TorchQuantiser):
         sums = self._divisor, residual, residual.numel(), own
         self._kernels.launch("combine", payload, *self._shape[1:], *sums)
 
-    def decode(self, payload: Tensor, into: Tensor) -> None:
+    def decode(self, payload: Tensor, into: Tensor) -> Tensor:
         """See `TorchQuantiser.decode`."""
         self._kernels.launch("dequantise", payload, *self._shape, into)
+        return into
 
 
 def make_quantiser(layout: QuantisedLayout, device: torch.device) -> TorchQuantiser:

@@ -76,15 +76,10 @@ class NativeSelector(TorchSelector):
     It releases the GIL while it selects.
     """
 
-    def __init__(self, k: int, values: ValueType) -> None:
-        from commbench.hooks.compression import kernels
-
-        super().__init__(k, values)
-        self._kernels = kernels
-
     def encode(self, gradient: Tensor, residual: Tensor, payload: Tensor) -> None:
         """See `TorchSelector.encode`."""
-        kernels = self._kernels
+        from commbench.hooks.compression import kernels
+
         rest = residual.numpy()
         indices, values = (part.numpy() for part in split(payload, self._k, self._dtype))
         count = kernels.select(gradient.numpy(), rest, indices)

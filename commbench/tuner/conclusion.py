@@ -179,11 +179,8 @@ class _Conclusion:
         )
 
     def cost(self, judged: Judged) -> Cost | None:
-        """Return what a setting changes in learning; None of the baseline."""
-        decision = self.decision
-        if judged is decision.baseline:
-            return None
-        return cost_of(judged.trained, decision.baseline.trained, decision.losses)
+        """Return what a setting changes in learning; None of the baseline, or without a loss."""
+        return cost_of(judged.trained, self.decision.baseline.trained, judged.losses)
 
     def snippet_after(self, verdict: Verdict, best: Judged) -> str:
         """Return the code that a verdict calls for."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -16,7 +16,7 @@ from commbench.ddp.plan.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseli
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding
 from commbench.hooks.registry import HOOKS
-from commbench.results.info import RunInfo, is_live
+from commbench.results.info import RunInfo, first_env, is_live
 from commbench.results.recommendation import (
     EFFECTS,
     LearningEffect,
@@ -41,7 +41,7 @@ from commbench.results.trained import (
     trained,
 )
 from commbench.stats import Interval
-from commbench.tuner.learning import accuracy_warning, withheld
+from commbench.tuner.learning import PairedLosses, accuracy_warning, withheld
 from commbench.tuner.rules import judge, level_of, look_of_launches, look_of_rounds, winners
 
 #: Never recommended: instruments only measure, and `LOCAL` exchanges no gradients.
@@ -62,6 +62,8 @@ class Judged:
     """Over the baseline, with its interval, if the launches of the decision are fresh."""
     verdict: Verdict = "inconclusive"
     """On its speed alone."""
+    losses: PairedLosses = ()
+    """In each launch that has its loss and the baseline's; none of the baseline."""
 
     @property
     def case(self) -> TrainingCase:
@@ -95,7 +97,6 @@ class Decision:
     """The fastest first."""
     left_out: Sequence[LeftOut]
     """The baseline if it failed; else the other settings that are no alternatives."""
-    losses: Mapping[tuple[str, int], EqualLosses]
     is_confirmation: bool
     """Whether it rests on new launches."""
 
@@ -202,20 +203,20 @@ def decision_of(records: Iterable[TrainingRecord], phase: str, info: RunInfo) ->
             why = _stated(base.outcome.get("reason", ""), "unfit_unknown")
         untrained = Judged(trained=Trained(case=case, records=()))
         left_out = [LeftOut(case=case, why=why)]
-        return Decision(
-            baseline=untrained, left_out=left_out, losses={}, is_confirmation=is_confirmation
-        )
+        return Decision(baseline=untrained, left_out=left_out, is_confirmation=is_confirmation)
     fit, left_out = [], []
     others = [each for each in members if each is not base and each.case.hook not in INSTRUMENTS]
     losses = equal_losses([base, *(other for other in others if other.is_ok)])
     for other in others:
-        reason = _unfit(other, base, losses, info, is_decision=is_confirmation)
+        paired = paired_losses(other, base, losses)
+        reason = _unfit(other, base, paired, info, is_decision=is_confirmation)
         if reason is None:
-            fit.append(other)
+            fit.append((other, paired))
         else:
             left_out.append(reason)
     judged = [
-        _judged(other, base, len(fit), info, is_confirmation=is_confirmation) for other in fit
+        _judged(other, base, paired, len(fit), info, is_confirmation=is_confirmation)
+        for other, paired in fit
     ]
     judged.sort(key=attrgetter("ratio"), reverse=True)
     same = None
@@ -226,13 +227,18 @@ def decision_of(records: Iterable[TrainingRecord], phase: str, info: RunInfo) ->
         baseline=Judged(trained=base, ratio=1.0, speedup=same),
         alternatives=judged,
         left_out=left_out,
-        losses=losses,
         is_confirmation=is_confirmation,
     )
 
 
 def _judged(
-    candidate: Trained, base: Trained, alternatives: int, info: RunInfo, *, is_confirmation: bool
+    candidate: Trained,
+    base: Trained,
+    losses: PairedLosses,
+    alternatives: int,
+    info: RunInfo,
+    *,
+    is_confirmation: bool,
 ) -> Judged:
     look = 0
     if pairs_blocks(candidate, base):
@@ -255,6 +261,7 @@ def _judged(
         withheld=withheld(candidate.case, base.case, info),
         speedup=speedup,
         verdict=judge(speedup),
+        losses=losses,
     )
 
 
@@ -265,11 +272,10 @@ def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
     Of several environments, the first.
     """
     first = next(iter(info.get("batches") or ()), None)
-    first_env = next(iter(info.get("env") or ()), None)
 
     def order(group: Group) -> tuple[Any, ...]:
         workload, backend, world_size, batch, env = group
-        return -world_size, batch != first, batch, env != first_env, workload, backend
+        return -world_size, batch != first, batch, env != first_env(info), workload, backend
 
     return min(groups, key=order)
 
@@ -277,14 +283,13 @@ def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
 def _unfit(
     candidate: Trained,
     base: Trained,
-    losses: Mapping[tuple[str, int], EqualLosses],
+    losses: PairedLosses,
     info: RunInfo,
     *,
     is_decision: bool,
 ) -> LeftOut | None:
     """Return why a setting is left out; None if it is not."""
     timed = list(candidate.timed.values())
-    paired = paired_losses(candidate, base, losses)
     allowed = info.get("max_accuracy_loss")
     why: Finding | None = None
     is_costly = False
@@ -296,7 +301,7 @@ def _unfit(
         why = Finding("parameters_differ")
     elif sum(record.skipped_steps for record in timed) >= sum(map(steps_of, timed)):
         why = Finding("unfit_skipped")
-    elif any(map(_diverged, paired)):
+    elif any(map(_diverged, losses)):
         why = Finding("unfit_diverged")
     elif _has_lost(candidate) and not _has_lost(base):
         why = Finding("unfit_parameters")

@@ -5,7 +5,8 @@ out, and why.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -25,9 +26,11 @@ from commbench.results.trained import (
     Trained,
     common_launches,
     falls,
-    paired_losses,
 )
 from commbench.stats import bounds_of, median
+
+#: The losses of a setting and of the baseline in each launch that has both.
+PairedLosses: TypeAlias = Sequence[tuple[EqualLosses, EqualLosses]]
 
 
 def withheld(case: TrainingCase, baseline: TrainingCase, info: RunInfo) -> Withheld:
@@ -53,7 +56,7 @@ def withheld(case: TrainingCase, baseline: TrainingCase, info: RunInfo) -> Withh
 def accuracy_warning(
     candidate: Trained,
     base: Trained,
-    losses: Mapping[tuple[str, int], EqualLosses],
+    losses: PairedLosses,
     allowed: float,
     *,
     is_decision: bool,
@@ -69,7 +72,7 @@ def accuracy_warning(
     Args:
         candidate: the setting.
         base: the baseline, trained with the same data in the same launches.
-        losses: of both, by case key and launch.
+        losses: of both.
         allowed: largest accuracy loss, in the metric's unit or, for a loss, as a share.
         is_decision: whether these launches decide, or only select candidates.
     """
@@ -103,12 +106,12 @@ def _has_metric(candidate: Trained) -> bool:
 
 
 def _accuracy_losses(
-    candidate: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
+    candidate: Trained, base: Trained, losses: PairedLosses
 ) -> tuple[str, list[float]]:
     """Return the name of the judged quantity, and its loss in each launch that has it."""
     accuracy_losses = []
     if not _has_metric(base):
-        for own, theirs in paired_losses(candidate, base, losses):
+        for own, theirs in losses:
             if theirs.steps:
                 accuracy_losses.append((own.steps - theirs.steps) / abs(theirs.steps))
         return "loss after equal steps", accuracy_losses
@@ -131,15 +134,13 @@ def _final_metrics(configuration: Trained, base: Trained) -> list[tuple[float, f
     return pairs
 
 
-def cost_of(
-    configuration: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
-) -> Cost | None:
+def cost_of(configuration: Trained, base: Trained, losses: PairedLosses) -> Cost | None:
     """Return what a setting changes in learning, in the launches that have both.
 
     None without losses, or if none is finite.
     """
     at_steps, at_time, counts = [], [], []
-    for own, theirs in paired_losses(configuration, base, losses):
+    for own, theirs in losses:
         if all(map(math.isfinite, (own.steps, own.time, theirs.steps, theirs.time))):
             at_steps.append((own.steps, theirs.steps))
             at_time.append((own.time, theirs.time))

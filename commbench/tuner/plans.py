@@ -29,7 +29,6 @@ from commbench.stats.budgets import Budget, TrainingBudget
 from commbench.tuner.decision import decide, finalists
 from commbench.tuner.learning import withheld
 from commbench.tuner.rules import TRAIN, USUALLY_CONFIRMED, Schedule
-from commbench.units import counted
 
 #: Duration of a block over that of its timed steps on the baseline: early steps, setup and
 #: diagnosis.
@@ -91,7 +90,7 @@ class TrainingPlan:
         layouts = {}
         for case in self.measured:
             if case.uses_ddp:
-                layouts[case.key] = list(case_bucket_bytes(case, self.facts))
+                layouts[case.key] = case_bucket_bytes(case, self.facts)
         info: RunInfo = {
             "facts": dataclasses.asdict(self.facts),
             "layouts": layouts,
@@ -120,12 +119,6 @@ class TrainingPlan:
             )
             sentences.append(f"DDP makes the same buckets for {names}.")
         return sentences
-
-    @property
-    def then(self) -> str:
-        """The stages after the first, in words."""
-        launches = counted(self.budget.confirm_launches, "confirmation launch")
-        return f"the fastest again in {launches}"
 
     def estimate_s(self) -> float:
         """Return the most seconds of the first stage and the confirmation, if steps take as long as

@@ -151,6 +151,20 @@ def test_a_decided_comparison_is_printed_as_any_other(commbench, monkeypatch):
     assert (5, ["slower", "faster"]) == (done.code, fields_of(cases, "verdict"))
 
 
+def test_commands_stay_as_typed(commbench, monkeypatch):
+    """Drop no dot and no slash of a command, as of a path."""
+    typed = []
+
+    def parse(text: str, name: str, folder: Path) -> Side:
+        typed.append(text)
+        return parse_side("run", name, folder)
+
+    Simulated(commbench.home, monkeypatch, 2.0)
+    monkeypatch.setattr("commbench.cli.compare.parse_side", parse)
+    commbench("compare --until-decided --out d -- './commbench run' 'A=b//c run'")
+    assert ["./commbench run", "A=b//c run"] == typed
+
+
 def test_an_interruption_says_how_to_go_on(commbench, monkeypatch):
     """Name the directory when a launch is interrupted."""
 

@@ -14,7 +14,8 @@ from places import HERE
 
 from commbench.engine.records import Row
 from commbench.errors import InputError
-from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
+from commbench.interop.imports.gathering import TOOLS, Imported, Source, import_outputs
+from commbench.interop.imports.reading import ImportOptions
 from commbench.report.text_formats import render
 from commbench.results.tables import table_csv, table_of
 

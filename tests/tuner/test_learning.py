@@ -12,7 +12,7 @@ from training_builders import EVEN, make_training_case, make_training_launches, 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.recommendation import Recommendation
-from commbench.results.trained import Trained, equal_losses
+from commbench.results.trained import Trained, equal_losses, paired_losses
 from commbench.tuner.learning import accuracy_warning
 
 ALLOWED = 0.01
@@ -60,8 +60,8 @@ def test_accuracy_is_judged(metric, is_decision, base, losses, found):
     paired launches, to recommend by a bound. Without a metric the loss counts as a share.
     """
     one, baseline = trained(TOPK, base - losses, metric), trained(BASE, base, metric)
-    equal = equal_losses([one, baseline])
-    said = accuracy_warning(one, baseline, equal, ALLOWED, is_decision=is_decision)
+    paired = paired_losses(one, baseline, equal_losses([one, baseline]))
+    said = accuracy_warning(one, baseline, paired, ALLOWED, is_decision=is_decision)
     assert (said is None) == (found is None)
     if said and found:
         assert f"accuracy_{found[0]}" == said.code
@@ -77,7 +77,7 @@ def test_unseen_learning_is_not_trusted(changes):
     one, base = (
         Trained(case=of, records=make_training_launches([20.0] * 6, of)) for of in (case, BASE)
     )
-    assert accuracy_warning(one, base, {}, ALLOWED, is_decision=False)
+    assert accuracy_warning(one, base, [], ALLOWED, is_decision=False)
 
 
 # ------------------------------------------------------------------------------- the recommendation

@@ -103,12 +103,12 @@ def case_layout(case: TrainingCase, facts: WorkloadFacts) -> Layout:
     return rebuilt_layout(facts.parameters, facts.ready_order, caps)
 
 
-def case_bucket_bytes(case: TrainingCase, facts: WorkloadFacts) -> tuple[int, ...]:
+def case_bucket_bytes(case: TrainingCase, facts: WorkloadFacts) -> list[int]:
     """Return the bytes of each bucket's parameters after the first steps."""
     sizes = []
     for bucket in case_layout(case, facts):
         sizes.append(sum(facts.parameters[index].size_bytes for index in bucket))
-    return tuple(sizes)
+    return sizes
 
 
 def group_by_layout(

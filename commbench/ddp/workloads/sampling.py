@@ -4,6 +4,7 @@ evaluation.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -41,10 +42,7 @@ class Batches:
         self.make = make
 
     def __iter__(self) -> Iterator[Any]:
-        number = 0
-        while True:
-            yield self.make(number)
-            number += 1
+        return map(self.make, itertools.count())
 
 
 def sharded(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.engine.records import Record
 from commbench.findings import Finding
@@ -13,8 +10,10 @@ from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
     PAIR_MEAN,
     SLOWEST_RANK,
+    Fields,
     LeftOutError,
     Reading,
+    Words,
     make_record,
     number,
     whole_number,
@@ -102,9 +101,7 @@ def _read_block(block: Block, reading: Reading) -> None:
             reading.records.append(_record(line, operation, case, ranks))
 
 
-def _record(
-    line: Mapping[str, str], operation: Operation, case: Mapping[str, Any], ranks: int
-) -> Record:
+def _record(line: Words, operation: Operation, case: Fields, ranks: int) -> Record:
     """Return the record of one line.
 
     Raises:
@@ -113,7 +110,7 @@ def _record(
     slowest = line.get("t_max[usec]") or line.get("t[usec]")
     if slowest is None:
         raise LeftOutError(f"IMB's columns {' '.join(line)} are unknown to commbench")
-    details: dict[str, Any] = {}
+    details: Fields = {}
     if "t_avg[usec]" in line:
         details["rank_mean_us"] = number(line["t_avg[usec]"])
     if "defects" in line and number(line["defects"]):

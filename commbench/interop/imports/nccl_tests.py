@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,11 @@ from commbench.findings import Finding
 from commbench.interop.imports.blocks import END, HEADING, Block, Layout, split_blocks
 from commbench.interop.imports.reading import (
     RANK_MEAN,
+    Fields,
     LeftOutError,
     Place,
     Reading,
+    Words,
     make_record,
     number,
     whole_number,
@@ -132,7 +134,7 @@ def stated_ranks(places: Sequence[Place]) -> int | None:
 
 def conditions(
     reading: Reading, *, operation: str, places: Sequence[Place], blocking: int, graph: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[Fields, Fields]:
     """Return fields of `Case`, and arguments of `make_record`, that all rows of a test share.
 
     Args:
@@ -276,7 +278,7 @@ def _with_blanks(line: str, columns: Sequence[str]) -> list[str]:
     return full
 
 
-def _checked(line: Mapping[str, str], half: Mapping[str, str], block: Block) -> dict[str, Any]:
+def _checked(line: Words, half: Words, block: Block) -> Fields:
     """Return what the tool's check of a half found, as arguments of `make_record`.
 
     Old versions print the largest deviation, and count what is wrong in the footer.
@@ -295,11 +297,11 @@ def _checked(line: Mapping[str, str], half: Mapping[str, str], block: Block) -> 
 
 
 def half_record(
-    case: Mapping[str, Any],
-    line: Mapping[str, str],
-    half: Mapping[str, str],
+    case: Fields,
+    line: Words,
+    half: Words,
     *,
-    stated: Mapping[str, Any],
+    stated: Fields,
     **shared: Any,
 ) -> Record:
     """Return the record of one half of a line.
@@ -338,9 +340,7 @@ def half_record(
     )
 
 
-def _check_rates(
-    half: Mapping[str, str], operation: Operation, ranks: int, reading: Reading
-) -> None:
+def _check_rates(half: Words, operation: Operation, ranks: int, reading: Reading) -> None:
     """Note an assumption if the printed bus bandwidth belongs to another number of ranks."""
     if "N/A" in {half.get("algbw", "N/A"), half.get("busbw", "N/A")}:
         return

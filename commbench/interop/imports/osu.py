@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
-from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS, WINDOW_MESSAGES, Operation
 from commbench.engine.records import Overlap, Record
 from commbench.findings import Finding
@@ -16,8 +13,10 @@ from commbench.interop.imports.reading import (
     PAIR_MEAN,
     RANK_MEAN,
     SLOWEST_RANK,
+    Fields,
     LeftOutError,
     Reading,
+    Words,
     make_record,
     number,
     whole_number,
@@ -25,7 +24,6 @@ from commbench.interop.imports.reading import (
 
 #: Libraries whose two-sided and collective operations have a counterpart.
 _LIBRARIES = ("MPI", "NCCL", "RCCL")
-_DTYPES = DTYPES_BY_MPI_NAME | {name: name for name in DTYPES}
 
 LAYOUT = Layout(
     facts={
@@ -77,7 +75,7 @@ def read_block(block: Block, reading: Reading) -> None:
         is_float = operation.reduces or suite == "OMB-Py"
         default = "float32" if is_float else "int8"
         dtype = reading.dtype(block.fact("dtype"), default, operation.name)
-        case["dtype"] = _DTYPES.get(dtype, dtype)
+        case["dtype"] = DTYPES_BY_MPI_NAME.get(dtype, dtype)
     for line in block.lines(reading):
         with reading.noting():
             reading.records.append(_record(line, operation, case, ranks, conditions))
@@ -98,15 +96,13 @@ def _operation(block: Block) -> Operation:
     return OPERATIONS_BY_TITLE[_short(title)]
 
 
-def _defaults(
-    block: Block, operation: Operation, reading: Reading
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _defaults(block: Block, operation: Operation, reading: Reading) -> tuple[Fields, Fields]:
     """Return fields of `Case` and of `Record` that OSU's title states or that are its defaults."""
     library, device = block.fact("title", 2), block.fact("title", 3)
     is_c = block.fact("title") == "OSU"
-    case: dict[str, Any] = {"operation": operation.name, "backend": library.lower(), "dtype": None}
+    case: Fields = {"operation": operation.name, "backend": library.lower(), "dtype": None}
     case |= {"redop": "sum", "root": 0, "in_place": False}
-    conditions: dict[str, Any] = {}
+    conditions: Fields = {}
     if operation.kind == "collective" and is_c:
         conditions["sync"] = "barrier"
     elif operation.kind == "collective":
@@ -125,11 +121,11 @@ def _defaults(
 
 
 def _record(
-    by_column: Mapping[str, str],
+    by_column: Words,
     operation: Operation,
-    case: Mapping[str, Any],
+    case: Fields,
     ranks: int,
-    conditions: Mapping[str, Any],
+    conditions: Fields,
 ) -> Record:
     """Return the record of one line.
 
@@ -155,7 +151,7 @@ def _record(
     return make_record(of_line, ranks=ranks, stated=stated, **details)
 
 
-def _time(line: Mapping[str, str], operation: Operation, message_bytes: int) -> dict[str, Any]:
+def _time(line: Words, operation: Operation, message_bytes: int) -> Fields:
     """Return the arguments of `make_record` for the time of one operation.
 
     Raises:

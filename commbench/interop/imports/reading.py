@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from commbench.collectives.cases import Case
 from commbench.collectives.datatypes import DTYPES
@@ -21,6 +21,11 @@ from commbench.fields import join_names, option
 from commbench.findings import Finding
 from commbench.schema import MOST_RANKS
 from commbench.units import counted
+
+#: A line of a table: its words by column.
+Words: TypeAlias = Mapping[str, str]
+#: Fields of a `Case` or of a record, or arguments of `make_record`.
+Fields: TypeAlias = dict[str, Any]
 
 DTYPES_BY_MPI_NAME = {dtype.mpi_name: dtype.name for dtype in DTYPES.values() if dtype.mpi_name}
 #: Meanings of the time that a tool states.
@@ -56,14 +61,14 @@ class ImportOptions:
         "--operation",
         metavar="NAME",
         about="Operation, if the output does not state it (old nccl-tests).",
-        choices=("operation", tuple(OPERATIONS)),
+        choices=("operation", OPERATIONS),
     )
     dtype: str | None = option(
         None,
         "--dtype",
         metavar="NAME",
         about=f"Element type, if the output does not state it: {join_names(DTYPES)}.",
-        choices=("data type", tuple(DTYPES)),
+        choices=("data type", DTYPES),
     )
     backend: str | None = option(
         None,
@@ -175,7 +180,7 @@ def whole_number(word: str) -> int:
 
 
 def make_record(
-    case: Mapping[str, Any],
+    case: Fields,
     *,
     ranks: int,
     time_us: float,
@@ -207,13 +212,6 @@ def make_record(
         raise LeftOutError(f"element type {case['dtype']} is unknown to commbench")
     if operation.moves_data and not case["message_bytes"]:
         raise LeftOutError("messages of 0 bytes cannot be imported")
-    applies = {
-        "dtype": operation.moves_data,
-        "redop": operation.reduces,
-        "root": operation.rooted,
-        "in_place": operation.has_in_place,
-    }
-    applied = {**case, **{name: None for name, does in applies.items() if not does}}
     if not time_us:
         raise LeftOutError("a time or rate of 0 is below what the tool resolves")
     if ranks < operation.minimum_ranks:
@@ -222,7 +220,7 @@ def make_record(
     if wrong is None and failure is None:
         flags.insert(0, "unverified")
     record = Record(
-        case=Case(**applied),
+        case=Case(**operation.applied(case)),
         launch=0,
         status="wrong" if wrong else "ok",
         group=f"0-{ranks - 1}" if ranks > 1 else "0",
