@@ -203,13 +203,14 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
 
     def allocate(self, dtype: DataType, count: int) -> TensorBuffer:
         """See `Communicator.allocate`; torch aligns memory to 512 bytes."""
-        with self._room_for(count * dtype.itemsize):
+        with self.room_for(count * dtype.itemsize):
             return TensorBuffer(
                 torch.zeros(count, dtype=getattr(torch, dtype.name), device=self._torch_device),
                 dtype,
             )
 
-    def _room_for(self, nbytes: int) -> AbstractContextManager[None]:
+    def room_for(self, nbytes: int) -> AbstractContextManager[None]:
+        """See `Communicator.room_for`."""
         return room_for(nbytes, torch.cuda.OutOfMemoryError)
 
     @contextmanager
@@ -240,23 +241,12 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         if pool is not None:
             self._backend.deregister_mem_pool(pool)
 
-    def write(self, buffer: TensorBuffer, content: Content) -> None:
-        """See `Communicator.write`."""
-        with self._room_for(buffer.nbytes):
-            self._moved(content).write(buffer.memory)
-        self.complete()
-
     def poison(self, buffer: TensorBuffer) -> None:
         """See `Communicator.poison`."""
         buffer.memory.view(torch.uint8).fill_(STALE)
 
-    def count_wrong(self, buffer: TensorBuffer, content: Content) -> int:
-        """See `Communicator.count_wrong`; the device compares."""
-        with self._room_for(buffer.nbytes):
-            return self._moved(content).count_wrong(buffer.memory)
-
-    def _moved(self, content: Content) -> Content:
-        """Return the content with its tiles as tensors on the device."""
+    def moved(self, content: Content) -> Content:
+        """See `Communicator.moved`: its tiles are tensors on the device."""
         return content.moved(lambda tile: as_tensor(tile, content.dtype).to(self._torch_device))
 
     def cache_bytes(self) -> int:

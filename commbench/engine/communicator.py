@@ -2,15 +2,15 @@
 its rows.
 
 A new backend is one file with one class. A backend with buffers in host memory inherits
-`HostCommunicator` and implements the primitives only. Others also allocate, fill and check their
-buffers, and bring their own timed loop.
+`HostCommunicator` and implements the primitives only. Others also allocate their
+buffers, move content to them, and bring their own timed loop.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -139,17 +139,31 @@ class Communicator(ABC):
             raise self._cannot(f"{kind} buffers; use --backend torch-nccl")
         yield
 
-    @abstractmethod
+    def room_for(self, nbytes: int) -> AbstractContextManager[None]:
+        """Work on buffers inside this context, which takes up to ``nbytes`` more of their memory.
+
+        The context raises `UnsupportedError` where that memory is full.
+        """
+        return nullcontext()
+
+    def moved(self, content: Content) -> Content:
+        """Return known content in the memory of the buffers."""
+        return content
+
     def write(self, buffer: Any, content: Content) -> None:
         """Fill a buffer with known content."""
+        with self.room_for(buffer.nbytes):
+            self.moved(content).write(buffer.memory)
+        self.complete()
 
     @abstractmethod
     def poison(self, buffer: Any) -> None:
         """Fill a buffer with bytes that occur in no result."""
 
-    @abstractmethod
     def count_wrong(self, buffer: Any, content: Content) -> int:
-        """Return the number of elements that differ from ``content``."""
+        """Return the number of elements that differ from ``content``, compared where they are."""
+        with self.room_for(buffer.nbytes):
+            return self.moved(content).count_wrong(buffer.memory)
 
     def complete(self) -> None:  # noqa: B027 - host memory needs no wait
         """Wait until every call issued so far has finished on the device."""
@@ -232,17 +246,9 @@ class HostCommunicator(Communicator):
         offset = -room.ctypes.data % ALIGNMENT
         return HostBuffer(room[offset : offset + nbytes].view(dtype.storage), dtype)
 
-    def write(self, buffer: HostBuffer, content: Content) -> None:
-        """See `Communicator.write`."""
-        content.write(buffer.memory)
-
     def poison(self, buffer: HostBuffer) -> None:
         """See `Communicator.poison`."""
         buffer.memory.view(np.uint8)[:] = STALE
-
-    def count_wrong(self, buffer: HostBuffer, content: Content) -> int:
-        """See `Communicator.count_wrong`."""
-        return content.count_wrong(buffer.memory)
 
     def cache_bytes(self) -> int:
         """See `Communicator.cache_bytes`."""
