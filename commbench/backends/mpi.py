@@ -129,8 +129,8 @@ class MpiCommunicator(HostCommunicator):
         return f"coll/{self._component}"
 
     def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
-        """Return the native loop unless the Python loop is requested."""
-        if loop == "python":
+        """Return the native loop, unless the backend lacks it or the Python loop is requested."""
+        if loop == "python" or "native" not in self.loops:
             return super().timer(loop, sync, progress)
         control = self._control
         comm, address = _c_handle(control.comm), control.instant.ctypes.data

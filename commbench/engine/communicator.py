@@ -32,6 +32,8 @@ from commbench.system.topology import last_level_cache_bytes
 ALIGNMENT = 4096
 #: Byte in a receive buffer before an operation overwrites it; -91 in int8, which is never a result.
 STALE = 0xA5
+#: What a backend without persistent requests lacks, and what to do.
+PERSISTENT = "persistent operations; use --cadence isolated or pipelined"
 
 
 class Communicator(ABC):
@@ -82,7 +84,7 @@ class Communicator(ABC):
 
     def persistent(self) -> Communicator:
         """Return the communicator whose collectives are persistent requests; collective."""
-        raise self._cannot("persistent operations; use --cadence isolated or pipelined")
+        raise self._cannot(PERSISTENT)
 
     @contextmanager
     def watched(self, *, replayed: bool = False) -> Iterator[None]:
@@ -239,14 +241,14 @@ class HostCommunicator(Communicator):
         """Return the Python loop."""
         return PythonTimer(sync, progress)
 
-    def allocate(self, dtype: DataType, count: int) -> HostBuffer:
+    def allocate(self, dtype: DataType, count: int) -> Buffer:
         """See `Communicator.allocate`."""
         nbytes = count * dtype.itemsize
         room = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
         offset = -room.ctypes.data % ALIGNMENT
         return HostBuffer(room[offset : offset + nbytes].view(dtype.storage), dtype)
 
-    def poison(self, buffer: HostBuffer) -> None:
+    def poison(self, buffer: Any) -> None:
         """See `Communicator.poison`."""
         buffer.memory.view(np.uint8)[:] = STALE
 
