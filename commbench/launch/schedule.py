@@ -64,15 +64,13 @@ class TimePlan:
     """When the run began."""
     startup_s: float = STARTUP_S
     """Time until the ranks have come together."""
-    per_slice_s: float = field(init=False)
-    """Time of a slice with all that belongs to it."""
-    other_s: float = field(init=False)
-    """Time of a slice beside measuring."""
-    _launches: list[tuple[float, float, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.other_s = OTHER_S + self.request.budget.energy_s
+        """Time of a slice beside measuring."""
         self.per_slice_s = self.request.budget.slice_s + self.other_s
+        """Time of a slice with all that belongs to it."""
+        self._launches: list[tuple[float, float, float]] = []
 
     def learn(self, entry: Entry, slices: float) -> None:
         """Learn from a finished launch of ``slices``, with its entry in run.json."""
