@@ -154,14 +154,13 @@ class MpiCommunicator(HostCommunicator):
     def _c_call(self, name: str, *arguments: int) -> tuple[int, ...]:
         return (address_of(getattr(self._library, name)), *arguments)
 
-    def _split(self, groups: Sequence[Group]) -> MpiCommunicator | None:
+    def _split(self, groups: Sequence[Group], own: Group | None) -> MpiCommunicator | None:
         """Make all groups by one MPI_Comm_split."""
-        number = next((i for i, group in enumerate(groups) if self.rank in group), MPI.UNDEFINED)
-        make = partial(self._comm.Split, number, self.rank)
-        if number == MPI.UNDEFINED:
-            make()
+        if own is None:
+            self._comm.Split(MPI.UNDEFINED)
             return None
-        return type(self)(self._control, make, [self._hosts[rank] for rank in groups[number]])
+        make = partial(self._comm.Split, groups.index(own), self.rank)
+        return type(self)(self._control, make, [self._hosts[rank] for rank in own])
 
     def persistent(self) -> MpiCommunicator:
         """Return a duplicate whose collectives are persistent requests."""

@@ -36,9 +36,9 @@ class DeviceMpiCommunicator(CupyMemory, MpiCommunicator):
             self.use_assigned_gpu(control)
         self.read_gpu_properties()
 
-    def _split(self, groups: Sequence[Group]) -> MpiCommunicator | None:
+    def _split(self, groups: Sequence[Group], own: Group | None) -> MpiCommunicator | None:
         """See `MpiCommunicator._split`; a group uses the same GPU and stream."""
-        part = super()._split(groups)
+        part = super()._split(groups, own)
         if isinstance(part, DeviceMpiCommunicator):
             part._stream = self._stream  # noqa: SLF001 - of the same class
         return part

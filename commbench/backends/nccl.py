@@ -110,7 +110,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
         with super().watched(replayed=replayed), _named_errors():
             yield
 
-    def _split(self, groups: Sequence[Group]) -> NcclCommunicator | None:
+    def _split(self, groups: Sequence[Group], own: Group | None) -> NcclCommunicator | None:
         """Create this rank's communicator of its group.
 
         The first rank of each group shares the unique id.
@@ -118,13 +118,12 @@ class NcclCommunicator(NcclBase, CupyMemory):
         All communicators use the parent's stream, where the timed loop records its events: their
         order is kept.
         """
-        ranks = next((group for group in groups if self._control.rank in group), None)
-        leads = ranks is not None and ranks[0] == self._control.rank
+        leads = own is not None and own[0] == self.rank
         identities = gather_everywhere(self._control, nccl.get_unique_id() if leads else None)
-        if ranks is None:
+        if own is None:
             return None
         return NcclCommunicator(
-            self._control, self, members=ranks, identity=identities[ranks[0]], choice=self._choice
+            self._control, self, members=own, identity=identities[own[0]], choice=self._choice
         )
 
     def abort(self) -> None:

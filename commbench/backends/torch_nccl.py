@@ -161,21 +161,12 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         """See `NcclBase.by_choice`."""
         return type(self)(self._control, self, choice=choice)
 
-    def _split(self, groups: Sequence[Group]) -> TorchNcclCommunicator | None:
+    def _split(self, groups: Sequence[Group], own: Group | None) -> TorchNcclCommunicator | None:
         """Make the process groups one after the other; collective."""
-        process_groups = [self._new_group(list(group)) for group in groups]
-        index = next(
-            (number for number, group in enumerate(groups) if self._control.rank in group), None
-        )
-        if index is None:
+        made = {group: self._new_group(list(group)) for group in groups}
+        if own is None:
             return None
-        return type(self)(
-            self._control,
-            self,
-            members=groups[index],
-            group=process_groups[index],
-            choice=self._choice,
-        )
+        return type(self)(self._control, self, members=own, group=made[own], choice=self._choice)
 
     def _new_group(self, ranks: list[int]) -> Any:
         """Make a process group, with the requested number of NCCL's channels (its CTAs)."""

@@ -205,14 +205,16 @@ class Communicator(ABC):
         if requested == (tuple(range(self.size)),):
             return self
         if requested not in self._splits:
-            self._splits[requested] = self._split(requested)
+            own = next((group for group in requested if self.rank in group), None)
+            self._splits[requested] = self._split(requested, own)
         return self._splits[requested]
 
     @cached_property
     def _splits(self) -> dict[tuple[Group, ...], Communicator | None]:
         return {}
 
-    def _split(self, groups: Sequence[Group]) -> Communicator | None:
+    def _split(self, groups: Sequence[Group], own: Group | None) -> Communicator | None:
+        """See `split`; ``own`` is this rank's group, None in no group."""
         raise self._cannot("groups of ranks")
 
     def close(self) -> None:
