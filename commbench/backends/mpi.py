@@ -239,7 +239,7 @@ class MpiCommunicator(HostCommunicator):
                 if buffer is not None:
                     in_python[word] = [buffer.memory, count, datatype]
                     in_c[word] = buffer.address
-            if len(buffers) > 1 and buffers[0].shares_memory(buffers[1]):
+            if request.in_place:
                 own = "receive" if request.name == "scatter" else "send"
                 in_python[own], in_c[own] = MPI.IN_PLACE, int(MPI.IN_PLACE)
         return (
