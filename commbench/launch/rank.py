@@ -416,10 +416,7 @@ def main() -> NoReturn:
 
     The argument is the time in seconds for all ranks to come together.
     """
-    startup_s = STARTUP_TIMEOUT_S
-    if len(sys.argv) > 1:
-        startup_s = float(sys.argv[1])
-    PipedRank(startup_s).run()
+    PipedRank(float(sys.argv[1])).run()
 
 
 def leave(code: int) -> NoReturn:
