@@ -379,13 +379,13 @@ class Sampler:
     def _elapsed(self) -> float:
         return time.perf_counter() - self._begun
 
-    def _run(self, repetitions: int, batch: int = 1) -> list[int]:
+    def _run(self, repetitions: int) -> list[int]:
         """Return the times of discarded repetitions, in nanoseconds: of the watched ranks, else of
         this one.
         """
         if repetitions <= 0:
             return []
-        repeated = self.timer.run(self.calls, repetitions, batch)
+        repeated = self.timer.run(self.calls, repetitions, 1)
         lasting = repeated.end_ns - repeated.start_ns
         if tuple(self.watched) != (0,):
             gathered = gather_everywhere(self.session.control, lasting)
