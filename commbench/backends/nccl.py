@@ -167,19 +167,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
 
     def new_event(self) -> Any:
         """See `DeviceClock.new_event`."""
-        return cupy.cuda.Event()
-
-    def record(self, event: Any) -> None:
-        """See `DeviceClock.record`."""
-        event.record(self._stream)
-
-    def has_happened(self, event: Any) -> bool:
-        """See `DeviceClock.has_happened`."""
-        return bool(event.done)
-
-    def elapsed_ns(self, first: Any, last: Any) -> float:
-        """See `DeviceClock.elapsed_ns`."""
-        return 1e6 * float(cupy.cuda.get_elapsed_time(first, last))
+        return _Event(self._stream)
 
     # Primitives
 
@@ -257,6 +245,29 @@ class NcclCommunicator(NcclBase, CupyMemory):
     def _reduce_token(self) -> None:
         ends = (self._token.address, self._token.address, 1, nccl.NCCL_INT8, nccl.NCCL_MAX)
         self._comm.allReduce(*ends, self._stream.ptr)
+
+
+class _Event:
+    """An event on a stream, with methods of `torch.cuda.Event`."""
+
+    def __init__(self, stream: Any) -> None:
+        self._event, self._stream = cupy.cuda.Event(), stream
+
+    def record(self) -> None:
+        """Queue the event after everything that was queued before."""
+        self._event.record(self._stream)
+
+    def query(self) -> bool:
+        """Return whether the event has occurred, without waiting for it."""
+        return bool(self._event.done)
+
+    def synchronize(self) -> None:
+        """Wait until the event has occurred."""
+        self._event.synchronize()
+
+    def elapsed_time(self, later: _Event) -> float:
+        """Return the milliseconds from this event to a later one; both have occurred."""
+        return float(cupy.cuda.get_elapsed_time(self._event, later._event))
 
 
 @contextmanager

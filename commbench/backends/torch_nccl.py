@@ -137,18 +137,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         """See `DeviceClock.rendezvous`: an all-reduce of one byte."""
         dist.all_reduce(self._token, dist.ReduceOp.MAX, self._group, async_op=True).wait()
 
-    def record(self, event: Any) -> None:
-        """See `DeviceClock.record`."""
-        event.record()
-
-    def has_happened(self, event: Any) -> bool:
-        """See `DeviceClock.has_happened`."""
-        return bool(event.query())
-
-    def elapsed_ns(self, first: Any, last: Any) -> float:
-        """See `DeviceClock.elapsed_ns`."""
-        return 1e6 * float(first.elapsed_time(last))
-
     # Columns of a row
 
     def library(self) -> str:
