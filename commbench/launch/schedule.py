@@ -461,7 +461,7 @@ class Schedule:
         """End the run if a signal has come."""
         number = self.interrupts.number
         if number:
-            reason = Ending.interrupted(number).reason
+            reason = Ending.early(number).reason
             raise Stop(kind="interrupted", reason=reason, signal=number)
 
     def _judge(self, launch: Launch, ending: Ending) -> None:
