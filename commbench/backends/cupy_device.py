@@ -77,14 +77,13 @@ class CupyMemory(Communicator):
     _stream: Any
 
     def use_assigned_gpu(self, control: Control) -> None:
-        """Use this rank's GPU from now on, with a stream of its own; collective."""
+        """Use this rank's GPU from now on, with a stream of its own; collective.
+
+        Set ``device`` and ``gpu`` to its name and its PCI address.
+        """
         number, self.ranks_per_gpu = assign_gpu(control, find_gpus(self.backend))
         cupy.cuda.Device(number).use()
         self._stream = cupy.cuda.Stream(non_blocking=True)
-
-    def read_gpu_properties(self) -> None:
-        """Set ``device`` and ``gpu`` to the name and the PCI address of the GPU in use."""
-        number = cupy.cuda.Device().id
         self._properties = cupy.cuda.runtime.getDeviceProperties(number)
         self.device = self._properties["name"].decode()
         self.gpu = cupy.cuda.runtime.deviceGetPCIBusId(number)

@@ -34,7 +34,6 @@ class DeviceMpiCommunicator(CupyMemory, MpiCommunicator):
         super().__init__(control, *of_group)
         if not of_group:
             self.use_assigned_gpu(control)
-        self.read_gpu_properties()
 
     def _split(self, groups: Sequence[Group], own: Group | None) -> MpiCommunicator | None:
         """See `MpiCommunicator._split`; a group uses the same GPU and stream."""

@@ -92,7 +92,6 @@ class NcclCommunicator(NcclBase, CupyMemory):
         with variables_set(choice.variables), _named_errors():
             self._comm = nccl.NcclCommunicator(self.size, identity, self.rank)
         self._token = self.token()
-        self.read_gpu_properties()
 
     def library(self) -> str:
         """Return the loaded version, e.g. ``NCCL 2.28.9``."""
