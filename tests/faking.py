@@ -103,12 +103,11 @@ class FakeCommunicator(Communicator):
         self._aside = aside
         """Number of ranks of the launch that are in no group."""
 
-    def _split(self, groups: Sequence[Group]) -> "FakeCommunicator | None":
+    def _split(self, groups: Sequence[Group], own: Group | None) -> "FakeCommunicator | None":
+        if own is None:
+            return None
         aside = self.size - sum(map(len, groups))
-        for members in groups:
-            if self.rank in members:
-                return FakeCommunicator(self._control, self.launch, self.script, members, aside)
-        return None
+        return FakeCommunicator(self._control, self.launch, self.script, own, aside)
 
     def generator(self, *words: object) -> np.random.Generator:
         """Return the random numbers that belong to ``words`` in this launch."""

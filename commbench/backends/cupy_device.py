@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import cupy
@@ -76,14 +77,13 @@ class CupyMemory(Communicator):
     _stream: Any
 
     def use_assigned_gpu(self, control: Control) -> None:
-        """Use this rank's GPU from now on, with a stream of its own; collective."""
+        """Use this rank's GPU from now on, with a stream of its own; collective.
+
+        Set ``device`` and ``gpu`` to its name and its PCI address.
+        """
         number, self.ranks_per_gpu = assign_gpu(control, find_gpus(self.backend))
         cupy.cuda.Device(number).use()
         self._stream = cupy.cuda.Stream(non_blocking=True)
-
-    def read_gpu_properties(self) -> None:
-        """Set ``device`` and ``gpu`` to the name and the PCI address of the GPU in use."""
-        number = cupy.cuda.Device().id
         self._properties = cupy.cuda.runtime.getDeviceProperties(number)
         self.device = self._properties["name"].decode()
         self.gpu = cupy.cuda.runtime.deviceGetPCIBusId(number)
@@ -92,31 +92,26 @@ class CupyMemory(Communicator):
         """Return the size of the GPU's L2 cache."""
         return int(self._properties.get("l2CacheSize", 0))
 
+    @contextmanager
+    def room_for(self, nbytes: int) -> Iterator[None]:
+        """See `Communicator.room_for`; the work is queued on the stream."""
+        with self._stream, room_for(nbytes, cupy.cuda.memory.OutOfMemoryError):
+            yield
+
+    def moved(self, content: Content) -> Content:
+        """See `Communicator.moved`."""
+        return content.moved(cupy.asarray)
+
     def allocate(self, dtype: DataType, count: int) -> DeviceBuffer:
         """See `Communicator.allocate`; cupy aligns memory to 512 bytes."""
-        with self._stream, _room_for(count * dtype.itemsize):
+        with self.room_for(count * dtype.itemsize):
             return DeviceBuffer(cupy.zeros(count, dtype=dtype.storage), dtype)
-
-    def write(self, buffer: DeviceBuffer, content: Content) -> None:
-        """See `Communicator.write`."""
-        with self._stream, _room_for(buffer.nbytes):
-            content.moved(cupy.asarray).write(buffer.memory)
-        self.complete()
 
     def poison(self, buffer: DeviceBuffer) -> None:
         """See `Communicator.poison`."""
         with self._stream:
             buffer.memory.view("uint8")[:] = STALE
 
-    def count_wrong(self, buffer: DeviceBuffer, content: Content) -> int:
-        """See `Communicator.count_wrong`; the device compares."""
-        with self._stream, _room_for(buffer.nbytes):
-            return content.moved(cupy.asarray).count_wrong(buffer.memory)
-
     def complete(self) -> None:
         """See `Communicator.complete`."""
         self._stream.synchronize()
-
-
-def _room_for(nbytes: int) -> AbstractContextManager[None]:
-    return room_for(nbytes, cupy.cuda.memory.OutOfMemoryError)

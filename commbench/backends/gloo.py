@@ -51,18 +51,16 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
                 [self.rank], backend="gloo", use_local_synchronization=True
             )
 
-    def _split(self, groups: Sequence[Group]) -> GlooCommunicator | None:
+    def _split(self, groups: Sequence[Group], own: Group | None) -> GlooCommunicator | None:
         """Make torch's subgroups one after the other; collective."""
         with unpinned():
             process_group, _ = dist.new_subgroups_by_enumeration(
                 [list(group) for group in groups], TIMEOUT, "gloo"
             )
-        if process_group is None:
+        if own is None:
             return None
-        members = next(group for group in groups if self.rank in group)
-        return GlooCommunicator(
-            self._control, process_group, members, [self._hosts[rank] for rank in members]
-        )
+        hosts = [self._hosts[rank] for rank in own]
+        return GlooCommunicator(self._control, process_group, own, hosts)
 
     def library(self) -> str:
         """Return e.g. ``torch 2.13.0 gloo``."""

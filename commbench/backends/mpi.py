@@ -129,8 +129,8 @@ class MpiCommunicator(HostCommunicator):
         return f"coll/{self._component}"
 
     def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
-        """Return the native loop unless the Python loop is requested."""
-        if loop == "python":
+        """Return the native loop, unless the backend lacks it or the Python loop is requested."""
+        if loop == "python" or "native" not in self.loops:
             return super().timer(loop, sync, progress)
         control = self._control
         comm, address = _c_handle(control.comm), control.instant.ctypes.data
@@ -154,14 +154,13 @@ class MpiCommunicator(HostCommunicator):
     def _c_call(self, name: str, *arguments: int) -> tuple[int, ...]:
         return (address_of(getattr(self._library, name)), *arguments)
 
-    def _split(self, groups: Sequence[Group]) -> MpiCommunicator | None:
+    def _split(self, groups: Sequence[Group], own: Group | None) -> MpiCommunicator | None:
         """Make all groups by one MPI_Comm_split."""
-        number = next((i for i, group in enumerate(groups) if self.rank in group), MPI.UNDEFINED)
-        make = partial(self._comm.Split, number, self.rank)
-        if number == MPI.UNDEFINED:
-            make()
+        if own is None:
+            self._comm.Split(MPI.UNDEFINED)
             return None
-        return type(self)(self._control, make, [self._hosts[rank] for rank in groups[number]])
+        make = partial(self._comm.Split, groups.index(own), self.rank)
+        return type(self)(self._control, make, [self._hosts[rank] for rank in own])
 
     def persistent(self) -> MpiCommunicator:
         """Return a duplicate whose collectives are persistent requests."""
@@ -240,7 +239,7 @@ class MpiCommunicator(HostCommunicator):
                 if buffer is not None:
                     in_python[word] = [buffer.memory, count, datatype]
                     in_c[word] = buffer.address
-            if len(buffers) > 1 and buffers[0].shares_memory(buffers[1]):
+            if request.in_place:
                 own = "receive" if request.name == "scatter" else "send"
                 in_python[own], in_c[own] = MPI.IN_PLACE, int(MPI.IN_PLACE)
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import cupy
 import numpy as np
@@ -14,81 +14,46 @@ from commbench.backends.cupy_device import CupyMemory, DeviceBuffer
 from commbench.backends.mpi import MpiCommunicator
 from commbench.backends.mpi_control import MpiControl
 from commbench.collectives.datatypes import DataType
-from commbench.collectives.layouts import Shape
-from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Request
-from commbench.engine.communicator import STALE, HostBuffer
+from commbench.engine.communicator import PERSISTENT, STALE, HostBuffer
 from commbench.engine.control import Control
-from commbench.engine.timing.loops import Call, Progress, Step, Timer
-from commbench.engine.timing.sync import Synchroniser
+from commbench.engine.timing.loops import Call, Step
 from commbench.errors import InputError
 
 
-class DeviceMpiCommunicator(CupyMemory):
-    """MPI on buffers in GPU memory; ``carrier`` is the communicator on host memory that it calls.
+class DeviceMpiCommunicator(CupyMemory, MpiCommunicator):
+    """MPI on buffers in GPU memory, in blocking operations only.
 
-    A group's communicator uses the GPU and the stream of its ``parent``.
+    Args:
+        control: the ranks.
+        of_group: what else `MpiCommunicator` takes for a group; none for all ranks.
     """
 
-    most_elements = 2**31 - 1  # the C functions count in an int
-
-    def __init__(
-        self,
-        control: Control,
-        carrier: MpiCommunicator,
-        parent: DeviceMpiCommunicator | None = None,
-    ) -> None:
-        self._control = control
-        self._carrier = carrier
-        self.rank, self.size = carrier.rank, carrier.size
-        self._is_whole = parent is None
-        if parent is None:
+    def __init__(self, control: MpiControl, *of_group: Any) -> None:
+        super().__init__(control, *of_group)
+        if not of_group:
             self.use_assigned_gpu(control)
-        else:
-            self._stream = parent._stream  # noqa: SLF001 - of the same class
-        self.read_gpu_properties()
 
-    @classmethod
-    def connect(cls, control: MpiControl) -> DeviceMpiCommunicator:
-        """Open the backend among all ranks of ``control``; collective."""
-        return cls(control, MpiCommunicator(control))
+    def _split(self, groups: Sequence[Group], own: Group | None) -> MpiCommunicator | None:
+        """See `MpiCommunicator._split`; a group uses the same GPU and stream."""
+        part = super()._split(groups, own)
+        if isinstance(part, DeviceMpiCommunicator):
+            part._stream = self._stream  # noqa: SLF001 - of the same class
+        return part
 
-    @property
-    def takes_gpu_memory(self) -> bool:
-        """Whether the carrier's library accepts GPU memory."""
-        return self._carrier.takes_gpu_memory
+    def begin(self, request: Request) -> NoReturn:
+        """See `Communicator.begin`."""
+        raise self._cannot(f"non-blocking {request.name}")
 
-    def library(self) -> str:
-        """Return the MPI library, e.g. ``Open MPI 5.0.11``."""
-        return self._carrier.library()
-
-    def transport(self) -> str:
-        """Return the carrier's transport."""
-        return self._carrier.transport()
-
-    def algorithm(self, operation: str) -> str:
-        """Return the carrier's algorithm."""
-        return self._carrier.algorithm(operation)
-
-    def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
-        """Return the carrier's timer on the host: an operation ends when MPI's function returns."""
-        return self._carrier.timer(self.loops[0] if loop == "auto" else loop, sync, progress)
-
-    def result_offset(self, operation: Operation, shape: Shape) -> int:
-        """Return the carrier's offset."""
-        return self._carrier.result_offset(operation, shape)
-
-    def _split(self, groups: Sequence[Group]) -> DeviceMpiCommunicator | None:
-        part = self._carrier.split(groups)
-        return type(self)(self._control, part, self) if isinstance(part, MpiCommunicator) else None
+    def persistent(self) -> NoReturn:
+        """See `Communicator.persistent`."""
+        raise self._cannot(PERSISTENT)
 
     def close(self) -> None:
-        """Free the communicator; the carrier frees its own parts."""
-        super().close()
+        """See `MpiCommunicator.close`; nothing on the GPU uses its buffers any more."""
         self.complete()
-        if self._is_whole:
-            self._carrier.close()
+        super().close()
 
     def poison(self, buffer: DeviceBuffer) -> None:
         """See `Communicator.poison`; wait, because MPI does not synchronise with the stream."""
@@ -100,27 +65,20 @@ class CudaMpiCommunicator(DeviceMpiCommunicator):
     """CUDA-aware MPI, called with addresses in GPU memory; another MPI would crash on them."""
 
     backend = "mpi-cuda"
-    loops = ("native", "python")
 
-    @classmethod
-    def connect(cls, control: MpiControl) -> CudaMpiCommunicator:
-        """See `DeviceMpiCommunicator.connect`.
+    def use_assigned_gpu(self, control: Control) -> None:
+        """See `CupyMemory.use_assigned_gpu`.
 
         Raises:
             InputError: the library does not report that it accepts GPU memory.
         """
-        carrier = MpiCommunicator(control)
-        if not carrier.takes_gpu_memory:
+        if not self.takes_gpu_memory:
             raise InputError(
-                f"Backend mpi-cuda passes GPU memory to MPI, and {carrier.library()} does not"
-                " report support for it (MPIX_Query_cuda_support); use an MPI that is built for"
-                " CUDA, or --backend mpi-staged."
+                f"Backend mpi-cuda passes GPU memory to MPI, and {self.library()} does not report"
+                " support for it (MPIX_Query_cuda_support); use an MPI that is built for CUDA, or"
+                " --backend mpi-staged."
             )
-        return cls(control, carrier)
-
-    def call(self, request: Request) -> Call:
-        """Prepare the carrier's call on the same buffers."""
-        return self._carrier.call(request)
+        super().use_assigned_gpu(control)
 
 
 @dataclass(frozen=True)
@@ -157,8 +115,8 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
         buffer.host.memory.view(np.uint8)[:] = STALE
 
     def call(self, request: Request) -> Call:
-        """Prepare copies from the GPU, the carrier's call on host memory, and copies to the GPU."""
-        call = self._carrier.call(request.mapped(lambda buffer: buffer.host))
+        """Prepare copies from the GPU, the call on host memory, and copies to the GPU."""
+        call = super().call(request.mapped(lambda buffer: buffer.host))
         before = self._copies(request.read(self.rank), to_host=True)
         after = self._copies(request.written(self.rank), to_host=False)
         operation, wait = call.run, self._stream.synchronize

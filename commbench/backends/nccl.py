@@ -92,7 +92,6 @@ class NcclCommunicator(NcclBase, CupyMemory):
         with variables_set(choice.variables), _named_errors():
             self._comm = nccl.NcclCommunicator(self.size, identity, self.rank)
         self._token = self.token()
-        self.read_gpu_properties()
 
     def library(self) -> str:
         """Return the loaded version, e.g. ``NCCL 2.28.9``."""
@@ -110,7 +109,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
         with super().watched(replayed=replayed), _named_errors():
             yield
 
-    def _split(self, groups: Sequence[Group]) -> NcclCommunicator | None:
+    def _split(self, groups: Sequence[Group], own: Group | None) -> NcclCommunicator | None:
         """Create this rank's communicator of its group.
 
         The first rank of each group shares the unique id.
@@ -118,13 +117,12 @@ class NcclCommunicator(NcclBase, CupyMemory):
         All communicators use the parent's stream, where the timed loop records its events: their
         order is kept.
         """
-        ranks = next((group for group in groups if self._control.rank in group), None)
-        leads = ranks is not None and ranks[0] == self._control.rank
+        leads = own is not None and own[0] == self.rank
         identities = gather_everywhere(self._control, nccl.get_unique_id() if leads else None)
-        if ranks is None:
+        if own is None:
             return None
         return NcclCommunicator(
-            self._control, self, members=ranks, identity=identities[ranks[0]], choice=self._choice
+            self._control, self, members=own, identity=identities[own[0]], choice=self._choice
         )
 
     def abort(self) -> None:
@@ -168,19 +166,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
 
     def new_event(self) -> Any:
         """See `DeviceClock.new_event`."""
-        return cupy.cuda.Event()
-
-    def record(self, event: Any) -> None:
-        """See `DeviceClock.record`."""
-        event.record(self._stream)
-
-    def has_happened(self, event: Any) -> bool:
-        """See `DeviceClock.has_happened`."""
-        return bool(event.done)
-
-    def elapsed_ns(self, first: Any, last: Any) -> float:
-        """See `DeviceClock.elapsed_ns`."""
-        return 1e6 * float(cupy.cuda.get_elapsed_time(first, last))
+        return _Event(self._stream)
 
     # Primitives
 
@@ -258,6 +244,29 @@ class NcclCommunicator(NcclBase, CupyMemory):
     def _reduce_token(self) -> None:
         ends = (self._token.address, self._token.address, 1, nccl.NCCL_INT8, nccl.NCCL_MAX)
         self._comm.allReduce(*ends, self._stream.ptr)
+
+
+class _Event:
+    """An event on a stream, with methods of `torch.cuda.Event`."""
+
+    def __init__(self, stream: Any) -> None:
+        self._event, self._stream = cupy.cuda.Event(), stream
+
+    def record(self) -> None:
+        """Queue the event after everything that was queued before."""
+        self._event.record(self._stream)
+
+    def query(self) -> bool:
+        """Return whether the event has occurred, without waiting for it."""
+        return bool(self._event.done)
+
+    def synchronize(self) -> None:
+        """Wait until the event has occurred."""
+        self._event.synchronize()
+
+    def elapsed_time(self, later: _Event) -> float:
+        """Return the milliseconds from this event to a later one; both have occurred."""
+        return float(cupy.cuda.get_elapsed_time(self._event, later._event))
 
 
 @contextmanager

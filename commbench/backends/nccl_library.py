@@ -13,7 +13,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from commbench.collectives.algorithms import AUTO, COPY, SYMMETRIC, Choice
 from commbench.collectives.operations import OPERATIONS
@@ -352,10 +351,6 @@ class NcclBase(Communicator, DeviceClock):
         Collective, as all ranks must abort together.
         """
         return any(gather_everywhere(self._control, self.failed))
-
-    def wait(self, event: Any) -> None:
-        """See `DeviceClock.wait`."""
-        event.synchronize()
 
     def timer(self, loop: str, sync: Synchroniser, progress: Progress) -> Timer:
         """Return the timer that records events on the stream of the operations."""

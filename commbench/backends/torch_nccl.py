@@ -137,18 +137,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         """See `DeviceClock.rendezvous`: an all-reduce of one byte."""
         dist.all_reduce(self._token, dist.ReduceOp.MAX, self._group, async_op=True).wait()
 
-    def record(self, event: Any) -> None:
-        """See `DeviceClock.record`."""
-        event.record()
-
-    def has_happened(self, event: Any) -> bool:
-        """See `DeviceClock.has_happened`."""
-        return bool(event.query())
-
-    def elapsed_ns(self, first: Any, last: Any) -> float:
-        """See `DeviceClock.elapsed_ns`."""
-        return 1e6 * float(first.elapsed_time(last))
-
     # Columns of a row
 
     def library(self) -> str:
@@ -161,21 +149,12 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         """See `NcclBase.by_choice`."""
         return type(self)(self._control, self, choice=choice)
 
-    def _split(self, groups: Sequence[Group]) -> TorchNcclCommunicator | None:
+    def _split(self, groups: Sequence[Group], own: Group | None) -> TorchNcclCommunicator | None:
         """Make the process groups one after the other; collective."""
-        process_groups = [self._new_group(list(group)) for group in groups]
-        index = next(
-            (number for number, group in enumerate(groups) if self._control.rank in group), None
-        )
-        if index is None:
+        made = {group: self._new_group(list(group)) for group in groups}
+        if own is None:
             return None
-        return type(self)(
-            self._control,
-            self,
-            members=groups[index],
-            group=process_groups[index],
-            choice=self._choice,
-        )
+        return type(self)(self._control, self, members=own, group=made[own], choice=self._choice)
 
     def _new_group(self, ranks: list[int]) -> Any:
         """Make a process group, with the requested number of NCCL's channels (its CTAs)."""
@@ -203,13 +182,14 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
 
     def allocate(self, dtype: DataType, count: int) -> TensorBuffer:
         """See `Communicator.allocate`; torch aligns memory to 512 bytes."""
-        with self._room_for(count * dtype.itemsize):
+        with self.room_for(count * dtype.itemsize):
             return TensorBuffer(
                 torch.zeros(count, dtype=getattr(torch, dtype.name), device=self._torch_device),
                 dtype,
             )
 
-    def _room_for(self, nbytes: int) -> AbstractContextManager[None]:
+    def room_for(self, nbytes: int) -> AbstractContextManager[None]:
+        """See `Communicator.room_for`."""
         return room_for(nbytes, torch.cuda.OutOfMemoryError)
 
     @contextmanager
@@ -240,23 +220,12 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         if pool is not None:
             self._backend.deregister_mem_pool(pool)
 
-    def write(self, buffer: TensorBuffer, content: Content) -> None:
-        """See `Communicator.write`."""
-        with self._room_for(buffer.nbytes):
-            self._moved(content).write(buffer.memory)
-        self.complete()
-
     def poison(self, buffer: TensorBuffer) -> None:
         """See `Communicator.poison`."""
         buffer.memory.view(torch.uint8).fill_(STALE)
 
-    def count_wrong(self, buffer: TensorBuffer, content: Content) -> int:
-        """See `Communicator.count_wrong`; the device compares."""
-        with self._room_for(buffer.nbytes):
-            return self._moved(content).count_wrong(buffer.memory)
-
-    def _moved(self, content: Content) -> Content:
-        """Return the content with its tiles as tensors on the device."""
+    def moved(self, content: Content) -> Content:
+        """See `Communicator.moved`: its tiles are tensors on the device."""
         return content.moved(lambda tile: as_tensor(tile, content.dtype).to(self._torch_device))
 
     def cache_bytes(self) -> int:

@@ -31,7 +31,7 @@ class Backend:
 
     name: str
     communicator: str
-    """Place of what opens it among all ranks of a control plane: its class, or a method."""
+    """Place of the class that opens it among all ranks of a control plane."""
     packages: tuple[Package, ...] = ()
     find_gpus: str = ""
     """Place of the function that lists the usable GPUs of this process; empty for buffers in
@@ -103,14 +103,14 @@ BACKENDS = {
         ),
         Backend(  # MPI called with addresses in GPU memory
             name="mpi-cuda",
-            communicator="mpi_device:CudaMpiCommunicator.connect",
+            communicator="mpi_device:CudaMpiCommunicator",
             packages=(*_MPI, _CUPY),
             find_gpus="cupy_device:find_gpus",
             needs_mpi=True,
         ),
         Backend(  # MPI with copies between GPU memory and host memory
             name="mpi-staged",
-            communicator="mpi_device:StagedMpiCommunicator.connect",
+            communicator="mpi_device:StagedMpiCommunicator",
             packages=(*_MPI, _CUPY),
             find_gpus="cupy_device:find_gpus",
             needs_mpi=True,

@@ -2,15 +2,15 @@
 its rows.
 
 A new backend is one file with one class. A backend with buffers in host memory inherits
-`HostCommunicator` and implements the primitives only. Others also allocate, fill and check their
-buffers, and bring their own timed loop.
+`HostCommunicator` and implements the primitives only. Others also allocate their
+buffers, move content to them, and bring their own timed loop.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +32,8 @@ from commbench.system.topology import last_level_cache_bytes
 ALIGNMENT = 4096
 #: Byte in a receive buffer before an operation overwrites it; -91 in int8, which is never a result.
 STALE = 0xA5
+#: What a backend without persistent requests lacks, and what to do.
+PERSISTENT = "persistent operations; use --cadence isolated or pipelined"
 
 
 class Communicator(ABC):
@@ -82,7 +84,7 @@ class Communicator(ABC):
 
     def persistent(self) -> Communicator:
         """Return the communicator whose collectives are persistent requests; collective."""
-        raise self._cannot("persistent operations; use --cadence isolated or pipelined")
+        raise self._cannot(PERSISTENT)
 
     @contextmanager
     def watched(self, *, replayed: bool = False) -> Iterator[None]:
@@ -139,17 +141,31 @@ class Communicator(ABC):
             raise self._cannot(f"{kind} buffers; use --backend torch-nccl")
         yield
 
-    @abstractmethod
+    def room_for(self, nbytes: int) -> AbstractContextManager[None]:
+        """Work on buffers inside this context, which takes up to ``nbytes`` more of their memory.
+
+        The context raises `UnsupportedError` where that memory is full.
+        """
+        return nullcontext()
+
+    def moved(self, content: Content) -> Content:
+        """Return known content in the memory of the buffers."""
+        return content
+
     def write(self, buffer: Any, content: Content) -> None:
         """Fill a buffer with known content."""
+        with self.room_for(buffer.nbytes):
+            self.moved(content).write(buffer.memory)
+        self.complete()
 
     @abstractmethod
     def poison(self, buffer: Any) -> None:
         """Fill a buffer with bytes that occur in no result."""
 
-    @abstractmethod
     def count_wrong(self, buffer: Any, content: Content) -> int:
-        """Return the number of elements that differ from ``content``."""
+        """Return the number of elements that differ from ``content``, compared where they are."""
+        with self.room_for(buffer.nbytes):
+            return self.moved(content).count_wrong(buffer.memory)
 
     def complete(self) -> None:  # noqa: B027 - host memory needs no wait
         """Wait until every call issued so far has finished on the device."""
@@ -189,14 +205,16 @@ class Communicator(ABC):
         if requested == (tuple(range(self.size)),):
             return self
         if requested not in self._splits:
-            self._splits[requested] = self._split(requested)
+            own = next((group for group in requested if self.rank in group), None)
+            self._splits[requested] = self._split(requested, own)
         return self._splits[requested]
 
     @cached_property
     def _splits(self) -> dict[tuple[Group, ...], Communicator | None]:
         return {}
 
-    def _split(self, groups: Sequence[Group]) -> Communicator | None:
+    def _split(self, groups: Sequence[Group], own: Group | None) -> Communicator | None:
+        """See `split`; ``own`` is this rank's group, None in no group."""
         raise self._cannot("groups of ranks")
 
     def close(self) -> None:
@@ -225,24 +243,16 @@ class HostCommunicator(Communicator):
         """Return the Python loop."""
         return PythonTimer(sync, progress)
 
-    def allocate(self, dtype: DataType, count: int) -> HostBuffer:
+    def allocate(self, dtype: DataType, count: int) -> Buffer:
         """See `Communicator.allocate`."""
         nbytes = count * dtype.itemsize
         room = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
         offset = -room.ctypes.data % ALIGNMENT
         return HostBuffer(room[offset : offset + nbytes].view(dtype.storage), dtype)
 
-    def write(self, buffer: HostBuffer, content: Content) -> None:
-        """See `Communicator.write`."""
-        content.write(buffer.memory)
-
-    def poison(self, buffer: HostBuffer) -> None:
+    def poison(self, buffer: Any) -> None:
         """See `Communicator.poison`."""
         buffer.memory.view(np.uint8)[:] = STALE
-
-    def count_wrong(self, buffer: HostBuffer, content: Content) -> int:
-        """See `Communicator.count_wrong`."""
-        return content.count_wrong(buffer.memory)
 
     def cache_bytes(self) -> int:
         """See `Communicator.cache_bytes`."""

@@ -16,7 +16,7 @@ from commbench.system.files import system_path
 from commbench.system.gpus import Nvml, gpu_addresses
 
 Kind = Literal["cpu", "gpu"]
-#: Processors with their memory, and GPUs, in the order in which ``energy_of`` names them.
+#: Processors with their memory, and GPUs, in the order of ``energy_of`` in records.
 KINDS: tuple[Kind, ...] = ("cpu", "gpu")
 #: Shortest time, in seconds, over which the energy of a kind is accurate to a few per cent: RAPL's
 #: counters change about once a millisecond, NVML's about ten times a second (J.-W. Chung et al.,
@@ -65,11 +65,6 @@ class EnergyMeter:
                 kinds.append(kind)
                 counters |= found
         return cls(counters, kinds, missing)
-
-    @property
-    def energy_of(self) -> str:
-        """Return the counted kinds as in records: ``cpu``, ``gpu`` or ``cpu+gpu``."""
-        return "+".join(self.kinds)
 
     @property
     def least_s(self) -> float:
@@ -127,7 +122,7 @@ class EnergyMeter:
         total = sum(readable)
         if len(readable) < len(joules) or not total or count < 1 or lasted_s < self.least_s:
             return {}
-        return {"energy_J": total / count, "energy_of": self.energy_of}
+        return {"energy_J": total / count, "energy_of": "+".join(self.kinds)}
 
 
 def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.find) -> EnergyMeter:

@@ -89,10 +89,6 @@ class CaseRun:
         """The case with its buffers; None if they were freed after the last visit."""
         self._wrong: Sequence[int] | None = None
         """Wrong elements on each rank; None if nothing could be verified."""
-        self._timer: Timer
-        self._sampler: Sampler
-        self._operations = 1
-        """Operations of a repetition."""
         self._repeatable = 0
         """Visits that may yet be repeated if disturbed."""
 
@@ -291,6 +287,7 @@ class CaseRun:
         settings = self._sampler.warm_up(fixed)
         self.settings = replace(settings, batch=settings.batch * prepared.captured)
         self._operations = prepared.operations(self.settings.batch)
+        """Operations of a repetition."""
         if not session.budget.is_soak:
             self._repeatable = repeatable(settings.visits)
         in_cache = False

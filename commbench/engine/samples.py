@@ -38,11 +38,11 @@ class Samples:
     clock_error_ns: float = field(default=0.0, kw_only=True)
     """Error of the ranks' common clock, infinite if each has its own; arrivals are compared if it
     is a small share of the time."""
-    late: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._stamps: Matrix = np.zeros((2, len(self.participants), 0), dtype=np.int64)
         """The starts and the ends by rank and repetition, in nanoseconds."""
+        self.late = 0
 
     def within(self, ranks: Sequence[int]) -> Samples:
         """Return the same repetitions for some of the participating ranks, e.g. one group."""

@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -216,16 +216,10 @@ class Sampler:
     together."""
     batch: int = 1
     """How often a timed repetition makes the calls; the warm-up determines it."""
-    repeating_s: float = field(default=0.0, init=False)
-    """Time of the timed repetitions of the last visit and their synchronisation."""
-    _begun: float = field(default=0.0, init=False)
-    _plan: VisitPlan = field(init=False)
-    """Of this visit."""
-    _ends: float = field(default=0.0, init=False)
-    """When the repetitions of this visit have had their time."""
-    _pace_s: float = field(default=math.inf, init=False)
-    """Time of one repetition and its synchronisation, from the last chunk."""
-    _spanned_ns: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._pace_s = math.inf
+        """Time of one repetition and its synchronisation, from the last chunk."""
 
     def warm_up(self, fixed: FixedSettings | None) -> FixedSettings:
         """Warm up as often as ``fixed`` states, or until times are steady (None).
@@ -317,6 +311,7 @@ class Sampler:
         self._plan = plan
         self._spanned_ns = 0
         self._ends = time.perf_counter() + plan.share_s
+        """When the repetitions have had their time."""
 
     def collect(self, samples: CollectedT) -> CollectedT | None:
         """Repeat until the plan of the visit is fulfilled.
@@ -338,6 +333,7 @@ class Sampler:
                 step = self._next_step(samples, gathered, chunk_begun)
             step = control.broadcast(step)
         self.repeating_s = time.perf_counter() - begun
+        """Time of the timed repetitions of the last visit and their synchronisation."""
         if control.rank:
             return None
         return samples
@@ -383,13 +379,13 @@ class Sampler:
     def _elapsed(self) -> float:
         return time.perf_counter() - self._begun
 
-    def _run(self, repetitions: int, batch: int = 1) -> list[int]:
+    def _run(self, repetitions: int) -> list[int]:
         """Return the times of discarded repetitions, in nanoseconds: of the watched ranks, else of
         this one.
         """
         if repetitions <= 0:
             return []
-        repeated = self.timer.run(self.calls, repetitions, batch)
+        repeated = self.timer.run(self.calls, repetitions, 1)
         lasting = repeated.end_ns - repeated.start_ns
         if tuple(self.watched) != (0,):
             gathered = gather_everywhere(self.session.control, lasting)

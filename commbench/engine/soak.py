@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ MOST_INTERRUPTIONS = 3
 _DECIMALS = 6
 
 
-@dataclass
 class SoakSamples(Samples):
     """Samples whose memory is bounded however long the visit is; arguments as of `Samples`.
 
@@ -32,12 +30,14 @@ class SoakSamples(Samples):
     started is late.
     """
 
-    _begun_s: float = field(default_factory=time.time, init=False)
-    _ends_ns: int | None = field(default=None, init=False)
-    """When the last repetition so far had ended on all ranks."""
-    _total: int = field(default=0, init=False)
-    _stride: int = field(default=1, init=False)
-    _longest: list[Interruption] = field(default_factory=list, init=False)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._begun_s = time.time()
+        self._ends_ns: int | None = None
+        """When the last repetition so far had ended on all ranks."""
+        self._total = 0
+        self._stride = 1
+        self._longest: list[Interruption] = []
 
     def add(self, ranks: Sequence[Repetitions]) -> float:
         """See `Samples.add`."""

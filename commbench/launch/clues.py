@@ -124,10 +124,12 @@ class Ending:
     """The last lines of the ranks and their launcher, and stacks, of a launch that is broken."""
 
     @classmethod
-    def interrupted(cls, number: int) -> Ending:
-        """Return the ending of a launch that a signal ended."""
-        name = signal.Signals(number).name
-        return cls(status="interrupted", cause=Finding("interrupted", name))
+    def early(cls, number: int) -> Ending:
+        """Return the ending of a launch that signal ``number`` ended, or the time limit (0)."""
+        if number:
+            name = signal.Signals(number).name
+            return cls(status="interrupted", cause=Finding("interrupted", name))
+        return cls(status="cut", cause=Finding("launch_cut"))
 
     @property
     def reason(self) -> str:

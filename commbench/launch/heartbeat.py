@@ -217,8 +217,8 @@ class Heart:
 
     def report_stacks(self) -> None:
         """Report the stack of every thread of the rank."""
-        entered, left = (int(count) for count in self.progress.counters)
-        is_inside = entered > left
+        beat = self.state()
+        is_inside = beat.entered > beat.left
         for name, frames in stacks_of_threads().items():
             if name not in HELPERS:
                 self.report(

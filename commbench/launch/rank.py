@@ -60,7 +60,7 @@ from commbench.launch.identity import Identity, identify, rendezvous_variables
 from commbench.launch.signals import DEADLY, SignalFeed
 from commbench.results.info import Energy
 from commbench.results.plan import LaunchPlan
-from commbench.results.record_types import AnyCase, AnyRecord
+from commbench.results.record_types import AnyRecord
 from commbench.system.env import variables_of
 from commbench.system.user_files import failure
 from commbench.system.variables import relevant_variables
@@ -300,7 +300,7 @@ class RankProcess(Heart, ABC):
                         self.plan.launch,
                         settings[index],
                     )
-                self._begin_case(index, case)
+                self._begin_case(index)
                 record = run.visit()
                 share = 1 / run.settings.visits
                 if record is not None and record.disturbed > 0:
@@ -329,7 +329,7 @@ class RankProcess(Heart, ABC):
             device=device,
             progress=self.progress,
             meter=meter,
-            on_begin=lambda index: self._begin_case(index, cases[index]),
+            on_begin=self._begin_case,
             on_record=self._finish_case,
             on_refusal=self.refuse_case,
             is_out_of_time=lambda: self.is_out_of_time(1 / terms.blocks),
@@ -347,11 +347,11 @@ class RankProcess(Heart, ABC):
         is_over = self.leave_off() or ends_s > self.plan.deadline_s
         return bool(self.control.broadcast_int(int(is_over)))
 
-    def _begin_case(self, index: int, case: AnyCase) -> None:
+    def _begin_case(self, index: int) -> None:
         """Begin a case once rank 0 has reported it: the conductor must know the case of a rank that
         dies.
         """
-        self.enter(next(self.visits), str(case))
+        self.enter(next(self.visits), str(self.plan.cases[index]))
         self.refusal = ""
         if self.listener:
             self.listener.on(CaseStarted(index=index))
@@ -416,10 +416,7 @@ def main() -> NoReturn:
 
     The argument is the time in seconds for all ranks to come together.
     """
-    startup_s = STARTUP_TIMEOUT_S
-    if len(sys.argv) > 1:
-        startup_s = float(sys.argv[1])
-    PipedRank(startup_s).run()
+    PipedRank(float(sys.argv[1])).run()
 
 
 def leave(code: int) -> NoReturn:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 
@@ -64,15 +64,13 @@ class TimePlan:
     """When the run began."""
     startup_s: float = STARTUP_S
     """Time until the ranks have come together."""
-    per_slice_s: float = field(init=False)
-    """Time of a slice with all that belongs to it."""
-    other_s: float = field(init=False)
-    """Time of a slice beside measuring."""
-    _launches: list[tuple[float, float, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.other_s = OTHER_S + self.request.budget.energy_s
+        """Time of a slice beside measuring."""
         self.per_slice_s = self.request.budget.slice_s + self.other_s
+        """Time of a slice with all that belongs to it."""
+        self._launches: list[tuple[float, float, float]] = []
 
     def learn(self, entry: Entry, slices: float) -> None:
         """Learn from a finished launch of ``slices``, with its entry in run.json."""
@@ -460,14 +458,11 @@ class Schedule:
     # ------------------------------------------------------------------------------------- judging
 
     def _heed_signals(self) -> None:
-        """End the run if a signal has come between launches."""
+        """End the run if a signal has come."""
         number = self.interrupts.number
         if number:
-            self._interrupt(Ending.interrupted(number))
-
-    def _interrupt(self, ending: Ending) -> NoReturn:
-        number = self.interrupts.number
-        raise Stop(kind="interrupted", reason=ending.reason, signal=number)
+            reason = Ending.early(number).reason
+            raise Stop(kind="interrupted", reason=reason, signal=number)
 
     def _judge(self, launch: Launch, ending: Ending) -> None:
         """End the run by how a launch ended, or let it go on."""
@@ -475,7 +470,7 @@ class Schedule:
             self._failures = 0
         self._left_out.update(launch.lost)
         if ending.status == "interrupted":
-            self._interrupt(ending)
+            self._heed_signals()
         if ending.is_broken:
             self._failures += 1
             if self.fail_fast or self.once:

@@ -108,9 +108,7 @@ class OwnRank(RankProcess):
             self._rest()
             if launch.is_complete:
                 return Ending(status="ok")
-            if self.interrupts.number:
-                return Ending.interrupted(self.interrupts.number)
-            return Ending(status="cut", cause=Finding("launch_cut"))
+            return Ending.early(self.interrupts.number)
 
         try:
             store = self._open_store()
@@ -182,7 +180,7 @@ class OwnRank(RankProcess):
             if self._ledger:
                 self._ledger.on(LastCase())
             return
-        ending = Ending.interrupted(signal.SIGINT)
+        ending = Ending.early(signal.SIGINT)
         if number != signal.SIGINT:
             reason = Finding("rank_ended", numbers={"signal": number.name})
             ending = Ending(status="failed", cause=reason)

@@ -110,7 +110,7 @@ class Supervisor:
             self._handle(launched.next_output(LOOK_S))
             if self.interrupts.number and self._is_over(launched):
                 launched.stop(self._handle)
-                return Ending.interrupted(self.interrupts.number)
+                return Ending.early(self.interrupts.number)
             now = time.monotonic()
             if now - last_look < LOOK_S:
                 continue
@@ -121,7 +121,7 @@ class Supervisor:
             left_s = self.launch.times.left_s(now, whole=True) + LEAVING_S
             if self.launch.startup_s is None and left_s <= 0:  # ranks that run heed it themselves
                 launched.stop(self._handle)
-                return Ending(status="cut", cause=Finding("launch_cut"))
+                return Ending.early(0)
             if self._doomed_at is not None and now > self._doomed_at:
                 launched.stop(self._handle)
         launched.stop(self._handle)
@@ -199,9 +199,7 @@ class Supervisor:
                 return Ending(status="refused", cause=Finding.stated(message))
         lines = list(self._stderr)
         if returncode == 0 and self.launch.is_complete is False:
-            if self._finishing:
-                return Ending.interrupted(self.interrupts.number)
-            return Ending(status="cut", cause=Finding("launch_cut"))
+            return Ending.early(self.interrupts.number)
         if returncode == 0 and self.launch.is_complete:
             return Ending(status="ok", cause=find_warning(lines))
         clues = exit_clues(

@@ -109,15 +109,10 @@ def _parse_values(name: str, text: str) -> list[str]:
 
 def variables_of(env: str) -> dict[str, str | None]:
     """Return the variables of a combination by name; None for a variable that is not set."""
-    pairs = (pair.partition("=") for pair in without_control(env).split(";") if pair)
+    pairs = (pair.partition("=") for pair in env.removesuffix(AGAIN).split(";") if pair)
     return {name: None if value == DEFAULT else value for name, _, value in pairs}
 
 
 def is_control(env: str) -> bool:
     """Return whether the combination is the repetition of the first one."""
     return env.endswith(AGAIN)
-
-
-def without_control(env: str) -> str:
-    """Return the combination that a control repeats; any other one unchanged."""
-    return env.removesuffix(AGAIN)

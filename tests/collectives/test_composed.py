@@ -98,9 +98,9 @@ def test_every_rank_makes_the_divisions_of_a_hierarchy_of_some(
     made = {rank: [] for rank in range(6)}
     split = FakeCommunicator._split
 
-    def _split(self: FakeCommunicator, groups: Any) -> FakeCommunicator | None:
+    def _split(self: FakeCommunicator, groups: Any, own: Any) -> FakeCommunicator | None:
         made[self.rank].append(groups)
-        return split(self, groups)
+        return split(self, groups, own)
 
     monkeypatch.setattr(FakeCommunicator, "_split", _split)
     FakeRun(ranks=6, hosts="aabbcc").launch([fake_case(pattern="hierarchical", world_size=4)])

@@ -27,9 +27,28 @@ MEET_NS, OPERATION_NS = 10_000, 30_000
 
 @dataclass
 class Event:
-    """The time of a recorded event."""
+    """An event on a device, with its time."""
 
+    device: SimulatedDevice
     at_ns: float = 0.0
+
+    def record(self) -> None:
+        """Record the event after all queued operations."""
+        self.device.queue(self.device.call_ns, 0.0)
+        self.at_ns = self.device.end_ns
+
+    def query(self) -> bool:
+        """Return whether the event has occurred."""
+        return self.device.now_ns >= self.at_ns
+
+    def synchronize(self) -> None:
+        """Block the host until the event."""
+        self.device.now_ns = max(self.device.now_ns, self.at_ns)
+
+    def elapsed_time(self, later: Event) -> float:
+        """Return the milliseconds between two recorded events."""
+        assert self.device.now_ns >= max(self.at_ns, later.at_ns)
+        return (later.at_ns - self.at_ns) / 1e6
 
 
 @dataclass
@@ -52,22 +71,23 @@ class SimulatedDevice:
     """How long it was kept busy, each time."""
     operations: int = 0
 
-    def _queue(self, host_ns: float, lasting_ns: float) -> None:
+    def queue(self, host_ns: float, lasting_ns: float) -> None:
+        """Queue what takes the host and the device so long."""
         self.now_ns += host_ns
         self.end_ns = max(self.end_ns, self.now_ns) + lasting_ns
 
     def spin(self, cycles: int) -> None:
         """Keep the device busy."""
         self.spins.append(cycles / CYCLES_PER_NS)
-        self._queue(self.call_ns, cycles / CYCLES_PER_NS)
+        self.queue(self.call_ns, cycles / CYCLES_PER_NS)
 
     def rendezvous(self) -> None:
         """Do nothing, as there are no other ranks."""
-        self._queue(self.call_ns, self.meet_ns)
+        self.queue(self.call_ns, self.meet_ns)
 
     def operate(self) -> None:
         """Queue an operation."""
-        self._queue(self.host_ns(self.operations), self.operation_ns)
+        self.queue(self.host_ns(self.operations), self.operation_ns)
         self.operations += 1
 
     def operate_and_wait(self) -> None:
@@ -77,25 +97,7 @@ class SimulatedDevice:
 
     def new_event(self) -> Event:
         """Return an unrecorded event."""
-        return Event()
-
-    def record(self, event: Event) -> None:
-        """Record the event after all queued operations."""
-        self._queue(self.call_ns, 0.0)
-        event.at_ns = self.end_ns
-
-    def has_happened(self, event: Event) -> bool:
-        """Return whether the event has occurred."""
-        return self.now_ns >= event.at_ns
-
-    def wait(self, event: Event) -> None:
-        """Block the host until the event."""
-        self.now_ns = max(self.now_ns, event.at_ns)
-
-    def elapsed_ns(self, first: Event, last: Event) -> float:
-        """Return the nanoseconds between two recorded events."""
-        assert self.now_ns >= max(first.at_ns, last.at_ns)
-        return last.at_ns - first.at_ns
+        return Event(self)
 
 
 class Here(threading.local):

@@ -51,28 +51,24 @@ def main() -> None:
     from commbench.backends.mpi import MpiCommunicator
     from commbench.backends.mpi_device import CudaMpiCommunicator, StagedMpiCommunicator
 
-    class Willing(MpiCommunicator):
+    class Willing(CudaMpiCommunicator):
         """An MPI that accepts addresses in simulated GPU memory, which is host memory."""
 
         takes_gpu_memory = True
 
     control = connect()
-    plain = MpiCommunicator(control)
     results = {
         "cases": {},
         "barrier": {},
         "records": {},
-        "takes": plain.takes_gpu_memory,
+        "takes": MpiCommunicator(control).takes_gpu_memory,
         "refusal": "",
     }
     try:
-        CudaMpiCommunicator.connect(control)
+        CudaMpiCommunicator(control)
     except InputError as error:
         results["refusal"] = str(error)
-    for communicator in (
-        StagedMpiCommunicator(control, plain),
-        CudaMpiCommunicator(control, Willing(control)),
-    ):
+    for communicator in (StagedMpiCommunicator(control), Willing(control)):
         name = communicator.backend
         planned = [(case, "") for case in verify_all.cases(name, control.size)]
         results["cases"][name] = verify_all.entries_of(planned, communicator, control)

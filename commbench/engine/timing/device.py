@@ -5,7 +5,7 @@ device itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ SPINS, SPIN_CYCLES = 5, 1_000_000
 
 
 class DeviceClock(Protocol):
-    """The device operations that the loop needs; the type of an event is the device's own."""
+    """The device operations that the loop needs."""
 
     def spin(self, cycles: int) -> None:
         """Queue a kernel that keeps the stream busy for ``cycles`` cycles of the device's clock."""
@@ -40,19 +40,9 @@ class DeviceClock(Protocol):
         """Queue a small exchange that ends only when every rank's device has begun it."""
 
     def new_event(self) -> Any:
-        """Make an event."""
-
-    def record(self, event: Any) -> None:
-        """Queue an event after everything that was queued before."""
-
-    def has_happened(self, event: Any) -> bool:
-        """Return whether the event has occurred, without waiting for it."""
-
-    def wait(self, event: Any) -> None:
-        """Wait until the event has occurred."""
-
-    def elapsed_ns(self, first: Any, last: Any) -> float:
-        """Return the nanoseconds between two events that have occurred."""
+        """Make an event with the methods of `torch.cuda.Event` that the loop calls: ``record``,
+        ``query``, ``synchronize`` and ``elapsed_time``.
+        """
 
 
 class EventTimer:
@@ -90,11 +80,11 @@ class EventTimer:
         begun, ended = self._reused_events(2)
         rates = []
         for _ in range(SPINS):
-            self._device.record(begun)
+            begun.record()
             self._device.spin(SPIN_CYCLES)
-            self._device.record(ended)
-            self._device.wait(ended)
-            rates.append(SPIN_CYCLES / self._device.elapsed_ns(begun, ended))
+            ended.record()
+            ended.synchronize()
+            rates.append(SPIN_CYCLES / (1e6 * begun.elapsed_time(ended)))
         self._cycles_per_ns = max(rates)
 
     def reading_ns(self) -> float:
@@ -130,37 +120,37 @@ class EventTimer:
                     device.spin(cycles)
                 device.rendezvous()
                 counters[0] += 1
-                device.record(begun)
+                begun.record()
                 run_once()
-                device.record(ended)
+                ended.record()
                 # then the device has waited; blocking calls have always begun
-                late[number] = not blocking and device.has_happened(begun)
+                late[number] = not blocking and begun.query()
                 queueing[number] = perf_counter_ns() - first
-                device.wait(ended)
+                ended.synchronize()
                 counters[1] += 1
             self.sync.finish()
         queueing_ns = 0
         if not blocking:
             queueing_ns = round(float(np.median(queueing)))
         self._queueing_ns[batch] = self.sync.largest(queueing_ns)
-        start = _rounded([device.elapsed_ns(events[0], begun) for begun, _ in pairs])
-        lasting = _rounded([device.elapsed_ns(*pair) for pair in pairs])
+        start = _lasting_ns([(events[0], begun) for begun, _ in pairs])
+        lasting = _lasting_ns(pairs)
         return Repetitions(start_ns=start, end_ns=start + lasting, late=late)
 
     def _follow(self, steps: Sequence[Step]) -> Repetitions:
         """Time repetitions that begin when the previous one has ended."""
-        device, counters = self._device, self._counters
+        counters = self._counters
         events = self._reused_events(1 + len(steps))
         with quiet_interpreter():
-            device.record(events[0])
+            events[0].record()
             for ended, run_once in zip(events[1:], steps, strict=True):
                 counters[0] += 1
                 run_once()
-                device.record(ended)
+                ended.record()
                 counters[1] += 1
-            device.wait(events[-1])
+            events[-1].synchronize()
             self.sync.finish()
-        lasting = _rounded([device.elapsed_ns(*pair) for pair in pairwise(events)])
+        lasting = _lasting_ns(pairwise(events))
         end = np.cumsum(lasting)
         late = np.zeros(len(steps), dtype=np.bool_)
         return Repetitions(start_ns=end - lasting, end_ns=end, late=late)
@@ -172,5 +162,7 @@ class EventTimer:
         return self._events[:count]
 
 
-def _rounded(times_ns: Sequence[float]) -> Times:
-    return np.rint(times_ns).astype(np.int64)
+def _lasting_ns(pairs: Iterable[tuple[Any, Any]]) -> Times:
+    """Return the nanoseconds between the events of each pair."""
+    lasting_ms = [first.elapsed_time(last) for first, last in pairs]
+    return np.rint(1e6 * np.array(lasting_ms)).astype(np.int64)

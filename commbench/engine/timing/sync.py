@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from commbench.engine.control import Control, gather_everywhere
@@ -75,14 +74,16 @@ class Synchroniser:
     least_ns: int = MINIMUM_SLACK_NS
     """The calibrated slack, with which every visit begins."""
 
-    def __post_init__(self) -> None:
-        self.align: Callable[[], bool] = {
-            "round-time": self._at_agreed_instant,
-            "dissemination": self._disseminate,
-            "barrier": self._barrier,
-            "none": _at_once,
-        }[self.method]
+    def align(self) -> bool:
         """Wait until this rank may start; return whether it was too late for the agreed instant."""
+        if self.method == "round-time":
+            return self._at_agreed_instant()
+        if self.method == "barrier":
+            self.control.barrier(patient=self.patient)
+        elif self.method == "dissemination":
+            for target, source in self.rounds():
+                self.control.exchange(target, source)
+        return False
 
     @property
     def spans_ranks(self) -> bool:
@@ -146,10 +147,6 @@ class Synchroniser:
         if self.patient:
             self.control.barrier(patient=True)
 
-    def _barrier(self) -> bool:
-        self.control.barrier(patient=self.patient)
-        return False
-
     def rounds(self) -> list[tuple[int, int]]:
         """Return the target and the source of empty messages in each round of a dissemination
         barrier: ranks at doubling distances (Hensgen, Finkel & Manber 1988).
@@ -161,12 +158,3 @@ class Synchroniser:
             partners.append(((rank + distance) % size, (rank - distance) % size))
             distance *= 2
         return partners
-
-    def _disseminate(self) -> bool:
-        for target, source in self.rounds():
-            self.control.exchange(target, source)
-        return False
-
-
-def _at_once() -> bool:
-    return False

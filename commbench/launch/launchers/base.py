@@ -78,15 +78,18 @@ class Launcher(Placement):
         ``training``: ranks compute with several threads, and nothing that is measured travels over
         MPI.
         """
-        options = self.options(ranks, training=training)
+        options = self.options(ranks, self.binding(ranks, training=training))
         return [*self.start(ranks), *options, *self.extra, *self.run_python(program)]
 
     def start(self, ranks: int) -> list[str]:
         """Return the program with the number of ranks."""
         return [self.path, "-n", str(ranks)]
 
-    def options(self, ranks: int, *, training: bool) -> list[str]:
-        """Return the options that place and bind ranks; none without such options."""
+    def options(self, ranks: int, binding: str) -> list[str]:
+        """Return the options that place and bind ranks; none without such options.
+
+        ``binding``: see `binding`.
+        """
         return []
 
     @property

@@ -38,7 +38,7 @@ class MpiexecLauncher(Launcher):
     path: str = "mpiexec"
     forwards_signals: bool = False
 
-    def options(self, ranks: int, *, training: bool) -> list[str]:
+    def options(self, ranks: int, binding: str) -> list[str]:
         """Return the options; Hydra forwards the environment by itself."""
         options, ranks_per_node = self.name_hosts("-f", "-hosts"), self.ranks_per_node
         if self.is_intel and self.hostfile is not None:
@@ -47,7 +47,6 @@ class MpiexecLauncher(Launcher):
             options += ["-ppn", str(ranks_per_node)]
         if self.interface:
             options += ["-iface", self.interface]
-        binding = self.binding(ranks, training=training)
         if not binding:
             return options
         if not self.is_intel:
@@ -98,7 +97,7 @@ class MpirunLauncher(Launcher):
     path: str = "mpirun"
     forwards_signals: bool = True
 
-    def options(self, ranks: int, *, training: bool) -> list[str]:
+    def options(self, ranks: int, binding: str) -> list[str]:
         """Return the options, with the variables to carry to other hosts."""
         options = self.name_hosts("--hostfile", "--host")
         if self.nodes:
@@ -109,7 +108,6 @@ class MpirunLauncher(Launcher):
             if exceeds_slots:
                 mapping += ":OVERSUBSCRIBE"
             options += ["--map-by", mapping]
-        binding = self.binding(ranks, training=training)
         if binding == "hwthread":
             options.append("--use-hwthread-cpus")
         if binding:

@@ -40,7 +40,7 @@ class SrunLauncher(Launcher):
         """
         return self.mpi_type != "none" or "I_MPI_PMI_LIBRARY" in self.environ
 
-    def options(self, ranks: int, *, training: bool) -> list[str]:
+    def options(self, ranks: int, binding: str) -> list[str]:
         """Return the options.
 
         ``--overlap``: a person's own interactive step would leave nothing for ours.
@@ -52,7 +52,6 @@ class SrunLauncher(Launcher):
         cpus = self.environ.get("SLURM_CPUS_PER_TASK")  # since Slurm 22.05 srun does not read it
         if cpus:
             options.append(f"--cpus-per-task={cpus}")
-        binding = self.binding(ranks, training=training)
         if binding:
             options.append(f"--cpu-bind={_CPU_BIND[binding]}")
         if ranks > self.slots():
