@@ -48,6 +48,7 @@ from commbench.live.agreement import AbsentError, Agreement, Instruction, Measur
 from commbench.live.conditions import conditions_of, gpu_of
 from commbench.live.options import DOING, LiveOptions, say
 from commbench.live.passes import (
+    PRE_FORWARD,
     SYNC_BUFFERS,
     Pass,
     Passes,
@@ -91,7 +92,7 @@ INTERVENTIONS = {
     "_update_process_group": "the script changes its process group",
 }
 #: What the tuning puts beside the attributes of the model.
-ADDED = (*INTERVENTIONS, "__getstate__", SYNC_BUFFERS)
+ADDED = (*INTERVENTIONS, "__getstate__", SYNC_BUFFERS, PRE_FORWARD)
 #: Why a model of one rank is left alone.
 ALONE = "it trains on one rank, which exchanges no gradients"
 #: Why a model is left alone whose backward passes are made in another way.
@@ -235,10 +236,6 @@ class Director:
         if not isinstance(own, dict):
             return own
         state: StateDict = {**own}
-        clock = self._clock()
-        if clock is not None and "_forward_pre_hooks" in state:
-            state["_forward_pre_hooks"] = state["_forward_pre_hooks"].copy()
-            state["_forward_pre_hooks"].pop(clock.forward_hook, None)
         for name in ADDED:
             state.pop(name, None)
         return state
