@@ -84,7 +84,11 @@ class Agreement:
         self.token = secrets.token_hex(8)
         """Tells this process from an earlier one, if a launcher starts the ranks again and keeps
         their store."""
-        self._store = dist.PrefixStore(f"commbench/{name}/{number}", _get_default_store())
+        store = _get_default_store()
+        if hasattr(store, "clone"):  # from torch 2.8 on
+            # A thread of the script that waits in its store locks it for all others.
+            store = store.clone()
+        self._store = dist.PrefixStore(f"commbench/{name}/{number}", store)
 
     def enter(self, tokens: Sequence[str]) -> None:
         """Use a part of the store that is new from now on.
