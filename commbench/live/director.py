@@ -46,6 +46,7 @@ from commbench.launch.facts import Place, own_host, own_place
 from commbench.launch.signals import deferring
 from commbench.live.agreement import AbsentError, Agreement, Instruction, Measured
 from commbench.live.conditions import conditions_of, gpu_of
+from commbench.live.imports import python_first
 from commbench.live.options import DOING, LiveOptions, say
 from commbench.live.passes import (
     PRE_FORWARD,
@@ -218,7 +219,7 @@ class Director:
         Before the first step nothing was agreed on yet; but join() changes the steps that follow.
         """
         if self.passes or name == "join_hook":
-            with deferring(), contextlib.suppress(Exception):
+            with deferring(), python_first(), contextlib.suppress(Exception):
                 self.release(INTERVENTIONS[name])
                 self._exchange()  # if the decision has just been made
                 if name == "join_hook":
@@ -245,7 +246,7 @@ class Director:
     def _before_forward(self) -> None:
         if self.passes and self._due is None:
             return
-        with deferring():
+        with deferring(), python_first():
             try:
                 self._exchange()
                 if not self.passes and not self.is_over:
@@ -274,7 +275,7 @@ class Director:
             first = PLACE
         is_point = self._awaited is not None or ended.index >= self._end + first
         if is_point or self._is_rebuilding or self._is_failing:
-            with deferring():
+            with deferring(), python_first():
                 self._act(ended, is_point=is_point)
 
     def _act(self, ended: Pass, *, is_point: bool) -> None:

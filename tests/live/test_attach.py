@@ -40,6 +40,7 @@ class DistributedDataParallel:
     ),
     "commbench/__init__.py": "",
     "commbench/live/__init__.py": "",
+    "commbench/live/imports.py": SITE.with_name("imports.py").read_text(),
     "commbench/live/adopt.py": (
         """
 print("attached", flush=True)
@@ -139,6 +140,19 @@ def test_a_python_without_commbench_trains_on(tmp_path):
         f"{sys.executable} cannot import commbench (ImportError: no such wheel); install"
         in done.stderr
     )
+
+
+def test_a_file_of_the_script_stands_for_no_module_of_python(tmp_path):
+    """Give commbench Python's own module, and afterwards the script its file of that name."""
+    adopt = """
+import statistics
+print(statistics.fmean([3]))
+def take(made):
+    return ""
+"""
+    own = {"statistics.py": "print('own')", "commbench/live/adopt.py": adopt}
+    done = run_python(tmp_path, f"{DDP}DDP(1)\nimport statistics", FAKES | own)
+    assert ("3.0\nown\n", "", 0) == (done.stdout, done.stderr, done.returncode)
 
 
 # ------------------------------------------------------------------------- the site's sitecustomize

@@ -49,7 +49,10 @@ def take(instance: object) -> None:
     A failure there must not fail the training.
     """
     try:
-        from commbench.live import adopt
+        from commbench.live.imports import python_first
+
+        with python_first():
+            from commbench.live import adopt
     # This Python may have no commbench, or another one.
     except Exception as error:  # noqa: BLE001
         failure = f"{sys.executable} cannot import commbench ({type(error).__name__}: {error})"
