@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import operator
-import signal
 import sys
 import threading
 import time
@@ -17,7 +17,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,12 +58,20 @@ class Harmless:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> bool:
         """Suppress an exception of commbench."""
-        if error is None or not isinstance(error, Exception):
+        if not isinstance(error, Exception):
             return False
-        codes = set()
-        for number in signal.valid_signals():
-            codes.add(getattr(signal.getsignal(number), "__code__", None))
-        return all(frame.f_code not in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return not any(map(_handles_signal, frames))
+
+
+def _handles_signal(frame: FrameType) -> bool:
+    """Return whether a function handles a signal: Python gives it the frame that it interrupts."""
+    names, rest, _, values = inspect.getargvalues(frame)
+    arguments = [values.get(name) for name in names]
+    others = values.get(rest or "")
+    if isinstance(others, tuple):
+        arguments.extend(others)
+    return frame.f_back is not None and any(value is frame.f_back for value in arguments)
 
 
 @dataclass(kw_only=True)
@@ -400,9 +408,11 @@ class _Calls:
     @classmethod
     def tell(cls, method: Callable[..., None], *arguments: object) -> None:
         """Call a method of every observer, in the order in which their models were made."""
-        for observer in list(cls._observers.values()):
-            with Harmless():
-                method(observer, *arguments)
+        for reference in cls._observers.valuerefs():  # a copy: other threads may add to it
+            observer = reference()
+            if observer is not None:
+                with Harmless():
+                    method(observer, *arguments)
 
     @classmethod
     def begin(cls) -> None:
