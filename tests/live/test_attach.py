@@ -73,12 +73,17 @@ def run_python(
 
 
 def test_a_model_is_taken_when_it_is_complete(tmp_path):
-    """Attach to each DDP object once, with positional or keyword arguments, or of a subclass."""
+    """Attach to each DDP object once, with positional or keyword arguments, or of a subclass.
+
+    Its class shows the arguments of DDP to those that look for one.
+    """
     script = """
+import inspect
 class Own(DDP):
     def __init__(self, module):
         super().__init__(module, bucket_cap_mb=2)
 DDP(1), DDP(module=2, bucket_cap_mb=3), Own(4)
+print(inspect.getfullargspec(DDP)[0])
 """
     done = run_python(tmp_path, DDP + script)
     assert ("", 0) == (done.stderr, done.returncode)
@@ -87,6 +92,7 @@ DDP(1), DDP(module=2, bucket_cap_mb=3), Own(4)
         "take DistributedDataParallel {'module': 1, 'cap': None}",
         "take DistributedDataParallel {'module': 2, 'cap': 3}",
         "take Own {'module': 4, 'cap': 2}",
+        "['self', 'module', 'device_ids']",
     ] == done.stdout.splitlines()
 
 

@@ -74,6 +74,7 @@ def take(instance: object) -> None:
 def watch(watched: type) -> None:
     """Let the constructor of a class give each object to `take` when it has made it."""
     import functools
+    import inspect
 
     constructor = vars(watched)["__init__"]
 
@@ -82,6 +83,8 @@ def watch(watched: type) -> None:
         constructor(self, *arguments, **keywords)
         take(self)
 
+    # inspect.getfullargspec, by which scripts look for an argument, follows no wrapper.
+    setattr(construct, "__signature__", inspect.signature(constructor))  # noqa: B010 - as below
     setattr(watched, "__init__", construct)  # noqa: B010 - of a class that no type checker sees
 
 
