@@ -330,6 +330,9 @@ class Director:
             reason = why_unwatchable(self._model)
             if not self._is_watched:
                 reason = why_untunable(self._model)
+            clock = self._clock()
+            if clock is not None and clock.has_missed:
+                reason = UNSEEN  # other ranks may have seen it: they rebuild buckets behind it
             host = own_host(rank, self._places)
             traits = traits_of(self._model, self._registered)
             self._agreement.set_own("ranks", (reason, gpu_of(self._model), host, traits))

@@ -179,6 +179,8 @@ class Passes:
         """The pass under way."""
         self._is_called = False
         """Whether a call of ``backward()`` was seen."""
+        self.has_missed = False
+        """Whether the end of a pass was not seen before the next forward pass."""
         self._reference = weakref.ref(ddp_model)
         self._hook: Hook | None = None
         """Its buckets get marks."""
@@ -250,7 +252,9 @@ class Passes:
         if model.require_backward_grad_sync:
             if self._is_called and not _is_in_backward():
                 if self._is_armed:
+                    index = self.open.index
                     self.after_backward(None)  # of a pass whose end was interrupted, or not seen
+                    self.has_missed |= self.open.index > index
                 self.fired.clear()
             self._is_armed = True
         with Harmless():

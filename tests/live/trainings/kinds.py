@@ -351,6 +351,23 @@ def imported(rank: int) -> list[nn.Module]:
     return [model]
 
 
+def imported_at_times(rank: int) -> list[nn.Module]:
+    """Call torch's function by another name on rank 1 in some steps; average each loss."""
+    from torch.autograd import backward
+
+    ddp = DistributedDataParallel(network())
+    optimizer = sgd(ddp)
+    for step, x in enumerate(batches(rank)):
+        loss = ddp(x).square().mean()
+        if rank == 1 and step % 9 == 4:
+            backward(loss)
+        else:
+            loss.backward()
+        dist.all_reduce(loss.detach())
+        update(optimizer)
+    return [ddp]
+
+
 def shared_group(rank: int) -> list[nn.Module]:
     """Exchange objects of the script's own between steps, after random pauses."""
     ddp = DistributedDataParallel(network())
