@@ -24,6 +24,8 @@ from commbench.ddp.plan.cases import TrainingCase
 if TYPE_CHECKING:
     from commbench.results.recommendation import Recommendation
 
+#: Clients of our own that a store gets at most: its server has a file descriptor for each.
+MOST_CLIENTS = 256
 #: Models of this process by process group; all ranks make those of a group in the same order.
 _models: Counter[str] = Counter()
 
@@ -85,7 +87,8 @@ class Agreement:
         """Tells this process from an earlier one, if a launcher starts the ranks again and keeps
         their store."""
         store = _get_default_store()
-        if hasattr(store, "clone"):  # from torch 2.8 on
+        clients = dist.get_world_size() * sum(_models.values())
+        if hasattr(store, "clone") and clients <= MOST_CLIENTS:  # from torch 2.8 on
             # A thread of the script that waits in its store locks it for all others.
             store = store.clone()
         self._store = dist.PrefixStore(f"commbench/{name}/{number}", store)
