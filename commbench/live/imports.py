@@ -47,7 +47,8 @@ def python_first() -> Iterator[None]:
 
     The script's own imports find its files afterwards.
     """
-    outer, origins = _found.origins, {}
+    outer = _found.origins
+    origins: dict[str, str | None] = {}
     _found.origins = origins
     try:
         yield
