@@ -24,6 +24,8 @@ from commbench.ddp.plan.cases import TrainingCase
 if TYPE_CHECKING:
     from commbench.results.recommendation import Recommendation
 
+#: Clients of our own that a store gets at most: its server has a file descriptor for each.
+MOST_CLIENTS = 256
 #: Models of this process by process group; all ranks make those of a group in the same order.
 _models: Counter[str] = Counter()
 
@@ -84,7 +86,12 @@ class Agreement:
         self.token = secrets.token_hex(8)
         """Tells this process from an earlier one, if a launcher starts the ranks again and keeps
         their store."""
-        self._store = dist.PrefixStore(f"commbench/{name}/{number}", _get_default_store())
+        store = _get_default_store()
+        clients = dist.get_world_size() * sum(_models.values())
+        if hasattr(store, "clone") and clients <= MOST_CLIENTS:  # from torch 2.8 on
+            # A thread of the script that waits in its store locks it for all others.
+            store = store.clone()
+        self._store = dist.PrefixStore(f"commbench/{name}/{number}", store)
 
     def enter(self, tokens: Sequence[str]) -> None:
         """Use a part of the store that is new from now on.

@@ -8,14 +8,18 @@ processes, see ``site/sitecustomize.py``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
 import os
+import select
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -23,7 +27,7 @@ from typing import IO
 from commbench.errors import InputError
 from commbench.launch.identity import identify
 from commbench.launch.launchers.mpirun import implementation
-from commbench.launch.signals import FROM_KEYS, foreground_group, passing_on
+from commbench.launch.signals import PASSED_ON, passing_on
 from commbench.live.options import DONE, VARIABLE, LiveOptions, Mode, say
 from commbench.live.run import complete, mode_of
 from commbench.results.files import RUN
@@ -44,6 +48,8 @@ _MPIRUNS = ("mpirun", "mpiexec", "orterun")
 STARTERS = ("torch.distributed.", "accelerate.", "mpi4py", "deepspeed.")
 #: Of prctl(2): the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
+#: Seconds within which the probe of the process group reports a signal, and time between looks.
+PROBE_S, LOOK_S = 0.3, 0.01
 #: Bytes that a disk must take at least.
 _PROBE_BYTES = 65536
 
@@ -201,35 +207,93 @@ def _own_path_first(assignment: str) -> str:
     return f"{SEARCH_PATH}={_search_path(assignment.partition('=')[2])}"
 
 
+class GroupProbe:
+    """A process in the group of this one, which reports each signal of `PASSED_ON` that it gets."""
+
+    _SCRIPT = f"""
+import os, signal
+while True:
+    os.write(1, bytes([signal.sigwait({[*map(int, PASSED_ON)]})]))
+"""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._got: set[int] = set()
+        """Signals that it has reported, and this process has not handled."""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process."""
+        end_with_parent = _end_with_parent()
+
+        def set_up() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # they wait for the script
+            end_with_parent()
+
+        with contextlib.suppress(OSError):  # without it a signal to the group is passed on, too
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", self._SCRIPT],
+                stdin=subprocess.DEVNULL,
+                stdout=self._writer,
+                stderr=subprocess.DEVNULL,
+                preexec_fn=set_up,  # noqa: PLW1509 - it is short
+            )
+
+    def has_got(self, number: int) -> bool:
+        """Return whether a signal that this process has just got came to the whole group."""
+        end_s = time.monotonic() + PROBE_S
+        while number not in self._got and time.monotonic() < end_s:
+            # Not for long: the handler of another signal may read all reports meanwhile.
+            select.select([self._reader], [], [], LOOK_S)
+            with contextlib.suppress(BlockingIOError):
+                self._got.update(os.read(self._reader, 64))
+        is_known = number in self._got
+        self._got.discard(number)
+        return is_known
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+def _end_with_parent() -> Callable[[], object]:
+    """Return a function that lets the process that calls it be killed when its parent ends."""
+    return functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def run_command(
     command: Sequence[str], environment: Mapping[str, str], output: IO[str] | None = None
 ) -> int:
     """Run a command and pass signals on to it; return its exit code, 128 + N after signal N.
 
-    In a terminal the command shares the process group of this process, so that Ctrl-C and Ctrl-Z
-    act on both. Without a terminal the command has the group alone, and what it has started stays
-    in it: a signal to the group, as of ``timeout``, then reaches each process once. A leader cannot
-    leave its group, so the command of a leader has a session of its own. The command is killed if
-    this process is. Its stdout and stderr go to ``output``, or where those of this process go.
+    The command shares the process group of this process, as what a caller starts without commbench
+    shares its group. So a signal to the whole group, as of Ctrl-C, ``timeout`` or ``killpg``,
+    reaches all that the command has started, and is not passed on. The command is killed if this
+    process is. Its stdout and stderr go to ``output``, or where those of this process go.
 
     Raises:
         InputError: it cannot be started.
     """
-    set_up = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
-    has_terminal = foreground_group() is not None
-    is_leader = os.getpgrp() == os.getpid()
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel keeps no exit code
+    probe = GroupProbe()
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
+        is_for_group = probe.has_got(number)
         if child is None:
             early.append(number)
-        elif number not in FROM_KEYS or foreground_group() != os.getpgrp():
+        elif not is_for_group:
             child.send_signal(number)
 
-    with passing_on(pass_on):
+    with contextlib.closing(probe), passing_on(pass_on):
+        probe.start()
         try:
             child = subprocess.Popen(
                 command,
@@ -237,15 +301,12 @@ def run_command(
                 stdout=output,
                 stderr=output,
                 close_fds=False,  # those of ``<(...)`` and ``3>file``; Python's own stay closed
-                start_new_session=is_leader and not has_terminal,
-                preexec_fn=set_up,  # noqa: PLW1509 - it is short
+                preexec_fn=_end_with_parent(),  # noqa: PLW1509 - it is short
             )
         except OSError as error:
             raise InputError(
                 f"The command {command[0]} cannot be started ({error.strerror or error})."
             ) from error
-        if not has_terminal and not is_leader:
-            os.setpgid(0, 0)
         for number in early:
             child.send_signal(number)
         code = child.wait()

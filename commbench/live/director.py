@@ -46,8 +46,10 @@ from commbench.launch.facts import Place, own_host, own_place
 from commbench.launch.signals import deferring
 from commbench.live.agreement import AbsentError, Agreement, Instruction, Measured
 from commbench.live.conditions import conditions_of, gpu_of
+from commbench.live.imports import python_first
 from commbench.live.options import DOING, LiveOptions, say
 from commbench.live.passes import (
+    PRE_FORWARD,
     SYNC_BUFFERS,
     Pass,
     Passes,
@@ -91,7 +93,7 @@ INTERVENTIONS = {
     "_update_process_group": "the script changes its process group",
 }
 #: What the tuning puts beside the attributes of the model.
-ADDED = (*INTERVENTIONS, "__getstate__", SYNC_BUFFERS)
+ADDED = (*INTERVENTIONS, "__getstate__", SYNC_BUFFERS, PRE_FORWARD)
 #: Why a model of one rank is left alone.
 ALONE = "it trains on one rank, which exchanges no gradients"
 #: Why a model is left alone whose backward passes are made in another way.
@@ -217,7 +219,7 @@ class Director:
         Before the first step nothing was agreed on yet; but join() changes the steps that follow.
         """
         if self.passes or name == "join_hook":
-            with deferring(), contextlib.suppress(Exception):
+            with deferring(), python_first(), contextlib.suppress(Exception):
                 self.release(INTERVENTIONS[name])
                 self._exchange()  # if the decision has just been made
                 if name == "join_hook":
@@ -235,10 +237,6 @@ class Director:
         if not isinstance(own, dict):
             return own
         state: StateDict = {**own}
-        clock = self._clock()
-        if clock is not None and "_forward_pre_hooks" in state:
-            state["_forward_pre_hooks"] = state["_forward_pre_hooks"].copy()
-            state["_forward_pre_hooks"].pop(clock.forward_hook, None)
         for name in ADDED:
             state.pop(name, None)
         return state
@@ -248,7 +246,7 @@ class Director:
     def _before_forward(self) -> None:
         if self.passes and self._due is None:
             return
-        with deferring():
+        with deferring(), python_first():
             try:
                 self._exchange()
                 if not self.passes and not self.is_over:
@@ -277,7 +275,7 @@ class Director:
             first = PLACE
         is_point = self._awaited is not None or ended.index >= self._end + first
         if is_point or self._is_rebuilding or self._is_failing:
-            with deferring():
+            with deferring(), python_first():
                 self._act(ended, is_point=is_point)
 
     def _act(self, ended: Pass, *, is_point: bool) -> None:
@@ -332,6 +330,9 @@ class Director:
             reason = why_unwatchable(self._model)
             if not self._is_watched:
                 reason = why_untunable(self._model)
+            clock = self._clock()
+            if clock is not None and clock.has_missed:
+                reason = UNSEEN  # other ranks may have seen it: they rebuild buckets behind it
             host = own_host(rank, self._places)
             traits = traits_of(self._model, self._registered)
             self._agreement.set_own("ranks", (reason, gpu_of(self._model), host, traits))

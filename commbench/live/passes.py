@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import operator
-import signal
 import sys
 import threading
 import time
@@ -17,7 +17,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,8 +40,9 @@ from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 SIGNATURES, IRREGULAR_SHARE = 64, 0.1
 #: Marks of a pass that is taken to have no end.
 MOST_MARKS = 10000
-#: DDP's method that broadcasts the buffers of a module, such as the statistics of BatchNorm.
-SYNC_BUFFERS = "_sync_buffers"
+#: DDP's method that broadcasts the buffers of a module, such as the statistics of BatchNorm, and
+#: the one with which each forward pass begins.
+SYNC_BUFFERS, PRE_FORWARD = "_sync_buffers", "_pre_forward"
 
 
 class Harmless:
@@ -57,12 +58,20 @@ class Harmless:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> bool:
         """Suppress an exception of commbench."""
-        if error is None or not isinstance(error, Exception):
+        if not isinstance(error, Exception):
             return False
-        codes = set()
-        for number in signal.valid_signals():
-            codes.add(getattr(signal.getsignal(number), "__code__", None))
-        return all(frame.f_code not in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return not any(map(_handles_signal, frames))
+
+
+def _handles_signal(frame: FrameType) -> bool:
+    """Return whether a function handles a signal: Python gives it the frame that it interrupts."""
+    names, rest, _, values = inspect.getargvalues(frame)
+    arguments = [values.get(name) for name in names]
+    others = values.get(rest or "")
+    if isinstance(others, tuple):
+        arguments.extend(others)
+    return frame.f_back is not None and any(value is frame.f_back for value in arguments)
 
 
 @dataclass(kw_only=True)
@@ -170,7 +179,9 @@ class Passes:
         """The pass under way."""
         self._is_called = False
         """Whether a call of ``backward()`` was seen."""
-        self._model = weakref.proxy(ddp_model)
+        self.has_missed = False
+        """Whether the end of a pass was not seen before the next forward pass."""
+        self._reference = weakref.ref(ddp_model)
         self._hook: Hook | None = None
         """Its buckets get marks."""
         if is_watched:
@@ -184,12 +195,9 @@ class Passes:
         self._version = self._present_version()
         self._begun: Mark = None
         self._update_begun: Mark = None
-        forward = ddp_model.register_forward_pre_hook(
-            torch.compiler.disable(self._before_forward), with_kwargs=True
-        )
-        self.forward_hook = forward.id
-        """The key under which the model holds the hook."""
-        handles = [forward]
+        # A hook of the module would miss a script that calls `forward` itself.
+        ddp_model.__dict__[PRE_FORWARD] = torch.compiler.disable(self._pre_forward)
+        handles = []
         note_gradient = functools.partial(_note_gradient, weakref.ref(self))
         for parameter in self.registered:
             handles.append(parameter.register_post_accumulate_grad_hook(self.fired.append))
@@ -218,22 +226,35 @@ class Passes:
     def _note_bucket(self, marks: Stopwatch) -> None:
         self.open.buckets.append(marks)
 
+    @property
+    def _model(self) -> DistributedDataParallel:
+        """The script's model, which alone keeps this object alive."""
+        return self._reference()
+
     def _broadcast(self) -> None:
         """Broadcast the buffers, in place of DDP's method."""
         begin = self.clock()
-        getattr(self._model.__class__, SYNC_BUFFERS)(self._model)
+        getattr(type(self._model), SYNC_BUFFERS)(self._model)
         self.open.broadcasts.append((begin, self.clock()))
 
+    def _pre_forward(self, *inputs: object, **keywords: object) -> Any:
+        """Do what is due before a forward pass, then what DDP does."""
+        model = self._model
+        self._before_forward(model, inputs, keywords)
+        return getattr(type(model), PRE_FORWARD)(model, *inputs, **keywords)
+
     def _before_forward(
-        self, module: nn.Module, inputs: tuple[object, ...], keywords: Mapping[str, object]
+        self, model: nn.Module, inputs: tuple[object, ...], keywords: Mapping[str, object]
     ) -> None:
         if not torch.is_grad_enabled():
             return
         self._thread = threading.get_ident()
-        if module.require_backward_grad_sync:
+        if model.require_backward_grad_sync:
             if self._is_called and not _is_in_backward():
                 if self._is_armed:
+                    index = self.open.index
                     self.after_backward(None)  # of a pass whose end was interrupted, or not seen
+                    self.has_missed |= self.open.index > index
                 self.fired.clear()
             self._is_armed = True
         with Harmless():
@@ -243,7 +264,7 @@ class Passes:
                 self.open.gap_ns = time.perf_counter_ns() - self._idle_since_ns
                 self.open.precision = _precision_on(self.registered[0].device.type)
                 self.open.batch = max(1, batch_length((inputs, keywords)))
-        if module.require_backward_grad_sync:
+        if model.require_backward_grad_sync:
             self._on_forward()
 
     def before_update(self, optimizer: Optimizer, *_: object) -> None:
@@ -391,9 +412,11 @@ class _Calls:
     @classmethod
     def tell(cls, method: Callable[..., None], *arguments: object) -> None:
         """Call a method of every observer, in the order in which their models were made."""
-        for observer in list(cls._observers.values()):
-            with Harmless():
-                method(observer, *arguments)
+        for reference in cls._observers.valuerefs():  # a copy: other threads may add to it
+            observer = reference()
+            if observer is not None:
+                with Harmless():
+                    method(observer, *arguments)
 
     @classmethod
     def begin(cls) -> None:

@@ -23,6 +23,7 @@ from commbench.errors import CommbenchError, InputError, LaunchError
 from commbench.hooks.registry import canonical_hook
 from commbench.launch.facts import header_fields, refuse_other_conditions
 from commbench.launch.tables import write_tables
+from commbench.live.imports import python_first
 from commbench.live.options import DOING, DONE, LiveOptions, Mode, say
 from commbench.results import Store
 from commbench.results.files import RUN
@@ -221,6 +222,7 @@ class LiveRun:
         """Wait until all is written, after `close`, before the process ends."""
         self._has_written.wait(PATIENCE_S)
 
+    @python_first()
     def _end(self) -> None:
         """Conclude, and finish writing, when the process ends."""
         self.conclude("ended")
@@ -247,8 +249,9 @@ class LiveRun:
         """Write in the order of requests, until the first failure."""
         requests = iter(self._requests.get, None)
         try:
-            for request in requests:
-                request()
+            with python_first():
+                for request in requests:
+                    request()
         except Exception as error:  # noqa: BLE001 - nothing here may fail the training
             say(
                 f"results are no longer written to {self._store.path}, and the training goes on:"

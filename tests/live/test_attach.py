@@ -40,6 +40,7 @@ class DistributedDataParallel:
     ),
     "commbench/__init__.py": "",
     "commbench/live/__init__.py": "",
+    "commbench/live/imports.py": SITE.with_name("imports.py").read_text(),
     "commbench/live/adopt.py": (
         """
 print("attached", flush=True)
@@ -72,12 +73,17 @@ def run_python(
 
 
 def test_a_model_is_taken_when_it_is_complete(tmp_path):
-    """Attach to each DDP object once, with positional or keyword arguments, or of a subclass."""
+    """Attach to each DDP object once, with positional or keyword arguments, or of a subclass.
+
+    Its class shows the arguments of DDP to those that look for one.
+    """
     script = """
+import inspect
 class Own(DDP):
     def __init__(self, module):
         super().__init__(module, bucket_cap_mb=2)
 DDP(1), DDP(module=2, bucket_cap_mb=3), Own(4)
+print(inspect.getfullargspec(DDP)[0])
 """
     done = run_python(tmp_path, DDP + script)
     assert ("", 0) == (done.stderr, done.returncode)
@@ -86,6 +92,7 @@ DDP(1), DDP(module=2, bucket_cap_mb=3), Own(4)
         "take DistributedDataParallel {'module': 1, 'cap': None}",
         "take DistributedDataParallel {'module': 2, 'cap': 3}",
         "take Own {'module': 4, 'cap': 2}",
+        "['self', 'module', 'device_ids']",
     ] == done.stdout.splitlines()
 
 
@@ -139,6 +146,19 @@ def test_a_python_without_commbench_trains_on(tmp_path):
         f"{sys.executable} cannot import commbench (ImportError: no such wheel); install"
         in done.stderr
     )
+
+
+def test_a_file_of_the_script_stands_for_no_module_of_python(tmp_path):
+    """Give commbench Python's own module, and afterwards the script its file of that name."""
+    adopt = """
+import statistics
+print(statistics.fmean([3]))
+def take(made):
+    return ""
+"""
+    own = {"statistics.py": "print('own')", "commbench/live/adopt.py": adopt}
+    done = run_python(tmp_path, f"{DDP}DDP(1)\nimport statistics", FAKES | own)
+    assert ("3.0\nown\n", "", 0) == (done.stdout, done.stderr, done.returncode)
 
 
 # ------------------------------------------------------------------------- the site's sitecustomize

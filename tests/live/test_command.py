@@ -51,7 +51,6 @@ SHELL = ("sh", "-c", 'trap : INT TERM HUP USR1 USR2; "$@"; exit $?', "sh")
 def options(tmp_path, monkeypatch):
     """Return options of a tuning with results below the test's directory."""
     clear_of_launchers(monkeypatch)
-    monkeypatch.setattr(os, "setpgid", lambda *_: None)  # the tests' own process stays in its group
     return LiveOptions(out=str(tmp_path / "out"), workload="train.py")
 
 
@@ -441,10 +440,15 @@ def test_a_real_mpirun_takes_the_options(
 
 
 @contextlib.contextmanager
-def counting(options: LiveOptions, *shell: str) -> Iterator["subprocess.Popen[str]"]:
-    """Tune `COUNTER` without a terminal until it has started; a shell may start both processes."""
+def counting(
+    options: LiveOptions, outer: Sequence[str] = (), inner: Sequence[str] = ()
+) -> Iterator["subprocess.Popen[str]"]:
+    """Tune `COUNTER` without a terminal until it has started.
+
+    A shell may start the conductor, and another one the counter.
+    """
     process = subprocess.Popen(
-        [*shell, *conductor(options, *shell, *COUNTING)],
+        [*outer, *conductor(options, *inner, *COUNTING)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -458,13 +462,16 @@ def counting(options: LiveOptions, *shell: str) -> Iterator["subprocess.Popen[st
         process.communicate()
 
 
-@pytest.mark.parametrize(("send", "shell"), [(os.kill, ()), (os.killpg, ()), (os.killpg, SHELL)])
-def test_each_signal_reaches_the_command_once(options, send, shell):
-    """Pass signals to the conductor or its group to the command once; if a shell leads the group,
-    also to what the command has started.
+@pytest.mark.parametrize(
+    ("send", "outer", "inner"),
+    [(os.kill, (), ()), (os.killpg, (), ()), (os.killpg, (), SHELL), (os.killpg, SHELL, SHELL)],
+)
+def test_each_signal_reaches_the_command_once(options, send, outer, inner):
+    """Pass signals to the conductor to the command once; those to the group reach it without, and
+    what the command has started.
     """
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
-    with counting(options, *shell) as process:
+    with counting(options, outer, inner) as process:
         for number in numbers:
             send(process.pid, number)
             assert f"got {int(number)}\n" == process.stdout.readline()
@@ -488,10 +495,11 @@ def test_a_signal_before_the_command_starts_reaches_it(options, monkeypatch):
     assert 128 + signal.SIGUSR1 == attach_to(["sleep", "30"], options)
 
 
-def test_the_command_ends_with_a_conductor_that_is_killed(options):
-    """End the training if the conductor is killed."""
-    with counting(options) as process:
-        process.kill()
+@pytest.mark.parametrize(("send", "inner"), [(os.kill, ()), (os.killpg, SHELL)])
+def test_the_command_ends_with_a_conductor_that_is_killed(options, send, inner):
+    """End the training if the conductor is killed, and all processes if its group is."""
+    with counting(options, inner=inner) as process:
+        send(process.pid, signal.SIGKILL)
         out, _ = process.communicate(timeout=60)
         assert "" == out
 

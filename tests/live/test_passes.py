@@ -3,7 +3,9 @@
 import signal
 import threading
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -72,7 +74,7 @@ def test_a_backward_pass_of_another_thread_counts_if_it_is_alone(monkeypatch, ot
     passes._thread, passes._is_armed = threading.get_ident(), False
     monkeypatch.setattr(_Calls, "_under_way", {*others})
     monkeypatch.setattr(_Calls, "threads", {*others})
-    monkeypatch.setattr(_Calls, "_observers", {0: passes})
+    monkeypatch.setattr(_Calls, "_observers", WeakValueDictionary({0: passes}))
     thread = threading.Thread(target=_wrapped(bool), args=(None,))
     thread.start()
     thread.join()
@@ -89,9 +91,16 @@ def preempt(*_: object) -> None:
     raise PreemptedError
 
 
-def test_the_exception_of_a_signal_handler_reaches_the_script():
+def preempt_once(number: int, _: object) -> None:
+    """Handle a signal; the next one is ignored."""
+    signal.signal(number, signal.SIG_IGN)
+    raise PreemptedError
+
+
+@pytest.mark.parametrize("handler", [preempt, partial(preempt), preempt_once])
+def test_the_exception_of_a_signal_handler_reaches_the_script(handler):
     """Raise it where it came; suppress all others."""
-    before = signal.signal(signal.SIGUSR1, preempt)
+    before = signal.signal(signal.SIGUSR1, handler)
     try:
         with Harmless():
             raise ValueError
@@ -118,6 +127,7 @@ def test_a_pass_whose_end_was_interrupted_counts_at_the_next_forward_pass(monkey
     passes.open, passes.clock, passes._begun = Pass(index=4), int, 0
     passes._thread, passes._version = threading.get_ident(), 0
     passes._is_armed = passes._is_called = True
+    passes.has_missed = False
     passes._on_pass, passes._on_forward = counted.append, list
     monkeypatch.setattr(Passes, "_is_reduced", preempt)
     with pytest.raises(PreemptedError):
@@ -126,6 +136,7 @@ def test_a_pass_whose_end_was_interrupted_counts_at_the_next_forward_pass(monkey
     for _ in "ab":  # the second one has no backward pass before it
         passes._before_forward(SimpleNamespace(require_backward_grad_sync=True), (), {})
     assert [each.index for each in counted] == [4]
+    assert passes.has_missed
     assert passes.open.index == 5
     assert len(passes.open.forwards) == 2
 

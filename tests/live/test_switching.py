@@ -1,4 +1,4 @@
-"""Tests of the exchange of reducers on one rank."""
+"""Tests of the exchange of reducers, and of passes, on one rank."""
 
 import warnings
 
@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.ddp.plan.arguments import setting_of_model
 from commbench.errors import InputError
 from commbench.live.adopt import autotune
+from commbench.live.passes import Passes
 from commbench.live.switching import Switcher
 
 
@@ -59,6 +60,16 @@ def test_an_exchange_leaves_the_size_by_which_torch_compile_divides_graphs(model
     assert switcher.exchange(model, setting, is_trial=False)
     assert before == model.bucket_bytes_cap
     assert "5" == setting_of_model(model)["bucket_cap_mb"]
+
+
+def test_a_pass_counts_if_the_script_calls_forward_itself(model):
+    """Count the pass of ``model(x)`` and that of ``model.forward(x)``."""
+    counted = []
+    clock = Passes(model, counted.append, list)
+    for forward in (model, model.forward):
+        forward(torch.ones(2, 40)).sum().backward()
+    clock.close()
+    assert [each.index for each in counted] == [0, 1]
 
 
 @pytest.mark.parametrize(("rank", "commit"), [(0, "c0ffee"), (1, None)])

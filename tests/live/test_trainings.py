@@ -34,6 +34,7 @@ OTHERS = (
     "unused",
     "few",
     "imported",
+    "imported_at_times",
     "shared_group",
     "scaled",
     "compiled",
@@ -61,7 +62,10 @@ OTHERS = (
 BY_TORCHRUN = {"halves", "restarted", "leaving"}
 #: Kinds whose steps cannot be tuned: too few, compiled with the buckets, without DDP's exchange,
 #: with a hook whose result follows the buckets, or with a script that holds parts of buckets.
-UNTUNED = ("few", "imported", "compiled_whole", "by_own_exchange", "dropping", "held", "moved_out")
+UNTUNED = (
+    *("few", "imported", "imported_at_times", "compiled_whole", "by_own_exchange", "dropping"),
+    *("held", "moved_out"),
+)
 #: Kinds whose watching once went wrong, and others.
 WATCHED_SLOWLY = (
     *("reentrant", "sharpness", "sparse", "thawed", "halves", "late_hook", "wrapped_again"),
@@ -75,6 +79,7 @@ SAID = {
     "compiled_whole": "torch.compile was applied to the DDP object",
     "few": "saw 6 backward passes with synchronisation",
     "imported": "its backward passes cannot be seen",
+    "imported_at_times": "its backward passes cannot be seen",
     "by_own_exchange": "saw 0 backward passes with synchronisation",
     "held": "the script keeps its gradients",
     "moved_out": "are no longer in the model",

@@ -147,7 +147,7 @@ def compare(name: str) -> dict[str, Any]:
         "same": all(everywhere(is_same)),
         "done": all(everywhere(tuning.done)),
         "verdicts": everywhere(tuning.recommendation.verdict if tuning.recommendation else None),
-        "hooks_left": everywhere(len(model._forward_pre_hooks) + ("join_hook" in model.__dict__)),
+        "hooks_left": everywhere(len({"join_hook", "_pre_forward"} & vars(model).keys())),
         **tried(out),
     }
 
@@ -162,11 +162,8 @@ def watch(name: str) -> dict[str, Any]:
     with contextlib.redirect_stderr(messages):
         watched = train(model, way)
     hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
-    is_left = (
-        bool(model._forward_pre_hooks)
-        or any(hooks)
-        or not {"join_hook", "_sync_buffers"}.isdisjoint(vars(model))
-    )
+    added = {"join_hook", "_sync_buffers", "_pre_forward"}
+    is_left = any(hooks) or not added.isdisjoint(vars(model))
     is_same = all(torch.equal(*pair) for pair in zip(without, watched, strict=True))
     found = {
         "same": all(everywhere(is_same)),
@@ -274,7 +271,7 @@ def in_turn() -> dict[str, Any]:
                 optimizers[number].step()
         results[name] = {
             "messages": messages.getvalue().splitlines(),
-            "left": sum(len(model._forward_pre_hooks) for model in models),
+            "left": sum("_pre_forward" in vars(model) for model in models),
         }
     return results
 

@@ -49,7 +49,10 @@ def take(instance: object) -> None:
     A failure there must not fail the training.
     """
     try:
-        from commbench.live import adopt
+        from commbench.live.imports import python_first
+
+        with python_first():
+            from commbench.live import adopt
     # This Python may have no commbench, or another one.
     except Exception as error:  # noqa: BLE001
         failure = f"{sys.executable} cannot import commbench ({type(error).__name__}: {error})"
@@ -71,6 +74,7 @@ def take(instance: object) -> None:
 def watch(watched: type) -> None:
     """Let the constructor of a class give each object to `take` when it has made it."""
     import functools
+    import inspect
 
     constructor = vars(watched)["__init__"]
 
@@ -79,6 +83,8 @@ def watch(watched: type) -> None:
         constructor(self, *arguments, **keywords)
         take(self)
 
+    # inspect.getfullargspec, by which scripts look for an argument, follows no wrapper.
+    setattr(construct, "__signature__", inspect.signature(constructor))  # noqa: B010 - as below
     setattr(watched, "__init__", construct)  # noqa: B010 - of a class that no type checker sees
 
 

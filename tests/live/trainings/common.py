@@ -55,7 +55,7 @@ class Parts(nn.Module):
         return self.function(self, data)
 
 
-def backward(ddp: nn.Module, data: torch.Tensor) -> None:
+def backward(ddp: Callable[[torch.Tensor], torch.Tensor], data: torch.Tensor) -> None:
     """Run a forward and a backward pass of the usual loss."""
     ddp(data).square().mean().backward()
 

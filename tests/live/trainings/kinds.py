@@ -230,10 +230,13 @@ def dropping(rank: int) -> list[nn.Module]:
 
 
 def by_hand(rank: int) -> list[nn.Module]:
-    """Update the parameters without an optimiser of torch."""
+    """Update parameters without an optimiser of torch; rank 1 calls ``forward`` itself at times."""
     ddp = DistributedDataParallel(network())
-    for x in batches(rank):
-        backward(ddp, x)
+    for step, x in enumerate(batches(rank)):
+        forward = ddp
+        if rank == 1 and step % 9 == 4:
+            forward = ddp.forward
+        backward(forward, x)
         with torch.no_grad():
             for parameter in ddp.parameters():
                 parameter.sub_(0.05 * parameter.grad)
@@ -346,6 +349,23 @@ def imported(rank: int) -> list[nn.Module]:
         backward(ddp(x).square().mean())
         update(optimizer)
     return [model]
+
+
+def imported_at_times(rank: int) -> list[nn.Module]:
+    """Call torch's function by another name on rank 1 in some steps; average each loss."""
+    from torch.autograd import backward
+
+    ddp = DistributedDataParallel(network())
+    optimizer = sgd(ddp)
+    for step, x in enumerate(batches(rank)):
+        loss = ddp(x).square().mean()
+        if rank == 1 and step % 9 == 4:
+            backward(loss)
+        else:
+            loss.backward()
+        dist.all_reduce(loss.detach())
+        update(optimizer)
+    return [ddp]
 
 
 def shared_group(rank: int) -> list[nn.Module]:
@@ -470,7 +490,7 @@ def averaged(rank: int) -> list[nn.Module]:
             torch.save(ddp, file)
             file.seek(0)
             means.append(AveragedModel(torch.load(file, weights_only=False)))
-            assert not means[0].module._forward_pre_hooks | means[2].module._forward_pre_hooks
+            assert "_pre_forward" not in vars(means[0].module) | vars(means[2].module)
         for mean in means:
             mean.update_parameters(ddp)
 
