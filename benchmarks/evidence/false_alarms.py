@@ -16,7 +16,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from keeping import add_out, empty_out, end, run, write_facts
@@ -196,7 +196,7 @@ def check(options: argparse.Namespace) -> int:
     differences = {}
     for name, table in tables.items():
         counts[name] = {str(verdict): count for verdict, count in table.counts.items()}
-        differences[name] = [str(difference) for difference in table.differences]
+        differences[name] = [asdict(difference) for difference in table.differences]
     facts = {
         "different": different,
         "cases": cases,

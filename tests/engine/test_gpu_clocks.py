@@ -43,7 +43,7 @@ def between(monkeypatch: pytest.MonkeyPatch, **readings: Any) -> Clocks | None:
     ],
 )
 def test_what_slows_a_gpu_is_named(monkeypatch, readings, slowed_by):
-    """Name causes of a slowdown, and a slowdown that is active at both readings, but not idleness."""
+    """Name what slows a GPU, and what is active at both readings, but not idleness."""
     clocks = between(monkeypatch, **readings)
     assert slowed_by == clocks.slowed_by
 
