@@ -45,6 +45,11 @@ class EnvRatio:
     Its verdict is inconclusive if the control differs.
     """
 
+    @property
+    def launches(self) -> int:
+        """Number of launches under it."""
+        return self.comparison.launches_b
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvComparison:

@@ -81,7 +81,7 @@ def answer_times(run: Run, width: int) -> Iterator[RenderableType]:
         return
     types = ", ".join(sorted({row.dtype for row in rows if row.dtype}))
     ranks = ranks_on_hosts(rows[0].world_size, rows[0].nodes)
-    launches = launches_of(row.launches for row in rows)
+    launches = launches_of(rows)
     how = f"{types}, slowest rank, median over {launches}"
     yield Text(f"\nTime of one operation on {ranks} ({how})", style="bold")
     beside: list[Series] = []
@@ -194,7 +194,7 @@ def _sweep(rows: Sequence[TrainingRow]) -> Table:
     for row in shown:
         speedup = with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
         lines.append((setting_name(row), digits(row.step_ms), speedup))
-    extent = launches_of(row.launches for row in rows)
+    extent = launches_of(rows)
     title = f"{first.workload}, {first.backend}, {extent}"
     return _table_of_settings(title, "speedup [95 % interval]", lines)
 

@@ -154,7 +154,7 @@ def title_of(rows: Sequence[Row]) -> str:
     if first.pattern != "flat":
         words.append(first.pattern)
     ranks = ranks_on_hosts(first.world_size, first.nodes)
-    launches = launches_of(row.launches for row in rows)
+    launches = launches_of(rows)
     where = ", ".join(filter(None, (ranks, launches)))
     title = ", ".join(words)
     return f"{title} ({where})" if where else title

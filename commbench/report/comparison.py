@@ -272,7 +272,7 @@ def comparison_json(table: ComparisonTable, threshold: float) -> str:
         "forced": table.is_forced,
         "complete": table.is_complete,
         "summary": as_text(answer(table)),
-        "counts": {str(verdict): count for verdict, count in table.counts.items()},
+        "counts": table.counts,
         "regressions": [name for names in regressions(table, threshold) for name in names],
         "differences": [asdict(difference) for difference in table.differences],
         "cases": cases,

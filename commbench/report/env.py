@@ -51,7 +51,7 @@ def env_tables(runs: Sequence[Run], *, of_training: bool = False) -> Iterator[Ta
         if comparison is not None:
             rows = [(run.name, ratio) for ratio in comparison.ratios]
             notes = [str(comparison.finding)]
-            launches = launches_of(ratio.comparison.launches_b for ratio in comparison.ratios)
+            launches = launches_of(comparison.ratios)
             what = f"time over that under {comparison.first}"
             title = f"{prefix}Environments: {what} ({launches} of each)"
             yield make_table(title, rows, _COLUMNS, notes=notes)

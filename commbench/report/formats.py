@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from commbench.units import counted, format_time, three_digits, time_unit
 
@@ -68,12 +69,12 @@ def between(low: float | None, high: float | None, value: float | None = None) -
     return f"{digits(low)}-{digits(high)}"
 
 
-def launches_of(counts: Iterable[int | None]) -> str:
+def launches_of(rows: Iterable[Any]) -> str:
     """Return the numbers of launches of several rows: ``6 launches`` or ``2 to 6 launches``.
 
     Empty if none is known.
     """
-    distinct = sorted(set(filter(None, counts)))
+    distinct = sorted({row.launches for row in rows if row.launches})
     if not distinct:
         return ""
     most = counted(distinct[-1], "launch")

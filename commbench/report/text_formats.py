@@ -84,7 +84,7 @@ def _meaning(rows: Iterable[Row]) -> str:
     """Return the definition of the printed means, for the line that marks the text as
     commbench's.
     """
-    launches = launches_of(row.launches for row in rows)
+    launches = launches_of(rows)
     if launches in {"", "1 launch"}:
         return MEANS_PRINTED
     return f"{MEANS_PRINTED}, median of {launches}"

@@ -142,7 +142,7 @@ def training_title(rows: Sequence[TrainingRow]) -> str:
     dense = [row.dense_MB_per_step for row in rows if row.dense_MB_per_step]
     if dense:
         parts.append(f"dense all-reduce {three_digits(dense[0])} MB a step")
-    parts.append(launches_of(row.launches for row in rows))
+    parts.append(launches_of(rows))
     title = f"{first.workload} ({', '.join(filter(None, parts))})"
     metrics = sorted({row.metric_name for row in rows if row.metric_name})
     return "; metric ".join([title, *metrics])

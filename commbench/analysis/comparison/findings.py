@@ -21,7 +21,7 @@ def answer(table: ComparisonTable) -> list[Finding]:
         change = {"change": each.comparison.estimate}
         changes.append(Finding("compare_change", table.name_of(each), change))
     numbers: Numbers = {
-        **{str(verdict): count for verdict, count in table.counts.items()},
+        **table.counts,
         "cases": len(table.cases),
         "changes": tuple(changes),
         "margin": 100 * table.margin,

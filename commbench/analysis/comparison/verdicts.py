@@ -113,11 +113,11 @@ class ComparisonTable:
         return any(difference.is_unsound for difference in self.differences)
 
     @property
-    def counts(self) -> dict[Verdict, int]:
+    def counts(self) -> dict[str, int]:
         """Return the number of cases by verdict, worst first."""
         counts = Counter(case.comparison.verdict for case in self.cases)
         worst_first = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE)
-        return {verdict: counts[verdict] for verdict in worst_first}
+        return {str(verdict): counts[verdict] for verdict in worst_first}
 
     @cached_property
     def names(self) -> dict[AnyCase, str]:

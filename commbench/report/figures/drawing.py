@@ -150,6 +150,7 @@ class Drawing:
         import matplotlib as mpl
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.text import Text
 
         # a user's own matplotlib style would change the bytes; setting a backend loads pyplot
         style = dict(mpl.rcParamsDefault)
@@ -162,7 +163,8 @@ class Drawing:
             figure = Figure(figsize=(WIDTH_IN, self.height_in))
             FigureCanvasAgg(figure)
             self.paint(figure)
-            _clean_texts(figure)
+            for text in figure.findobj(Text):
+                text.set_text(_clean(text.get_text()))
             undated = {"Date": None, "Creator": None}
             figure.savefig(svg, format="svg", transparent=True, metadata=undated)
             plain = {"Software": None}
@@ -193,14 +195,6 @@ def _themed(match: re.Match[str]) -> str:
     for fixed, variable in _VARIABLES.items():
         tag = tag.replace(fixed, variable)
     return tag
-
-
-def _clean_texts(figure: Figure) -> None:
-    from matplotlib.text import Text
-
-    for text in figure.findobj(Text):
-        if _CONTROL.search(text.get_text()):
-            text.set_text(_clean(text.get_text()))
 
 
 def _clean(text: str) -> str:
