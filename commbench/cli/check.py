@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +20,7 @@ from commbench.cli.command_line import Given, refuse, takes_options
 from commbench.cli.conduct import Task, carry_out
 from commbench.cli.options import BudgetName, Expect, LinkRate, Settings, opt
 from commbench.cli.request import Place, default_out, find_budget, make_request
-from commbench.cli.terminal import make_console
+from commbench.cli.terminal import make_console, print_json
 from commbench.collectives.cases import Sweep
 from commbench.collectives.suites import Suite
 from commbench.errors import InputError, WrongDataError
@@ -89,7 +87,7 @@ def check(
             "exit_code": exit_code,
             "expectations": [answer.to_json() for answer in answers],
         }
-        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        print_json(document)
     else:
         make_console().print(render_answers(answers))
     return exit_code

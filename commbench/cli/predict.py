@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +24,7 @@ from commbench.analysis.prediction.law import ForecastNetwork, Place
 from commbench.analysis.prediction.links import Link, link_of
 from commbench.analysis.prediction.replay import TrainedWorkload
 from commbench.cli.options import opt
-from commbench.cli.terminal import make_console
+from commbench.cli.terminal import make_console, print_json
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError, check_choice
@@ -143,7 +142,7 @@ def predict(
             "steps": [row_to_json(row) for row in steps],
             "missing": missing,
         }
-        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        print_json(document)
         return 0
     if output_format == "csv":
         sys.stdout.write(rows_csv(map(row_to_json, rows), COLUMNS))

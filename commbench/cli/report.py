@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import socket
 import sys
@@ -22,7 +21,7 @@ from commbench.cli.presentation import (
     print_unfinished,
 )
 from commbench.cli.request import default_out
-from commbench.cli.terminal import make_console
+from commbench.cli.terminal import make_console, print_json
 from commbench.errors import InputError
 from commbench.launch.facts import emulated_conditions
 from commbench.launch.probe import probe_mpi
@@ -148,7 +147,7 @@ def env(
         "mpi": mpi,
     }
     if as_json:
-        sys.stdout.write(json.dumps(facts, indent=1, default=str) + "\n")
+        print_json(facts)
         return 0
     console = make_console()
     environment = {"hosts": [host], "versions": versions, "variables": variables}
@@ -174,7 +173,7 @@ def _print_topology(*, as_json: bool) -> int:
     if as_json:
         remarks = [str(remark) for remark in topology_remarks(topology, cpus)]
         facts = {"host": host, "topology": topology, "remarks": remarks}
-        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        print_json(facts)
         return 0
     console = make_console()
     for part in render_topology(host, topology, cpus):

@@ -24,6 +24,7 @@ from commbench.launch.events import (
     Notice,
     RankOutput,
 )
+from commbench.results.files import encode
 from commbench.results.record_types import AnyRecord
 from commbench.results.tables import visible
 from commbench.units import counted, format_duration
@@ -56,6 +57,11 @@ def make_console(
     if plain or not stream.isatty():
         return literal(width=width, force_terminal=False, color_system=None)
     return literal()
+
+
+def print_json(document: object) -> None:
+    """Write a JSON document to stdout."""
+    sys.stdout.write(encode(document, indent=1) + "\n")
 
 
 class SafeConsole(Console):

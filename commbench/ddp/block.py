@@ -308,9 +308,8 @@ class Training:
             samples.energy_J = energy
         if clock_before and clock_after:
             samples.clocks = clocks_between(clock_before, clock_after)
-        peak_memory_bytes = device.peak_memory_bytes()
         if context.is_alone:
-            samples.peak_memory_bytes = peak_memory_bytes
+            samples.peak_memory_bytes = device.peak_memory_bytes()
         if sent_before is not None and sent_after is not None and steps > early_steps:
             samples.sent_bytes = (sent_after - sent_before) / (steps - early_steps)
         if case.uses_ddp:

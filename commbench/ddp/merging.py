@@ -22,7 +22,8 @@ from commbench.stats import Floats
 
 #: In blocks of at least this number of steps, the end of the warm-up is detected.
 LONG_BLOCK = 40
-_FORWARD, _BACKWARD, _OPTIMIZER, _STEP = range(4)
+#: The column of the whole step in `BlockSamples.times`.
+_STEP = 3
 
 
 def merge(
@@ -49,9 +50,7 @@ def merge(
     ]
     timed = [times[count:] for times, count in zip(slowest, early, strict=True)]
     timed_steps = np.concatenate(timed)
-    forward, backward, optimizer = (
-        1e3 * float(np.median(timed_steps[:, part])) for part in (_FORWARD, _BACKWARD, _OPTIMIZER)
-    )
+    forward, backward, optimizer, _ = (1e3 * np.median(timed_steps, axis=0)).tolist()
     longest = max(blocks, key=lambda ranks: len(ranks[0].losses) or len(ranks[0].metrics))
     all_ranks = [rank for ranks in blocks for rank in ranks]
     clocks = joined_clocks(rank.clocks for rank in all_ranks)
@@ -72,8 +71,11 @@ def merge(
         duration_s = sum(ranks[0].metered_s for ranks in blocks)
         optional |= meter.energy_each(joules, steps, duration_s)
     if longest[0].metrics:
-        optional["metrics"] = longest[0].metrics
-        optional |= {"metric_name": workload.metric, "target": workload.target}
+        optional |= {
+            "metrics": longest[0].metrics,
+            "metric_name": workload.metric,
+            "target": workload.target,
+        }
     if errors:
         optional["grad_rel_error"] = errors[0]
     if sent:

@@ -156,11 +156,10 @@ class TrainingLaunch:
             for case in self.cases:  # before any case timeout starts: a workload may read much data
                 self._build(case)
             self._load_file_hooks()
+            compile_hooks(self.cases, self.device.torch_device)
             if self.terms.search_s is not None:
-                compile_hooks(self.cases, self.device.torch_device)
                 return self.train_search()
             self._divide_blocks()
-            compile_hooks(self.cases, self.device.torch_device)
             return self._train_blocks()
 
     def _train_blocks(self) -> bool:

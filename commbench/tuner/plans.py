@@ -124,7 +124,8 @@ class TrainingPlan:
         """Return the most seconds of the first stage and the confirmation, if steps take as long as
         the baseline's and the first look decides.
         """
-        envs, first = len(self._envs), self.first_request()
+        first = self.first_request()
+        envs = len(first.envs)
         fresh = self._request(CONFIRM, self.cases[:1], blocks=self.budget.confirm_blocks)
         first_slices, launches = first.slices(first.cases), first.budget.launches
         first_s = dry_run_estimate(first_slices, first.budget, launches, starts=envs)
@@ -152,10 +153,10 @@ class TrainingPlan:
                 "search", self.measured, search_s=search_s, withheld=self._withheld_hooks()
             )
             return dataclasses.replace(request, time_limit_s=limit_s)
+        request = self._request("sweep", self.measured, budget.launches)
         aim_s = budget.aim_s
         if aim_s is not None:
-            aim_s = share * aim_s * len(self._envs)
-        request = self._request("sweep", self.measured, budget.launches)
+            aim_s = share * aim_s * len(request.envs)
         return dataclasses.replace(request, time_limit_s=limit_s, aim_s=aim_s)
 
     def confirm_request(self, records: Sequence[AnyRecord], look: int = 0) -> RunRequest | None:
@@ -171,7 +172,7 @@ class TrainingPlan:
         if look and not self._is_open(trainings, looks[look]):
             return None
         cases = []
-        for env in self._envs:
+        for env in self.first_request().envs:
             cases += finalists([r for r in trainings if r.case.env == env], self.info)
         if len(cases) < 2:  # the baseline and something to compare it with
             return None
@@ -213,11 +214,6 @@ class TrainingPlan:
             if case.uses_ddp and withheld(case, self.cases[0], info):
                 hooks[case.hook_name] = True
         return tuple(hooks)
-
-    @property
-    def _envs(self) -> list[str]:
-        """The environments of the settings; one empty text if none was varied."""
-        return list(dict.fromkeys(case.env for case in self.cases))
 
     def _request(
         self,

@@ -191,7 +191,7 @@ print(snippet_of(case))
     assert ("scaled scale=4", "[40]") == (sent, message_bytes)
     assert "4.0 [[1.0, 1.0, 1.0]]" == gradient
     assert "from commbench.hooks import Scaled" in snippet
-    assert "Scaled(scale=4).register(model)" in snippet
+    assert "Scaled(scale=4.0).register(model)" in snippet
 
 
 @pytest.mark.slow

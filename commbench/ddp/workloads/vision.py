@@ -8,7 +8,6 @@ data/DIGITS.txt. torch is untyped here, so its classes count as Any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import resources
 
@@ -87,7 +86,9 @@ def resnet18(*, seed: int, rank: int, batch_size: int = RESNET_BATCH) -> Workloa
 
 def small_resnet() -> nn.Sequential:
     """Return ResNet-18 with the usual stem for 32x32 images: 3x3, without pooling."""
-    blocks, channels = residual_stages(BasicBlock, 1, (2, 2, 2, 2))
+    blocks = [BasicBlock(64, 64, 1), BasicBlock(64, 64, 1)]
+    for width in (128, 256, 512):
+        blocks += [BasicBlock(width // 2, width, 2), BasicBlock(width, width, 1)]
     return nn.Sequential(
         nn.Conv2d(3, 64, 3, padding=1, bias=False),
         nn.BatchNorm2d(64),
@@ -95,7 +96,7 @@ def small_resnet() -> nn.Sequential:
         *blocks,
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(channels, CLASSES),
+        nn.Linear(512, CLASSES),
     )
 
 
@@ -123,25 +124,6 @@ def projection(channels_in: int, channels_out: int, stride: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.BatchNorm2d(channels_out)
     )
-
-
-def residual_stages(
-    block: Callable[[int, int, int], nn.Module], expansion: int, depths: Sequence[int]
-) -> tuple[list[nn.Module], int]:
-    """Return the blocks of a residual network, and the channels of the last one.
-
-    Stage i has ``depths[i]`` blocks of width 64 * 2**i, each with ``expansion`` times as many
-    channels; ``block`` takes the channels of its input, its width and its stride.
-    """
-    blocks = []
-    channels = 64
-    for stage, depth in enumerate(depths):
-        width = 64 * 2**stage
-        for index in range(depth):
-            stride = 2 if stage > 0 and index == 0 else 1
-            blocks.append(block(channels, width, stride))
-            channels = width * expansion
-    return blocks, channels
 
 
 # ------------------------------------------------------------------------------------------- digits
