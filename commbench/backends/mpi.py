@@ -73,7 +73,7 @@ class MpiCommunicator(HostCommunicator):
     """
 
     backend = "mpi"
-    loops = ("native", "python")
+    loops: tuple[str, ...] = ("native", "python")
     most_elements = 2**31 - 1  # the native loop calls C functions whose count is an int
 
     def __init__(

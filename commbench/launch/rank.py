@@ -416,7 +416,10 @@ def main() -> NoReturn:
 
     The argument is the time in seconds for all ranks to come together.
     """
-    PipedRank(float(sys.argv[1])).run()
+    startup_s = STARTUP_TIMEOUT_S
+    if len(sys.argv) > 1:
+        startup_s = float(sys.argv[1])
+    PipedRank(startup_s).run()
 
 
 def leave(code: int) -> NoReturn:

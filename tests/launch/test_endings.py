@@ -169,7 +169,7 @@ def assert_diagnosed(harm: Harm, entry: dict[str, Any], stderr: str) -> None:
     assert HOST == failed_rank["host"]
     assert failed_rank["state"].startswith(harm.state)
     assert failed_rank["pid"] > 0
-    assert harm.has_stack == any(frame.startswith("harmful.py:") for frame in failed_rank["stack"])
+    assert harm.has_stack == any("harmful.py:" in frame for frame in failed_rank["stack"])
     for waiting in failed_rank["others"]:
         assert [1 - harm.rank] == waiting["ranks"]
         assert "commbench/" in waiting["in"]
