@@ -28,9 +28,7 @@ class Found(threading.local):
 class Finder:
     """Finds modules of Python in Python's own directories."""
 
-    def find_spec(
-        self, name: str, path: object = None, target: object = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the module's spec; None outside the context, or if it is another module."""
         del path, target
         if _found.origins is None or name not in sys.stdlib_module_names:
