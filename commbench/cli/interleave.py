@@ -120,21 +120,24 @@ def measure_until_decided(
     Raises:
         LaunchError: a launch failed.
     """
-    begun, launches = clock(), 0
-    while True:
-        launches += 1
+    begun, table = clock(), None
+    for launches in range(1, LOOKS[-1] + 1):
         before = clock()
         for side in sides if launches % 2 else reversed(sides):
             side.launch(launches)
         now = clock()
-        is_over = launches == LOOKS[-1] or now - begun + (now - before) > seconds
-        progress = f"{counted(launches, 'launch')} of each"
-        if launches not in LOOKS and not is_over:
-            report(progress)
-            continue
-        table = compare(sides[0].folder, sides[1].folder, force=True, looks=len(LOOKS))
-        undecided = table.counts[Verdict.INCONCLUSIVE]
-        cases = counted(len(table.cases), "case")
-        report(f"{progress}: {len(table.cases) - undecided} of {cases} decided")
-        if is_over or not undecided:
-            return table
+        is_over = now - begun + (now - before) > seconds
+        if launches in LOOKS or is_over:
+            table = compare(sides[0].folder, sides[1].folder, force=True, looks=len(LOOKS))
+            undecided = table.counts[Verdict.INCONCLUSIVE]
+            cases = counted(len(table.cases), "case")
+            report(
+                f"{counted(launches, 'launch')} of each: {len(table.cases) - undecided} of {cases}"
+                " decided"
+            )
+            if is_over or not undecided:
+                break
+        else:
+            report(f"{counted(launches, 'launch')} of each")
+    assert table is not None  # noqa: S101 - the last launch is a look
+    return table

@@ -200,7 +200,7 @@ def decision_of(records: Iterable[TrainingRecord], phase: str, info: RunInfo) ->
     if base is None or not base.is_ok:
         why = Finding("unfit_untrained")
         if base is not None:
-            why = _stated(base.outcome.get("reason", ""), "unfit_unknown")
+            why = _stated(base, "unfit_unknown")
         untrained = Judged(trained=Trained(case=case, records=()))
         left_out = [LeftOut(case=case, why=why)]
         return Decision(baseline=untrained, left_out=left_out, is_confirmation=is_confirmation)
@@ -294,7 +294,7 @@ def _unfit(
     why: Finding | None = None
     is_costly = False
     if not candidate.is_ok:
-        why = _stated(candidate.outcome.get("reason", ""), "unfit_untimed")
+        why = _stated(candidate, "unfit_untimed")
     elif not paired_sample_ms(candidate, base)[0]:
         why = Finding("unfit_unpaired")
     elif any(record.ranks_agree is False for record in timed):
@@ -351,8 +351,9 @@ def _has_lost_gradients(candidate: Trained, base: Trained) -> bool:
     return False
 
 
-def _stated(reason: str, without: str) -> Finding:
+def _stated(failed: Trained, without: str) -> Finding:
     """Return the reason of a failure, or a code where it has none."""
+    reason = failed.outcome.get("reason", "")
     if not reason:
         return Finding(without)
     return Finding.stated(reason.rstrip("."))

@@ -264,7 +264,6 @@ def candidate_sweep(sweep: TrainingSweep, facts: WorkloadFacts) -> TrainingSweep
 
     Without bucket sizes in ``sweep``, `candidate_caps` gives them.
     """
-    caps = candidate_caps(facts)
-    if sweep.bucket_caps:
-        caps = unique_layouts([DEFAULT_CAP, *sweep.bucket_caps], facts)
-    return dataclasses.replace(sweep, hooks=("none", *sweep.hooks), bucket_caps=caps)
+    caps = sweep.bucket_caps or candidate_caps(facts)
+    unique = unique_layouts([DEFAULT_CAP, *caps], facts)
+    return dataclasses.replace(sweep, hooks=("none", *sweep.hooks), bucket_caps=unique)
