@@ -390,6 +390,8 @@ class _Calls:
         """Tell ``observer`` of each outermost call and each optimiser step from now on."""
         if torch.autograd.backward is not cls._wrapper:
             cls._wrapper = torch.autograd.backward = _wrapped(torch.autograd.backward)
+            # TorchScript knows the function that stood there before, and compiles any other one.
+            torch.jit._builtins._register_builtin(cls._wrapper, "aten::backward")  # noqa: SLF001
         if not cls._handles:
             tell = torch.compiler.disable(cls.tell)
             before = functools.partial(tell, Passes.before_update)

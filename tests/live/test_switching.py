@@ -72,6 +72,22 @@ def test_a_pass_counts_if_the_script_calls_forward_itself(model):
     assert [each.index for each in counted] == [0, 1]
 
 
+def call_backward(loss: torch.Tensor) -> None:
+    """Begin a backward pass, in Python or in TorchScript."""
+    torch.autograd.backward([loss])
+
+
+def test_a_script_may_compile_a_function_that_calls_backward(model):
+    """Compile it by TorchScript while commbench sees such calls."""
+    clock = Passes(model, list, list)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        backward = torch.jit.script(call_backward)
+    backward(model(torch.ones(2, 40)).sum())
+    clock.close()
+    assert model.module.weight.grad is not None
+
+
 @pytest.mark.parametrize(("rank", "commit"), [(0, "c0ffee"), (1, None)])
 def test_one_rank_asks_git(
     model,
