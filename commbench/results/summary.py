@@ -25,7 +25,7 @@ from commbench.engine.records import (
 from commbench.engine.visits import launch_value, visit_times
 from commbench.results.info import RunInfo, environment_of, ranks_per_gpu, shares_gpu
 from commbench.results.record_types import AnyCase, AnyRecord
-from commbench.results.tables import rows_by
+from commbench.results.tables import Columns, rows_by
 from commbench.stats.components import FEWEST_VISITS, components_of
 from commbench.system.process import without_collector
 from commbench.units import algbw_GBps, counted
@@ -266,7 +266,7 @@ def _summarise(records: Sequence[Record], info: RunInfo, group: str) -> Row:
     return dataclasses.replace(row, **_sizes_and_rates(row), flags=flags)
 
 
-def outcome_of(records: Sequence[AnyRecord]) -> dict[str, Any]:
+def outcome_of(records: Sequence[AnyRecord]) -> Columns:
     """Return the columns of status and reason of a case: wrong if any launch is, else ok if any is
     and the latest did not fail.
     """
@@ -284,18 +284,16 @@ def outcome_of(records: Sequence[AnyRecord]) -> dict[str, Any]:
     return {"status": "ok"}
 
 
-def _outcome(record: AnyRecord) -> dict[str, Any]:
+def _outcome(record: AnyRecord) -> Columns:
     return {name: getattr(record, name) for name in ("status", "reason", "reason_code")}
 
 
-def run_columns(info: RunInfo) -> dict[str, Any]:
+def run_columns(info: RunInfo) -> Columns:
     """Return the columns that name a run."""
     return {"schema": info.get("schema", SCHEMA), "run_id": str(info.get("run_id", ""))}
 
 
-def requested(
-    row_class: type[Any], case: AnyCase, info: RunInfo, of_run: Iterable[str]
-) -> dict[str, Any]:
+def requested(row_class: type[Any], case: AnyCase, info: RunInfo, of_run: Iterable[str]) -> Columns:
     """Return the columns of the requested case and of the run; ``of_run``: those of run.json."""
     columns = copied(row_class, case) | run_columns(info)
     for name in of_run:
@@ -310,7 +308,7 @@ def joined_texts(records: Iterable[AnyRecord], name: str) -> str:
     return " | ".join(filter(None, texts))
 
 
-def _times(timed: Sequence[Record], medians: Sequence[float]) -> dict[str, Any]:
+def _times(timed: Sequence[Record], medians: Sequence[float]) -> Columns:
     """Return the columns made of times, of which each launch has one in ``medians``."""
     columns = metered(timed)
     columns["launches"] = len(timed)
@@ -334,7 +332,7 @@ def _times(timed: Sequence[Record], medians: Sequence[float]) -> dict[str, Any]:
     return columns
 
 
-def metered(records: Sequence[AnyRecord]) -> dict[str, Any]:
+def metered(records: Sequence[AnyRecord]) -> Columns:
     """Return the columns of energy: the median over launches, and the devices that were counted.
 
     None if launches counted different devices.
@@ -407,7 +405,7 @@ def _interval(
     return interval and interval.including(medians[0])
 
 
-def _sizes_and_rates(row: Row) -> dict[str, Any]:
+def _sizes_and_rates(row: Row) -> Columns:
     """Return OSU's size, and algbw and busbw in GB/s (nccl-tests, doc/PERFORMANCE.md).
 
     None for a barrier, and no rates of wrong data.
@@ -415,9 +413,7 @@ def _sizes_and_rates(row: Row) -> dict[str, Any]:
     size = row.group_size or row.world_size
     if row.message_bytes is None or not size:
         return {}
-    columns: dict[str, Any] = {
-        "osu_bytes": OPERATIONS[row.operation].osu_bytes(row.message_bytes, size)
-    }
+    columns: Columns = {"osu_bytes": OPERATIONS[row.operation].osu_bytes(row.message_bytes, size)}
     if row.status != "wrong" and row.time_us:
         operation = operation_in_pattern(row.operation, row.pattern, size)
         algbw = algbw_GBps(operation.messages_at_once * row.message_bytes, row.time_us)
