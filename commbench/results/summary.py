@@ -42,6 +42,8 @@ SLOWEST_MARGIN = 0.02
 
 RowKey = tuple[str, str]
 """The key of a row's case, and its group; empty without groups."""
+KeyedRows = dict[RowKey, Row]
+"""Rows by their key."""
 RecordT = TypeVar("RecordT", bound=AnyRecord)
 
 #: Columns that ``run.json`` states.
@@ -164,7 +166,7 @@ def variance_components(records: Iterable[Record]) -> dict[str, dict[str, float 
 # --------------------------------------------------------------------------------------------- rows
 
 
-def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
+def keyed_rows(records: Iterable[Record], info: RunInfo) -> KeyedRows:
     """Return a row for each case and group, by its key, in order.
 
     The order is by operation, pattern, dtype, redop, in_place, root, message_bytes and backend;
@@ -190,7 +192,7 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
     )
 
 
-def _slowest_groups(rows: Mapping[RowKey, Row]) -> Iterator[RowKey]:
+def _slowest_groups(rows: KeyedRows) -> Iterator[RowKey]:
     """Yield the slowest group of each case if its slowness exceeds noise.
 
     Its whole interval must lie above that of the median group, and its time beyond a margin. Among
@@ -212,7 +214,7 @@ def _slowest_groups(rows: Mapping[RowKey, Row]) -> Iterator[RowKey]:
             yield slowest
 
 
-def overlap_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> Iterator[OverlapRow]:
+def overlap_rows(records: Iterable[Record], rows: KeyedRows) -> Iterator[OverlapRow]:
     """Yield the lines of ``overlap.csv``: medians over launches, in the order of the rows.
 
     Args:
