@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 
@@ -23,7 +22,7 @@ from commbench.report.columns import Cell, Column, Tone, tabulate
 from commbench.report.formats import microseconds
 from commbench.report.page.parts import Entry, Page, Section
 from commbench.report.page.writing import render
-from commbench.results.tables import rows_csv
+from commbench.results.tables import Columns, rows_csv
 from commbench.words import thousandths
 
 _MORE = "further launches of each run that would settle it"
@@ -207,12 +206,12 @@ _TEXTS = (
 )
 
 
-def comparison_rows(table: ComparisonTable, threshold: float) -> list[dict[str, Any]]:
+def comparison_rows(table: ComparisonTable, threshold: float) -> list[Columns]:
     """Return one row for each case, in table order, then for the cases that only one side has."""
     rows = []
     cases: list[ComparedCase | BrokenCase] = [*table.cases, *table.broken]
     for case in cases:
-        row: dict[str, Any] = {
+        row: Columns = {
             **dict.fromkeys(COMPARISON_COLUMNS),
             **dict.fromkeys(_TEXTS.split(), ""),
         }
@@ -232,7 +231,7 @@ def comparison_rows(table: ComparisonTable, threshold: float) -> list[dict[str, 
     return rows
 
 
-def _results(case: ComparedCase) -> dict[str, Any]:
+def _results(case: ComparedCase) -> Columns:
     """Return the columns that say how two sides compare."""
     comparison, effort = case.comparison, case.comparison.further
     row = {

@@ -26,7 +26,7 @@ from commbench.results.summary import (
     records_by_case,
     run_columns,
 )
-from commbench.results.tables import column_dtypes, table_of
+from commbench.results.tables import Columns, column_dtypes, table_of
 from commbench.stats import Floats
 from commbench.units import algbw_GBps, format_size
 
@@ -233,7 +233,7 @@ def pair_table(matrices: Iterable[Matrix], info: RunInfo) -> DataFrame:
     return pd.concat(tables, ignore_index=True) if tables else table_of(PairRow, [])
 
 
-def _columns(matrix: Matrix, info: RunInfo) -> dict[str, Any]:
+def _columns(matrix: Matrix, info: RunInfo) -> Columns:
     """Return the columns of ``pairs.csv`` for one matrix: an array with a value for each pair, or
     one for all pairs.
     """

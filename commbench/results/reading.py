@@ -37,7 +37,7 @@ from commbench.results.record_types import (
     training_records,
 )
 from commbench.results.states import SLOW, Divided, divide
-from commbench.results.summary import RowKey, keyed_rows, overlap_rows
+from commbench.results.summary import KeyedRows, keyed_rows, overlap_rows
 from commbench.results.tables import table_of
 from commbench.results.training_summary import bucket_rows, keyed_training_rows
 from commbench.schema import JsonObject
@@ -149,7 +149,7 @@ class Run:
         return list(self.keyed_rows.values())
 
     @cached_property
-    def keyed_rows(self) -> dict[RowKey, Row]:
+    def keyed_rows(self) -> KeyedRows:
         """The rows of ``collectives.csv`` by case and group, in the better state where the machine
         was in two.
         """
@@ -161,7 +161,7 @@ class Run:
         return rows
 
     @cached_property
-    def slow_rows(self) -> dict[RowKey, Row]:
+    def slow_rows(self) -> KeyedRows:
         """The rows of cases that met both states of the machine, in the slow one."""
         rows = keyed_rows(self.divided.others, self.info)
         for key, row in rows.items():

@@ -25,7 +25,7 @@ from commbench.engine.records import (
 from commbench.engine.visits import launch_value, visit_times
 from commbench.results.info import RunInfo, environment_of, ranks_per_gpu, shares_gpu
 from commbench.results.record_types import AnyCase, AnyRecord
-from commbench.results.tables import rows_by
+from commbench.results.tables import Columns, rows_by
 from commbench.stats.components import FEWEST_VISITS, components_of
 from commbench.system.process import without_collector
 from commbench.units import algbw_GBps, counted
@@ -42,6 +42,8 @@ SLOWEST_MARGIN = 0.02
 
 RowKey = tuple[str, str]
 """The key of a row's case, and its group; empty without groups."""
+KeyedRows = dict[RowKey, Row]
+"""Rows by their key."""
 RecordT = TypeVar("RecordT", bound=AnyRecord)
 
 #: Columns that ``run.json`` states.
@@ -164,7 +166,7 @@ def variance_components(records: Iterable[Record]) -> dict[str, dict[str, float 
 # --------------------------------------------------------------------------------------------- rows
 
 
-def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
+def keyed_rows(records: Iterable[Record], info: RunInfo) -> KeyedRows:
     """Return a row for each case and group, by its key, in order.
 
     The order is by operation, pattern, dtype, redop, in_place, root, message_bytes and backend;
@@ -190,7 +192,7 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
     )
 
 
-def _slowest_groups(rows: Mapping[RowKey, Row]) -> Iterator[RowKey]:
+def _slowest_groups(rows: KeyedRows) -> Iterator[RowKey]:
     """Yield the slowest group of each case if its slowness exceeds noise.
 
     Its whole interval must lie above that of the median group, and its time beyond a margin. Among
@@ -212,7 +214,7 @@ def _slowest_groups(rows: Mapping[RowKey, Row]) -> Iterator[RowKey]:
             yield slowest
 
 
-def overlap_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> Iterator[OverlapRow]:
+def overlap_rows(records: Iterable[Record], rows: KeyedRows) -> Iterator[OverlapRow]:
     """Yield the lines of ``overlap.csv``: medians over launches, in the order of the rows.
 
     Args:
@@ -266,7 +268,7 @@ def _summarise(records: Sequence[Record], info: RunInfo, group: str) -> Row:
     return dataclasses.replace(row, **_sizes_and_rates(row), flags=flags)
 
 
-def outcome_of(records: Sequence[AnyRecord]) -> dict[str, Any]:
+def outcome_of(records: Sequence[AnyRecord]) -> Columns:
     """Return the columns of status and reason of a case: wrong if any launch is, else ok if any is
     and the latest did not fail.
     """
@@ -284,18 +286,16 @@ def outcome_of(records: Sequence[AnyRecord]) -> dict[str, Any]:
     return {"status": "ok"}
 
 
-def _outcome(record: AnyRecord) -> dict[str, Any]:
+def _outcome(record: AnyRecord) -> Columns:
     return {name: getattr(record, name) for name in ("status", "reason", "reason_code")}
 
 
-def run_columns(info: RunInfo) -> dict[str, Any]:
+def run_columns(info: RunInfo) -> Columns:
     """Return the columns that name a run."""
     return {"schema": info.get("schema", SCHEMA), "run_id": str(info.get("run_id", ""))}
 
 
-def requested(
-    row_class: type[Any], case: AnyCase, info: RunInfo, of_run: Iterable[str]
-) -> dict[str, Any]:
+def requested(row_class: type[Any], case: AnyCase, info: RunInfo, of_run: Iterable[str]) -> Columns:
     """Return the columns of the requested case and of the run; ``of_run``: those of run.json."""
     columns = copied(row_class, case) | run_columns(info)
     for name in of_run:
@@ -310,7 +310,7 @@ def joined_texts(records: Iterable[AnyRecord], name: str) -> str:
     return " | ".join(filter(None, texts))
 
 
-def _times(timed: Sequence[Record], medians: Sequence[float]) -> dict[str, Any]:
+def _times(timed: Sequence[Record], medians: Sequence[float]) -> Columns:
     """Return the columns made of times, of which each launch has one in ``medians``."""
     columns = metered(timed)
     columns["launches"] = len(timed)
@@ -334,7 +334,7 @@ def _times(timed: Sequence[Record], medians: Sequence[float]) -> dict[str, Any]:
     return columns
 
 
-def metered(records: Sequence[AnyRecord]) -> dict[str, Any]:
+def metered(records: Sequence[AnyRecord]) -> Columns:
     """Return the columns of energy: the median over launches, and the devices that were counted.
 
     None if launches counted different devices.
@@ -407,7 +407,7 @@ def _interval(
     return interval and interval.including(medians[0])
 
 
-def _sizes_and_rates(row: Row) -> dict[str, Any]:
+def _sizes_and_rates(row: Row) -> Columns:
     """Return OSU's size, and algbw and busbw in GB/s (nccl-tests, doc/PERFORMANCE.md).
 
     None for a barrier, and no rates of wrong data.
@@ -415,9 +415,7 @@ def _sizes_and_rates(row: Row) -> dict[str, Any]:
     size = row.group_size or row.world_size
     if row.message_bytes is None or not size:
         return {}
-    columns: dict[str, Any] = {
-        "osu_bytes": OPERATIONS[row.operation].osu_bytes(row.message_bytes, size)
-    }
+    columns: Columns = {"osu_bytes": OPERATIONS[row.operation].osu_bytes(row.message_bytes, size)}
     if row.status != "wrong" and row.time_us:
         operation = operation_in_pattern(row.operation, row.pattern, size)
         algbw = algbw_GBps(operation.messages_at_once * row.message_bytes, row.time_us)

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 from commbench.engine.records import columns_of
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+#: Values of a row, by column.
+Columns: TypeAlias = dict[str, Any]
 
 #: Start of the line that marks output of commbench in another tool's format.
 PRINTED_BY_COMMBENCH = "Printed by commbench in the format of"

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.info import RunInfo
 from commbench.results.summary import outcome_of, records_by_case
-from commbench.results.tables import rows_by
+from commbench.results.tables import Columns, rows_by
 from commbench.stats import DEFAULT_LEVEL, Interval, median
 from commbench.stats.components import FEWEST_VISITS
 
@@ -55,7 +54,7 @@ class Trained:
         return {launch: median(record.step_ms) for launch, record in self.timed.items()}
 
     @property
-    def outcome(self) -> dict[str, Any]:
+    def outcome(self) -> Columns:
         """Status and reason of the configuration, see `outcome_of`."""
         return outcome_of(self.records)
 

@@ -34,7 +34,7 @@ from commbench.results.summary import (
     requested,
     run_columns,
 )
-from commbench.results.tables import rows_by
+from commbench.results.tables import Columns, rows_by
 from commbench.results.trained import (
     Group,
     Losses,
@@ -188,7 +188,7 @@ def _position(name: str, names: Iterable[str], otherwise: int) -> int:
     return {each: place for place, each in enumerate(names)}.get(name, otherwise)
 
 
-def _compared(name: str, trained_case: Trained, base: Trained | None) -> dict[str, Any]:
+def _compared(name: str, trained_case: Trained, base: Trained | None) -> Columns:
     """Return the columns of a speedup over ``base``; none if either has no result."""
     if base is None or not (trained_case.is_ok and base.is_ok):
         return {}
@@ -210,7 +210,7 @@ def _supported(verdict: str, columns: Mapping[str, Any]) -> str:
     return str(stats.Verdict.INCONCLUSIVE)
 
 
-def _measured(trained_case: Trained, losses: Losses, info: RunInfo) -> dict[str, Any]:
+def _measured(trained_case: Trained, losses: Losses, info: RunInfo) -> Columns:
     """Return the columns of a configuration by itself; devices that differ are all named."""
     timed = list(trained_case.timed.values())
     records = timed or trained_case.records
@@ -241,7 +241,7 @@ def _measured(trained_case: Trained, losses: Losses, info: RunInfo) -> dict[str,
     return columns
 
 
-def _steps(trained_case: Trained) -> dict[str, Any]:
+def _steps(trained_case: Trained) -> Columns:
     """Return the columns made of whole steps."""
     timed = list(trained_case.timed.values())
     steps_ms = list(trained_case.steps_ms.values())
@@ -262,7 +262,7 @@ def _steps(trained_case: Trained) -> dict[str, Any]:
     return columns
 
 
-def _parts(timed: Sequence[TrainingRecord]) -> dict[str, Any]:
+def _parts(timed: Sequence[TrainingRecord]) -> Columns:
     """Return the columns made of one number a launch."""
     columns = metered(timed)
     for name in _MEDIANS:
@@ -281,9 +281,7 @@ def _parts(timed: Sequence[TrainingRecord]) -> dict[str, Any]:
     return columns
 
 
-def _beside_local(
-    trained_case: Trained, local: Trained | None, step_ms: float | None
-) -> dict[str, Any]:
+def _beside_local(trained_case: Trained, local: Trained | None, step_ms: float | None) -> Columns:
     """Return the columns that compare a configuration with the step without DDP, in launches that
     have both.
     """

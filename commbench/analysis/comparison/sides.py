@@ -13,7 +13,7 @@ from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Record, Row
 from commbench.results import Run
 from commbench.results.states import FAST, SLOW, level_us, probed_name
-from commbench.results.summary import RowKey, keyed_records, launch_values
+from commbench.results.summary import KeyedRows, RowKey, keyed_records, launch_values
 from commbench.results.trained import trained
 
 AnyCase = Case | TrainingCase
@@ -39,10 +39,10 @@ class Measured:
         return self.time_means if name == "time" else str(getattr(self.row, name, None) or "")
 
 
-Rows = Mapping[RowKey, Measured]
+Rows = dict[RowKey, Measured]
 
 
-def measured(run: Run, slow: Collection[str] = ()) -> dict[RowKey, Measured]:
+def measured(run: Run, slow: Collection[str] = ()) -> Rows:
     """Return the rows of ``collectives.csv``, then the rows of ``ddp.csv`` with own measurements,
     in their order.
 
@@ -59,7 +59,7 @@ def measured(run: Run, slow: Collection[str] = ()) -> dict[RowKey, Measured]:
     )
 
 
-def _collectives(records: Sequence[Record], rows: Mapping[RowKey, Row]) -> dict[RowKey, Measured]:
+def _collectives(records: Sequence[Record], rows: KeyedRows) -> Rows:
     by_key, cases = keyed_records(records), {record.case.key: record.case for record in records}
     measured_rows = {}
     for key, row in rows.items():
@@ -115,7 +115,7 @@ def _nearest(levels: Mapping[str, float], level_us: float) -> str | None:
     return state if abs(math.log(levels[state] / level_us)) <= math.log1p(NEAR_STATES) else None
 
 
-def _configurations(run: Run) -> dict[RowKey, Measured]:
+def _configurations(run: Run) -> Rows:
     settings = trained(run.training_records)
     rows = {}
     for case, row in run.keyed_training_rows.items():
@@ -126,7 +126,7 @@ def _configurations(run: Run) -> dict[RowKey, Measured]:
     return rows
 
 
-def in_like_groups(sides: Sequence[Rows]) -> list[dict[RowKey, Measured]]:
+def in_like_groups(sides: Sequence[Rows]) -> list[Rows]:
     """Return the sides with the same groups: a failed case without groups stands for each group of
     the others.
     """
@@ -137,7 +137,7 @@ def in_like_groups(sides: Sequence[Rows]) -> list[dict[RowKey, Measured]]:
                 groups[key[0]].append(key)
     grouped = []
     for side in sides:
-        rows: dict[RowKey, Measured] = {}
+        rows: Rows = {}
         for key, row in side.items():
             keys = [key] if key[1] else groups.get(key[0], [key])
             rows |= dict.fromkeys(keys, row)
@@ -177,7 +177,11 @@ class Pooled:
         return "ok" if self.timed else self.members[-1].row.status
 
 
-def pooled(sides: Sequence[Rows]) -> dict[RowKey, Pooled]:
+Side = dict[RowKey, Pooled]
+"""The rows of one run or several."""
+
+
+def pooled(sides: Sequence[Rows]) -> Side:
     """Return each row that any of the runs has."""
     keys = dict.fromkeys(key for side in sides for key in side)
     return {key: Pooled(members=[side[key] for side in sides if key in side]) for key in keys}

@@ -1,7 +1,7 @@
 """The comparison of run B with one baseline or several, case by case."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from commbench.analysis.comparison.conditions import (
 from commbench.analysis.comparison.sides import (
     AnyCase,
     Pooled,
+    Side,
     in_like_groups,
     like_states,
     measured,
@@ -236,7 +237,7 @@ def compare(
     )
 
 
-def _cases_beside(side: Mapping[RowKey, Pooled], keys: Collection[RowKey]) -> tuple[AnyCase, ...]:
+def _cases_beside(side: Side, keys: Collection[RowKey]) -> tuple[AnyCase, ...]:
     """Return the cases of a side that have none of these keys."""
     return tuple(dict.fromkeys(row.case for key, row in side.items() if key not in keys))
 
@@ -270,9 +271,7 @@ def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:
     )
 
 
-def _broken(
-    side_a: Mapping[RowKey, Pooled], side_b: Mapping[RowKey, Pooled], keys: Sequence[RowKey]
-) -> tuple[BrokenCase, ...]:
+def _broken(side_a: Side, side_b: Side, keys: Sequence[RowKey]) -> tuple[BrokenCase, ...]:
     broken = []
     for key in keys:
         status_a = side_a[key].status
