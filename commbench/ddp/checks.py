@@ -56,10 +56,15 @@ def endless(batches: Iterable[Any]) -> Iterator[Any]:
     Raises:
         InputError: they cannot be iterated repeatedly, or there is none.
     """
+    if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
+        raise InputError(
+            f"The workload's batches are of type {type(batches).__name__}, which cannot be iterated: give"
+            " a list, a DataLoader or another object that yields batches."
+        )
     iterator = iter(batches)
     if iterator is batches:
         raise InputError(
-            f"The workload's batches are a {type(batches).__name__}, which can be iterated only"
+            f"The workload's batches are of type {type(batches).__name__}, which can be iterated only"
             " once: give a list, a DataLoader or another object that starts over."
         )
     while True:

@@ -130,6 +130,7 @@ class OnePass:
         ({"evaluate": lambda _: 0.5}, "for the metric ''"),
         ({"evaluate": lambda _: float("nan"), "metric": "accuracy"}, "returned nan"),
         ({"batches": iter([torch.randn(6, 4)])}, "only once"),
+        ({"batches": 5}, "batches are of type int"),
         ({"batches": OnePass()}, "do not start over"),
     ],
 )
