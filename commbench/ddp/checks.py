@@ -58,14 +58,14 @@ def endless(batches: Iterable[Any]) -> Iterator[Any]:
     """
     if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
         raise InputError(
-            f"The workload's batches are of type {type(batches).__name__}, which cannot be iterated: give"
-            " a list, a DataLoader or another object that yields batches."
+            f"The workload's batches are of type {type(batches).__name__}, which cannot be"
+            " iterated: give a list, a DataLoader or another object that yields batches."
         )
     iterator = iter(batches)
     if iterator is batches:
         raise InputError(
-            f"The workload's batches are of type {type(batches).__name__}, which can be iterated only"
-            " once: give a list, a DataLoader or another object that starts over."
+            f"The workload's batches are of type {type(batches).__name__}, which can be iterated"
+            " only once: give a list, a DataLoader or another object that starts over."
         )
     while True:
         is_empty = True
