@@ -51,6 +51,7 @@ INK = PALETTE["ink"].light
 MUTED = PALETTE["muted"].light
 GRID = PALETTE["grid"].light
 PAPER = PALETTE["paper"].light
+SHADE = PALETTE["shade"].light
 BAD = PALETTE["bad"].light
 SERIES = [colour.light for name, colour in PALETTE.items() if name.startswith("series-")]
 #: Series differ in colour, marker and line style: they can be told apart without colour.
