@@ -195,7 +195,7 @@ def check(options: argparse.Namespace) -> int:
     counts = {}
     differences = {}
     for name, table in tables.items():
-        counts[name] = {str(verdict): count for verdict, count in table.counts.items()}
+        counts[name] = table.counts
         differences[name] = [asdict(difference) for difference in table.differences]
     facts = {
         "different": different,

@@ -55,9 +55,10 @@ class EventRow(TableRow):
         """The ranks that caused it."""
         code = "who_all"
         if self.ranks:
-            code = "who_rank" if self.scope == "rank" else "who_ranks"
+            is_one = self.scope == "rank"
+            code = "who_rank" if is_one else "who_ranks"
             if self.host:
-                code = f"{code}_on"
+                code = "who_rank_on" if is_one else "who_ranks_on"
         elif self.host:
             code = "who_host"
         return Finding(code, numbers={"ranks": self.ranks, "host": self.host})
