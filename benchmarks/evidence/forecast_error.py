@@ -47,7 +47,7 @@ OTHERS = (
     "network_8hosts_200mbit_xeon2core_20261128",
     "env_links_200mbit_xeon2core_20261128",
     "links_1gbit_xeon2core_20261128",
-    "soak_200mbit_xeon2core_20261125",
+    "soak_200mbit_xeon2core_20261128",
 )
 #: Trainings of one workload: on two hosts, and on more over a slower link.
 TRAINED = (

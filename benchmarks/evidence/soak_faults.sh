@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# A soak of 12 minutes on four emulated hosts, with two faults: the link of host3 is cut for half a minute, and rank 1 is
-# stopped for ten seconds. As root:
-#   bash benchmarks/evidence/soak_faults.sh --out DIRECTORY
+# Runs a soak of 12 minutes on four emulated hosts, with two faults: the link of host3 is cut for half a minute, and rank 1
+# is stopped for ten seconds. As root:
+#   bash benchmarks/evidence/soak_faults.sh commbench run -c all_reduce --sizes 64K --backend gloo --soak 12min
 set -euo pipefail
 
-commbench lab run --name faults --hosts 4 --rate 200mbit -- \
-    commbench run -c all_reduce --sizes 64K --backend gloo --soak 12min "$@" &
+commbench lab run --name faults --hosts 4 --rate 200mbit -- "$@" &
 
 # Send a signal to rank 1 and what it has started.
 signal_rank() {

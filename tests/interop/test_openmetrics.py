@@ -18,7 +18,7 @@ from commbench.interop.exports.measures import MEASURES, Sample, samples_of
 from commbench.interop.exports.openmetrics import render_openmetrics, write_openmetrics
 
 #: Kept runs that have something of every kind of metric.
-SOAK = "soak_200mbit_xeon2core_20261125"
+SOAK = "soak_200mbit_xeon2core_20261128"
 KEPT = (
     "bench_xeon2core_20261128",
     "matrix_slow_host_xeon2core_20261128",

@@ -27,7 +27,7 @@ DRAWN = (
     "live_trainer_300mbit_xeon2core_20261128",
     "matrix_slow_host_xeon2core_20261128",
     "patterns_1gbit_xeon2core_20261128",
-    "soak_200mbit_xeon2core_20261125",
+    "soak_200mbit_xeon2core_20261128",
     "tune_resnet18_batch1_1gbit_xeon2core_20261128",
 )
 
