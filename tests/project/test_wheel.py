@@ -82,7 +82,6 @@ def test_the_recipe_of_spack_has_the_dependencies():
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
     required = settings["options"]["install_requires"].split()
-    assert set(required) == set(
-        re.search(r"for _name in \((.*)\)", recipe)[1].replace('"', "").split(", ")
-    )
+    names = re.search(r"for _name in \((.*?)\):", recipe, re.DOTALL)[1]
+    assert set(required) == set(re.findall(r'"(.+)"', names))
     assert settings["options"]["python_requires"].strip(">=") in recipe
