@@ -20,7 +20,10 @@ class PyCommbench(PythonPackage):
 
     depends_on("python@3.10:", type=("build", "run"))
     depends_on("py-setuptools@68:", type="build")
-    for _name in ("numpy", "pandas", "scipy", "typer", "typing-extensions", "rich", "matplotlib", "jinja2", "psutil"):
+    for _name in (
+        *("numpy", "pandas", "scipy", "typer", "typing-extensions", "rich", "matplotlib"),
+        *("jinja2", "psutil"),
+    ):
         depends_on(f"py-{_name}", type=("build", "run"))
     depends_on("py-numba", type=("build", "run"))
     depends_on("mpi", type=("build", "link", "run"), when="+mpi")

@@ -83,5 +83,5 @@ def test_the_recipe_of_spack_has_the_dependencies():
     settings.read(ROOT / "setup.cfg")
     required = settings["options"]["install_requires"].split()
     names = re.search(r"for _name in \((.*?)\):", recipe, re.DOTALL)[1]
-    assert set(required) == set(re.findall(r'"(.+)"', names))
+    assert set(required) == set(re.findall(r'"([^"]+)"', names))
     assert settings["options"]["python_requires"].strip(">=") in recipe
