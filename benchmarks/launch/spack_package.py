@@ -21,8 +21,15 @@ class PyCommbench(PythonPackage):
     depends_on("python@3.10:", type=("build", "run"))
     depends_on("py-setuptools@68:", type="build")
     for _name in (
-        *("numpy", "pandas", "scipy", "typer", "typing-extensions", "rich", "matplotlib"),
-        *("jinja2", "psutil"),
+        "numpy",
+        "pandas",
+        "scipy",
+        "typer",
+        "typing-extensions",
+        "rich",
+        "matplotlib",
+        "jinja2",
+        "psutil",
     ):
         depends_on(f"py-{_name}", type=("build", "run"))
     depends_on("py-numba", type=("build", "run"))
