@@ -53,25 +53,71 @@ class Switch(NamedTuple):
     """In a setting's name, where it differs from DDP's default."""
     label: str
     """The same in a table."""
+    about: str
+    """The help of its option."""
     default: bool = False
     is_live: bool = False
     """Whether it can change between two steps of a training without changing a gradient, or a
     tensor that the script may hold."""
 
+    def option(self) -> Any:
+        """Return the field of a sweep that is its option."""
+        default = "off"
+        if self.default:
+            default = "on"
+        return option(
+            default,
+            f"--{self.name.replace('_', '-')}",
+            metavar="WHICH",
+            about=self.about,
+            read=as_switch,
+        )
 
-SWITCHES = (
-    Switch("bucket_view", "gradient_as_bucket_view", "bucket views", "views"),
-    Switch("static_graph", "static_graph", "static graph", "static"),
-    Switch("unused_parameters", "find_unused_parameters", "unused parameters", "unused"),
-    Switch(
-        "broadcast_buffers",
-        "forward_sync_buffers",
-        "no broadcast of buffers",
-        "no broadcast",
-        default=True,
-    ),
-    Switch("batched_grad_copy", "batched_grad_copy", "batched copies", "batched", is_live=True),
+
+BUCKET_VIEW = Switch(
+    "bucket_view",
+    "gradient_as_bucket_view",
+    "bucket views",
+    "views",
+    about="gradient_as_bucket_view: off, on or both.",
 )
+STATIC_GRAPH = Switch(
+    "static_graph",
+    "static_graph",
+    "static graph",
+    "static",
+    about="static_graph: off, on or both.",
+)
+UNUSED_PARAMETERS = Switch(
+    "unused_parameters",
+    "find_unused_parameters",
+    "unused parameters",
+    "unused",
+    about=(
+        "find_unused_parameters: off, on or both; on by itself for a model whose loss leaves"
+        " parameters out."
+    ),
+)
+BROADCAST_BUFFERS = Switch(
+    "broadcast_buffers",
+    "forward_sync_buffers",
+    "no broadcast of buffers",
+    "no broadcast",
+    about=(
+        "Whether rank 0 sends its buffers before each forward pass (DDP's forward_sync_buffers,"
+        " or broadcast_buffers before torch 2.13): on, off or both."
+    ),
+    default=True,
+)
+BATCHED_GRAD_COPY = Switch(
+    "batched_grad_copy",
+    "batched_grad_copy",
+    "batched copies",
+    "batched",
+    about="batched_grad_copy (torch 2.13): off, on or both.",
+    is_live=True,
+)
+SWITCHES = (BUCKET_VIEW, STATIC_GRAPH, UNUSED_PARAMETERS, BROADCAST_BUFFERS, BATCHED_GRAD_COPY)
 
 
 def changed_switches(setting: Any) -> list[Switch]:
@@ -396,47 +442,11 @@ class TrainingSweep:
         about="Backward passes per optimiser step, comma-separated.",
         read=as_numbers,
     )
-    bucket_views: Sequence[bool] = option(
-        "off",
-        "--bucket-view",
-        metavar="WHICH",
-        about="gradient_as_bucket_view: off, on or both.",
-        read=as_switch,
-    )
-    static_graphs: Sequence[bool] = option(
-        "off",
-        "--static-graph",
-        metavar="WHICH",
-        about="static_graph: off, on or both.",
-        read=as_switch,
-    )
-    unused_parameters: Sequence[bool] = option(
-        "off",
-        "--unused-parameters",
-        metavar="WHICH",
-        about=(
-            "find_unused_parameters: off, on or both; on by itself for a model whose loss leaves"
-            " parameters out."
-        ),
-        read=as_switch,
-    )
-    broadcast_buffers: Sequence[bool] = option(
-        "on",
-        "--broadcast-buffers",
-        metavar="WHICH",
-        about=(
-            "Whether rank 0 sends its buffers before each forward pass (DDP's forward_sync_buffers,"
-            " or broadcast_buffers before torch 2.13): on, off or both."
-        ),
-        read=as_switch,
-    )
-    batched_grad_copies: Sequence[bool] = option(
-        "off",
-        "--batched-grad-copy",
-        metavar="WHICH",
-        about="batched_grad_copy (torch 2.13): off, on or both.",
-        read=as_switch,
-    )
+    bucket_views: Sequence[bool] = BUCKET_VIEW.option()
+    static_graphs: Sequence[bool] = STATIC_GRAPH.option()
+    unused_parameters: Sequence[bool] = UNUSED_PARAMETERS.option()
+    broadcast_buffers: Sequence[bool] = BROADCAST_BUFFERS.option()
+    batched_grad_copies: Sequence[bool] = BATCHED_GRAD_COPY.option()
     compile_modes: Sequence[str] = option(
         "off",
         "--compile",
