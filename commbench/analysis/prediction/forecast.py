@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from commbench.analysis.prediction.fits import log_half_width
@@ -28,39 +28,31 @@ PREDICTED = "predicted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """What all predictions have on one network. None is an empty cell."""
+class CollectiveForecast:
+    """One operation on one network. None is an empty cell."""
 
     kind: str = PREDICTED
-    about: str = ""
-    """``collective`` or ``step``."""
+    about: str = "collective"
+    operation: str = ""
     backend: str = ""
+    dtype: str = ""
+    message_bytes: int = 0
     world_size: int = 0
     ranks_per_node: int = 1
     rate: str = ""
     """Of every host's link; empty: as measured."""
+    time_us: float | None = None
+    time_us_low: float | None = None
+    time_us_high: float | None = None
     level: float | None = None
     """Of the interval; None: its error is of other runs."""
+    busbw_GBps: float | None = None
     held_out_error: float | None = None
     """Median absolute relative error of such predictions."""
     held_out_over: str = ""
     status: str = "ok"
     reason: Finding | None = None
     """Why nothing is predicted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectiveForecast(Forecast):
-    """One operation."""
-
-    about: str = "collective"
-    operation: str = ""
-    dtype: str = ""
-    message_bytes: int = 0
-    time_us: float | None = None
-    time_us_low: float | None = None
-    time_us_high: float | None = None
-    busbw_GBps: float | None = None
 
     @property
     def subject(self) -> str:
@@ -69,27 +61,40 @@ class CollectiveForecast(Forecast):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepForecast(Forecast):
-    """A training step with one hook at the best of its bucket sizes."""
+class StepForecast:
+    """A training step with one hook at the best of its bucket sizes on one network.
 
+    None is an empty cell.
+    """
+
+    kind: str = PREDICTED
     about: str = "step"
     workload: str = ""
+    backend: str = ""
     batch_per_rank: int = 0
     precision: str = ""
     trained_on: str = ""
     """Ranks and run."""
     hook: str = ""
+    world_size: int = 0
+    ranks_per_node: int = 1
+    rate: str = ""
     bucket_cap_mb: str = ""
     """The best of those trained."""
     step_ms: float | None = None
     step_ms_low: float | None = None
     """None: of one launch, as measured."""
     step_ms_high: float | None = None
+    level: float | None = None
     exposed_comm_ms: float | None = None
     local_step_ms: float | None = None
     """The step without DDP, as measured."""
     scaling_efficiency: float | None = None
     """``local_step_ms`` over ``step_ms``."""
+    held_out_error: float | None = None
+    held_out_over: str = ""
+    status: str = "ok"
+    reason: Finding | None = None
 
     @property
     def subject(self) -> str:
@@ -98,44 +103,17 @@ class StepForecast(Forecast):
 
 
 AnyForecast = CollectiveForecast | StepForecast
-#: Columns of one table of all rows; a row leaves the columns of the other kind empty.
-COLUMNS = (
-    "kind",
-    "about",
-    "operation",
-    "backend",
-    "dtype",
-    "message_bytes",
-    "world_size",
-    "ranks_per_node",
-    "rate",
-    "time_us",
-    "time_us_low",
-    "time_us_high",
-    "level",
-    "busbw_GBps",
-    "held_out_error",
-    "held_out_over",
-    "status",
-    "reason",
-    "workload",
-    "batch_per_rank",
-    "precision",
-    "trained_on",
-    "hook",
-    "bucket_cap_mb",
-    "step_ms",
-    "step_ms_low",
-    "step_ms_high",
-    "exposed_comm_ms",
-    "local_step_ms",
-    "scaling_efficiency",
+#: Columns of one table of all rows; a row leaves the columns of other kinds empty.
+COLUMNS = tuple(
+    dict.fromkeys(each.name for row in (CollectiveForecast, StepForecast) for each in fields(row))
 )
 
 
 def row_to_json(row: AnyForecast) -> JsonObject:
     """Return the columns of a row; the reason as its sentence."""
-    return {**vars(row), "reason": str(row.reason or "")}
+    return {each.name: getattr(row, each.name) for each in fields(row)} | {
+        "reason": str(row.reason or "")
+    }
 
 
 def _named(place: Place) -> dict[str, Any]:
