@@ -133,7 +133,7 @@ def session(selection=None, **changes):
     host = {"hostname": "n0", "cpu_model": "abacus", "timer_tick_s": 1e-8, **changes}
     environment = {"hosts": [host], "versions": {}, "variables": {}}
     writer.on(SessionStarted(facts={"environment": environment,
-        "ranks": [{"rank": r, "host": "n0", "pid": 1, "cpus": [r]} for r in (0, 1)],
+        "ranks": [{"rank": r, "host": "n0", "pid": os.getpid(), "cpus": [r]} for r in (0, 1)],
         "libraries": {}, "mpi_init_s": 0.1, "shared_clock": True, "oversubscribed": False,
         **({"fast_selection": selection} if selection else {})}))
 def begin(index):

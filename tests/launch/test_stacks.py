@@ -64,12 +64,14 @@ def test_what_a_thread_describe_place(stack, expected):
     assert expected == describe_place(stack)
 
 
-#: Rank 0 reports its stack on SIGUSR1; rank 1 is silent.
+#: Both ranks report their stacks on SIGUSR1; rank 1 is silent before.
 STACKED = """
 import signal
 from commbench.launch.events import Stack
-stack = Stack(rank=0, host="n0", thread="MainThread", stack=["a.py:1 in wait"])
-signal.signal(signal.SIGUSR1, lambda *_: say(stack))
+def report(*_):
+    for rank in (0, 1):
+        say(Stack(rank=rank, host="n0", thread="MainThread", stack=["a.py:1 in wait"]))
+signal.signal(signal.SIGUSR1, report)
 session(); begin(0)
 say(Heartbeat(rank=0, host="n0", pid=os.getpid(), entered=1, left=0, cpu_ms=0, case=0))
 time.sleep(600)
