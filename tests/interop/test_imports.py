@@ -144,6 +144,7 @@ NO_BARRIER = BLOCKING[1].format("wait after each inner iteration, no barrier")
         (re.sub("(?m)^ .*\n", "", ALL_REDUCE), "no row"),
         (JSON.replace('"-I","1"', '"-a","0"'), "-a 0"),
         (JSON.replace('"-I","1"', '"-a","2"'), "-a 2"),
+        (f"$ ./all_reduce_perf -a 2 -g 4\n{ALL_REDUCE}", "-a 2"),
         (
             JSON.replace('"-I","1"', '"-z","2"').replace(
                 '"blocking_collectives":"false"', '"blocking_collectives":"true"'
@@ -181,6 +182,9 @@ def test_nccl_tests_state_how_they_waited():
     assert {"barrier"} == values_of(imported, "sync")
     assert "-z 0" in assumed(load_text(ALL_REDUCE))
     assert "-a 1" in assumed(load_text(ALL_REDUCE))
+    slowest = load_text(f"$ mpirun -n 4 all_reduce_perf_mpi --average=3\n{ALL_REDUCE}")
+    assert "-a 1" not in assumed(slowest)
+    assert "slowest rank" in slowest.records[0].stated.time
 
 
 @pytest.mark.parametrize(
@@ -318,6 +322,19 @@ def test_imb_states_that_buffers_were_out_of_the_cache():
     assert {"hot"} == values_of(load_text(IMB), "buffers")
     assert {"rotated"} == {record.case.buffers for record in away if record.case.dtype}
     assert {"hot"} == {record.case.buffers for record in away if not record.case.dtype}
+    older = IMB.replace("Benchmarks 2021.11,", "Benchmark Suite V3.2,")
+    both = load_text(IMB.replace("# IMB-MPI1 pingpong", called) + older).records
+    # each run has its own command line
+    assert {"hot", "rotated"} == {record.case.buffers for record in both if record.case.dtype}
+
+
+def test_imb_of_a_root_that_changes_is_left_out():
+    """Refuse times of all roots, as of none in particular."""
+    text = IMB.replace("# IMB-MPI1 pingpong", "# IMB-MPI1 -root_shift on bcast")
+    text = text.replace("Benchmarking Allreduce", "Benchmarking Bcast")
+    imported = load_text(text)
+    assert "root" in left_out(imported)
+    assert "broadcast" not in values_of(imported, "operation")
 
 
 @pytest.mark.parametrize(
@@ -469,8 +486,11 @@ PREFIXES = [
     "\x1b[?25l\x1b[38:5:2mLINE\x1b(B\x1b[m",
     '    "LINE",',
     '{{"log":"LINE\\n","stream":"stdout","time":"2026-09-01T10:39:{:02}.5Z"}}',
+    '{{"time":"2026-09-01T10:39:{:02}.5Z","log":"LINE\\n"}}',
+    "b'LINE\\n',",
     '<stdout rank="0">LINE&#010;</stdout>',
     "> LINE</span><br>",
+    "LINE<br/>",
     "| LINE |",
 ]
 

@@ -23,8 +23,10 @@ Line = tuple[int, str]
 
 #: A control sequence of a terminal, its title or link, or a character set, as tput writes it.
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
-#: What stands behind a line in JSON, XML, HTML and a table of Markdown.
-_BEHIND = re.compile(r'(?:\\r)?(?:\\n)?"(?:,.*)?$|(?:&#010;)?(?:</\w+>)?(?:<br>|</\w+>)$|\s\|$')
+#: What stands behind a line in JSON, Python, XML, HTML and a table of Markdown.
+_BEHIND = re.compile(
+    r"""(?:\\r)?(?:\\n)?["'](?:[],})].*)?$|(?:&#010;)?(?:</\w+>)?(?:<br ?/?>|</\w+>)$|\s\|$"""
+)
 #: A date and time, or seconds since 1970.
 _CLOCK = re.compile(
     r"(?:\d+[-/]\d+[-/]\d+[T ]|(?:[A-Z][a-z]{2} +)+\d+ )?\d+:\d\d:\d\d(?:[.,]\d+)?"
@@ -32,8 +34,8 @@ _CLOCK = re.compile(
 )
 #: A day or a month.
 _NAME = "[A-Z][a-z]{2}"
-#: What NCCL_DEBUG writes, behind the host: process, thread, device.
-_MESSAGE = r":\d+:\d+ \[\d+\] .*"
+#: What NCCL_DEBUG writes, behind the host: process, thread, device (-1: none yet).
+_MESSAGE = r":\d+:\d+ \[-?\d+\] .*"
 #: Numbers alone.
 _NUMBER = r"(?:-?\d[\d.]*(?:e[-+]\d+)?|N/A)"
 _PART = re.compile(rf"{_NUMBER}(?:\s+{_NUMBER})*")
@@ -197,8 +199,9 @@ def _by_writer(text: str, layout: Layout, reading: Reading) -> list[list[Line]]:
         writer = writers[-1] if writers else ""
         if writer.startswith("["):  # hydra repeats it within a row that is written in parts
             line = line.replace(writer, " ")  # noqa: PLW2901 - the same line
-        if line.strip():
-            by_writer.setdefault(writer, []).append((place, line.strip()))
+        rest = _BEHIND.sub("", line).strip()
+        if rest:
+            by_writer.setdefault(writer, []).append((place, rest))
     if _FEWEST_LINES * len(set(writers)) <= len(writers):
         return list(by_writer.values())
     return [sorted(itertools.chain.from_iterable(by_writer.values()))]
@@ -238,14 +241,12 @@ def _generalised(prefix: str) -> str:
 
 
 def whole_lines(text: str, reading: Reading) -> Iterator[Line]:
-    """Yield the complete lines with their numbers, without colours and what stands behind.
-
-    Note an unterminated last line.
+    """Yield the complete lines with their numbers, without colours; note an unterminated last
+    line.
     """
     *lines, rest = text.split("\n")
     for number, line in enumerate(lines, start=1):
-        plain = _ESCAPE.sub("", line[:_LONGEST_LINE]).rstrip()
-        yield number, _BEHIND.sub("", plain)
+        yield number, _ESCAPE.sub("", line[:_LONGEST_LINE]).rstrip()
     if rest.strip():
         reading.leave_out(
             f"line {len(lines) + 1} has no end, so that it may be cut off ({rest.strip()[:60]!r})"

@@ -131,7 +131,8 @@ def import_outputs(
         for reading in readings:
             reasons += reading.left_out
         names = ", ".join(source.name for source in sources)
-        raise InputError(f"Nothing was found in {names}: {'; '.join(reasons[:3])}.")
+        why = "; ".join(reasons[:3]) or "no line begins as the heading of a table does"
+        raise InputError(f"Nothing was found in {names}: {why}.")
     most = max(record.group_size for record in found)
     records = []
     for launches in rows_by(found, attrgetter("case.key", "group_size")).values():

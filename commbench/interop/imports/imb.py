@@ -25,21 +25,22 @@ OPERATIONS_BY_NAME = {
     operation.imb_name: operation for operation in OPERATIONS.values() if operation.imb_name
 }
 _DTYPES = DTYPES_BY_MPI_NAME | {"MPI_BYTE": "int8"}
-_OF_RUN = ("version", "dtype", "reduced", "redop", "off_cache")
+_OF_RUN = ("version", "dtype", "reduced", "redop", "off_cache", "root_shift")
 
 LAYOUT = Layout(
     facts={
-        "version": r"#?\s*Intel ?\(R\) MPI Benchmarks ([\d.]+)",
+        "version": r"#?\s*Intel ?\(R\) MPI Benchmark(?:s| Suite) V?(\d[^,]*)",
         "dtype": r"#?\s*MPI_Datatype\s+:\s+(\S+)",
         "reduced": r"#?\s*MPI_Datatype for reductions\s+:\s+(\S+)",
         "redop": r"#?\s*MPI_Op\s+:\s+MPI_(\S+)",
         "off_cache": r"#\s+\S*IMB-MPI1\b.*\s-off_cache\s+(\S+)",
+        "root_shift": r"#\s+\S*IMB-MPI1\b.*\s-root_shift\s+(on|1|yes|enable)\b",
         "benchmark": r"#?\s*Benchmarking (\S+)",
         "processes": r"#?\s*#processes = (\d+)",
         "groups": r"#?\s*\(\s*(\d+) groups of (\d+) processes",
         HEADING: r"((?:#bytes\s+)?#repetitions\b.*)",
     },
-    begins={"benchmark": _OF_RUN, HEADING: _OF_RUN},
+    begins={"version": (), "benchmark": _OF_RUN, HEADING: _OF_RUN},
 )
 
 
@@ -94,6 +95,8 @@ def _read_block(block: Block, reading: Reading) -> None:
         case["dtype"] = _DTYPES.get(dtype, dtype)
         if dtype == "MPI_BYTE":
             reading.assume("MPI_BYTE is counted as int8")
+    if operation.rooted and block.fact("root_shift"):
+        raise LeftOutError(f"the root of IMB's {name} changed with each call (-root_shift on)")
     if operation.rooted:
         reading.assume("the root was rank 0, IMB's default (-root_shift off)")
     for line in block.lines(reading):

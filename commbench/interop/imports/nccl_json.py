@@ -16,17 +16,12 @@ from commbench.interop.imports.nccl_tests import (
     operation_of,
 )
 from commbench.interop.imports.reading import (
-    RANK_MEAN,
-    SLOWEST_RANK,
     LeftOutError,
     Place,
     Reading,
     number,
 )
 from commbench.schema import JsonMapping, JsonObject, check_as
-
-#: The meaning of times by what ``--average`` says.
-_TIMES = {None: RANK_MEAN, "1": RANK_MEAN, "3": SLOWEST_RANK}
 
 
 class Device(TypedDict, total=False):
@@ -101,19 +96,14 @@ def _read_report(report: JsonMapping, reading: Reading) -> None:
     blocking = 0
     if config.get("blocking_collectives") == "true":  # which kind, only the command line says
         blocking = 2 if _option(report, "-z", "--blocking") == "2" else 1
-    average = _option(report, "-a", "--average")
-    if average not in _TIMES:
-        raise LeftOutError(
-            f"times are neither means over ranks nor of the slowest rank (-a {average})"
-        )
     case, shared = conditions(
         reading,
         operation=operation,
         places=places,
+        average=_option(report, "-a", "--average"),
         blocking=blocking,
         graph=bool(config.get("graph")),
     )
-    shared["time"] = _TIMES[average]
     shared["batch"] = config.get("iterations", 1) * config.get("aggregated_iterations", 1)
     if "nccl_version" in report:
         shared["library"] = f"NCCL {version_text(report['nccl_version'])}"
@@ -130,11 +120,11 @@ def _read_report(report: JsonMapping, reading: Reading) -> None:
                     reading.records.append(half_record(case, line, half, **details, **shared))
 
 
-def _option(report: JsonMapping, short: str, long: str) -> str | None:
-    """Return the last value of an option; None if the option is missing."""
+def _option(report: JsonMapping, short: str, long: str) -> str:
+    """Return the last value of an option; empty if the option is missing."""
     words = " ".join(report.get("args", ()))
     found = re.findall(rf"(?<!\S)(?:{short} ?|{long}[ =])(\d+)", words)
-    return found[-1] if found else None
+    return found[-1] if found else ""
 
 
 def _half(result: JsonMapping, key: str) -> tuple[dict[str, str], JsonObject]:

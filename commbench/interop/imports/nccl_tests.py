@@ -17,6 +17,7 @@ from commbench.findings import Finding
 from commbench.interop.imports.blocks import END, HEADING, Block, Layout, split_blocks
 from commbench.interop.imports.reading import (
     RANK_MEAN,
+    SLOWEST_RANK,
     Fields,
     LeftOutError,
     Place,
@@ -33,6 +34,8 @@ OPERATIONS_BY_PROGRAM = {
 }
 DTYPES_BY_NAME = {dtype.nccl_name: dtype.name for dtype in DTYPES.values()}
 BACK_TO_BACK = "operations were timed back to back, as is nccl-tests' default (-z 0)"
+#: The meaning of times by the value of ``--average``.
+_TIMES = {"": RANK_MEAN, "1": RANK_MEAN, "3": SLOWEST_RANK}
 RANKS_AVERAGED = "times are the mean over ranks, nccl-tests' default (-a 1)"
 #: The largest deviation that old versions accept, by type; they count what is beyond it.
 _ACCEPTED = {"double": 1e-12, "float": 1e-5, "half": 1e-2, "bfloat16": 1e-2}
@@ -51,6 +54,7 @@ LAYOUT = Layout(
         "own library": r"(NCCL|RCCL) version ?:? ?([\d.]+)",
         "program": r"#?\s*Collective test starting: (\w+?)(?:_mpi)?\s*$",
         "command": r".*\b(\w+_perf)(?:_mpi)?\s+-\w",
+        "average": r".*\b\w+_perf(?:_mpi)?\s.*\s?(?:-a ?|--average[= ])(\d)",
         "threads": r"#?\s*nThread:? \d",  # with a colon: early rccl-tests
         "iterations": r"#?\s*nThread:? .*(?<!warmup )(?<!agg )iters:? +(\d+)",
         "aggregated": r"#?\s*nThread:? .*agg iters:? +(\d+)",
@@ -133,7 +137,13 @@ def stated_ranks(places: Sequence[Place]) -> int | None:
 
 
 def conditions(
-    reading: Reading, *, operation: str, places: Sequence[Place], blocking: int, graph: bool
+    reading: Reading,
+    *,
+    operation: str,
+    places: Sequence[Place],
+    average: str,
+    blocking: int,
+    graph: bool,
 ) -> tuple[Fields, Fields]:
     """Return fields of `Case`, and arguments of `make_record`, that all rows of a test share.
 
@@ -141,13 +151,18 @@ def conditions(
         reading: notes assumptions, and where the ranks were.
         operation: that was timed.
         places: of the ranks that are listed.
+        average: the value of ``-a``; empty if not stated.
         blocking: the kind of waiting between operations, as ``-z`` counts it.
         graph: whether operations were captured.
 
     Raises:
         InputError: the number of ranks is not known.
-        LeftOutError: commbench has no such synchronisation.
+        LeftOutError: commbench has no such meaning of times, or no such synchronisation.
     """
+    if average not in _TIMES:
+        raise LeftOutError(
+            f"times are neither means over ranks nor of the slowest rank (-a {average})"
+        )
     ranks = reading.ranks(stated_ranks(places), operation)
     if stated_ranks(places) == ranks:
         reading.places.setdefault(ranks, []).append(places)
@@ -162,7 +177,7 @@ def conditions(
         case["sync"] = "none"
         reading.assume(BACK_TO_BACK)
     devices = dict.fromkeys(place.device for place in places if place.device)
-    return case, {"ranks": ranks, "device": " | ".join(devices)}
+    return case, {"ranks": ranks, "device": " | ".join(devices), "time": _TIMES[average]}
 
 
 def _read_block(block: Block, reading: Reading) -> None:
@@ -173,7 +188,8 @@ def _read_block(block: Block, reading: Reading) -> None:
         places.append(Place(rank=int(match[1]), host=match[3], device=match[4].strip()))
     operation = _operation(block, reading)
     reading.version = reading.version or block.fact("version")
-    reading.assume(RANKS_AVERAGED)
+    if not block.fact("average"):
+        reading.assume(RANKS_AVERAGED)
     blocking = int(block.fact("blocking") != "")
     if "no barrier" in block.fact("blocking"):
         blocking = 2
@@ -182,10 +198,10 @@ def _read_block(block: Block, reading: Reading) -> None:
         reading,
         operation=operation,
         places=places,
+        average=block.fact("average"),
         blocking=blocking,
         graph=block.fact("graph") not in {"", "0"},
     )
-    shared["time"] = RANK_MEAN
     shared["batch"] = (iterations or 1) * int(block.fact("aggregated") or 1)
     shared["library"] = f"{block.fact('own library')} {block.fact('own library', 2)}".strip()
     if block.fact("library"):
