@@ -209,7 +209,7 @@ _EXPECTATION = re.compile(
     """,
     re.VERBOSE,
 )
-_BOUND = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(?P<unit>.*)")
+_BOUND = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s*(?P<unit>.*)")
 _FORM = "OPERATION@SIZES[COLUMN=VALUE,...]: METRIC COMPARISON BOUND"
 
 

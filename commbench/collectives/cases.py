@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
@@ -330,6 +330,7 @@ class Sweep:
                 object.__setattr__(self, field.name, read(value))
         if isinstance(self.env, str):
             object.__setattr__(self, "env", (self.env,))
+        self._check_types()
         check_choices(self)
         if self.sync == "none" and "isolated" in self.cadences:
             raise InputError(
@@ -349,6 +350,19 @@ class Sweep:
                 )
         parse_env(self.env)
         self._check_sizes()
+
+    def _check_types(self) -> None:
+        """Raise `InputError` for a value of another type, as the file of a suite can have it."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            kind = str if isinstance(field.default, str) else Collection
+            if not isinstance(value, kind):
+                raise InputError(
+                    f"A sweep's {field.name} is {value!r}; write a value such as {field.default!r}."
+                )
+        for root in self.roots:
+            if not isinstance(root, int):
+                raise InputError(f"Root {root!r} is not a rank; give whole numbers, such as 0.")
 
     def _check_sizes(self) -> None:
         for size, name in itertools.product(self.sizes, self.dtypes):

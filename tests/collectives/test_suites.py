@@ -76,7 +76,17 @@ def test_a_person_s_own_file_is_a_suite(tmp_path):
         "import sys; sys.exit(0)",
         "raise OSError('two\\nlines.')",
         "def",
-        "from commbench import Sweep\nSUITE = Sweep(operations=['sum'])",
+        *(
+            f"from commbench import Sweep\nSUITE = Sweep({axis})"
+            for axis in (
+                "operations=['sum']",
+                "operations=None",
+                "roots=1",
+                "roots=['0']",
+                "in_place=None",
+                "buffers=(name for name in ['hot'])",
+            )
+        ),
     ],
 )
 def test_a_file_that_is_no_suite_is_refused(tmp_path, text):

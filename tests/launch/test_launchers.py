@@ -267,6 +267,8 @@ def test_a_hostfile_of_powershell_is_read():
         ("[::1]:2\n", "Line 1"),
         ("a,b slots=2\n", "Line 1"),
         ("a:2222\n", "Line 1"),
+        ("a:22 slots=4\n", "Line 1"),
+        ("a slots=4 slots=2\n", "Line 1"),
         ("a 4 b 2\n", "Line 1"),
         ("a slots=4 max-slots=2\n", "Line 1"),
     ],

@@ -116,7 +116,7 @@ def _read_line(words: list[str]) -> tuple[str, int | None, bool]:
         options = [option for option in options[1:] if option.isdecimal()]
     for option in options:
         key, _, value = option.replace("-", "_").partition("=")
-        if key in _SLOTS:
+        if key in _SLOTS and "slots" not in stated:  # a second number contradicts the first
             stated["slots"] = _count(value)
         elif key in _MOST:
             stated["most"] = _count(value)
