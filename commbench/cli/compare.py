@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import sys
@@ -214,11 +215,12 @@ def _split_runs(runs: Sequence[Path], baselines: Sequence[Path]) -> tuple[list[P
             f"Give the baselines of {judged_run} before it or behind --baseline, not both: e.g."
             " commbench compare results/good/* results/new."
         )
-    baselines_by_target: dict[Path, Path] = {}
+    baselines_by_target: dict[str, Path] = {}
     for path in (*baselines, *first):
         for run in runs_in(path):
-            baselines_by_target.setdefault(run.resolve(), run)  # a link and its target are one run
-    if len(baselines_by_target) > 1 and judged_run.resolve() in baselines_by_target:
+            target = os.path.realpath(run)  # a link and its target are one run
+            baselines_by_target.setdefault(target, run)
+    if len(baselines_by_target) > 1 and os.path.realpath(judged_run) in baselines_by_target:
         raise InputError(
             f"{judged_run} is among its own baselines; keep them in a folder of their own."
         )

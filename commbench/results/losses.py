@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from commbench.errors import InputError, LaunchError
 from commbench.results.files import LOSSES, refusing
+from commbench.system.files import decode
 
 
 class Loss(NamedTuple):
@@ -49,7 +50,7 @@ def read_losses(path: Path) -> list[Loss]:
     if not os.path.lexists(file):
         return []
     with refusing(file, InputError):
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = decode(file.read_bytes()).splitlines(keepends=True)
     try:
         rows = csv.DictReader(line for line in lines if line.endswith("\n"))
         return [Loss(int(row["launch"]), int(row["step"]), float(row["loss"])) for row in rows]

@@ -109,7 +109,9 @@ def test_a_run_named_twice_is_one_baseline(good, new, capsys):
 def test_runs_that_cannot_be_compared_are_refused(good, new, tmp_path):
     """Refuse the run itself, a folder to judge, and other conditions without --force."""
     other = write_run(tmp_path / "other", 1, nodes=2)
-    for runs in ([good, good / "run1"], [new, good], [new, other]):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for runs in ([good, good / "run1"], [new, good], [new, other], [loop, new]):
         with pytest.raises(InputError):
             compare(runs)
     assert 0 == compare([new, other], force=True)
