@@ -5,6 +5,7 @@ sweeps.
 from __future__ import annotations
 
 import dataclasses
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -52,16 +53,21 @@ class Suite:
 def load_suite(name: str) -> Suite:
     """Load a suite by path, or one of commbench's own by name, such as ``quick``.
 
+    The working directory stays, on which the paths of other options depend.
+
     Raises:
         InputError: there is no such file, it cannot be run, or it names no sweeps.
     """
     path = find_suite(name)
+    directory = Path.cwd()
     try:
         suite = runpy.run_path(str(path)).get("SUITE")
     except InputError:
         raise
     except (Exception, SystemExit) as error:  # a script that is no suite may end itself
         raise InputError(f"Suite {path} cannot be run ({failure(error)}).") from error
+    finally:
+        os.chdir(directory)
     sweeps = [suite] if isinstance(suite, Sweep) else suite
     if (
         not isinstance(sweeps, Sequence)

@@ -47,8 +47,9 @@ def test_messages_of_training_follow_the_model(monkeypatch):
     assert 12 * 1024**2 * 4 // 2 == wide["all_gather"]
 
 
-def test_a_person_s_own_file_is_a_suite(tmp_path):
-    """Load one sweep or a list from a file, named after it."""
+def test_a_person_s_own_file_is_a_suite(tmp_path, monkeypatch):
+    """Load one sweep or a list from a file, named after it, and stay in the working directory."""
+    monkeypatch.chdir(tmp_path)
     suite = load_suite(
         str(write(tmp_path / "mine.py", "from commbench import Sweep\nSUITE = Sweep(sizes='8')\n"))
     )
@@ -56,13 +57,15 @@ def test_a_person_s_own_file_is_a_suite(tmp_path):
         str(
             write(
                 tmp_path / "two.py",
-                "from commbench import Sweep\nSUITE = [Sweep(sizes=[8]), Sweep(sizes=[16])]\n",
+                "import os; from commbench import Sweep; os.chdir('/')\n"
+                "SUITE = [Sweep(sizes=[8]), Sweep(sizes=[16])]\n",
             )
         )
     )
     assert "mine" == suite.name
     assert [(8,)] == fields_of(suite.sweeps, "sizes")
     assert [[8], [16]] == fields_of(two.sweeps, "sizes")
+    assert tmp_path.resolve() == Path.cwd()
 
 
 @pytest.mark.parametrize(
