@@ -27,6 +27,7 @@ from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.results import Run
 from commbench.schema import JsonObject
+from commbench.system.files import decode
 from commbench.units import format_size, parse_link_rate, parse_size
 
 TRAIN = "train"
@@ -325,14 +326,13 @@ def read_expectations(options: Sequence[str]) -> list[Expectation]:
         if not is_file and any(character in option for character in "<>="):
             texts.append(option)
             continue
-        try:  # editors of Windows begin a file with a mark
-            lines = Path(option).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        try:
+            lines = decode(Path(option).read_bytes()).splitlines()
+        except OSError as error:
             raise InputError(
-                f"--expect {option} is no expectation, and no file that can be read ({reason});"
-                " write an expectation such as 'latency@8: time <= 3us', or a file with one a"
-                " line."
+                f"--expect {option} is no expectation, and no file that can be read"
+                f" ({error.strerror}); write an expectation such as 'latency@8: time <= 3us', or a"
+                " file with one a line."
             ) from error
         texts += [line for each in lines if (line := each.partition("#")[0].strip())]
     if not texts:

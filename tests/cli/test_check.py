@@ -94,13 +94,12 @@ def test_a_dry_run_lists_the_cases(commbench, text, cases):
     assert cases == out.splitlines()[: len(cases)]
 
 
-def test_a_file_of_expectations_may_have_any_name_and_a_mark_of_windows(
-    commbench,
-):
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_file_of_expectations_may_have_any_name_and_a_mark_of_windows(commbench, encoding):
     """Read a file whose path looks like an expectation, and that begins with a byte order mark."""
     file = commbench.home / "date=today" / "accept.expect"
     file.parent.mkdir()
-    file.write_text("bandwidth@16M: time <= 100s\n", encoding="utf-8-sig")
+    file.write_text("bandwidth@16M: time <= 100s\n", encoding=encoding)
     assert 0 == commbench(f"check {LINKS} --expect date=today/accept.expect").code
 
 
