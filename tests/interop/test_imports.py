@@ -244,6 +244,17 @@ def test_osu_needs_the_ranks():
         assert 2 == record.group_size
 
 
+def test_osu_of_several_numbers_of_ranks_says_so_in_its_commands():
+    """Take the ranks from the command above a table, not as launches of one case."""
+    table = "# OSU MPI Allreduce Latency Test v7.4\n# Size  Avg Latency(us)\n8   {}\n"
+    first = f"+ mpirun -npernode 2 -np 4 ./osu_allreduce\n{table.format(1.5)}"
+    second = f"$ srun -N2 -n8 ./osu_allreduce -f\n{table.format(2.5)}"
+    records = load_text(first + second).records
+    assert [(4, [1.5]), (8, [2.5])] == [(r.group_size, r.times_us) for r in records]
+    with pytest.raises(InputError, match=r"8 ranks, and -n 4"):
+        load_text(first + second, ranks=4)
+
+
 OSU_TYPES = """
 # OSU MPI{device} Allreduce Latency Test v7.5
 # Datatype: MPI_INT.

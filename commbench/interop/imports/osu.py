@@ -27,6 +27,10 @@ _LIBRARIES = ("MPI", "NCCL", "RCCL")
 
 LAYOUT = Layout(
     facts={
+        "ranks": (
+            r".*\b(?:mpirun|mpiexec|srun|aprun)\S*(?:\s.*)?"
+            r"\s(?:--?np?|--ntasks)[ =]?(\d+)\s.*\bosu_"
+        ),
         # suite, library, device, title, version
         "title": (
             r"#?\s*(OSU|OMB-Py) ([^\s-]+)(?:-(\S+))?"
@@ -37,6 +41,7 @@ LAYOUT = Layout(
         HEADING: r"#?\s*(Size\b.*(?:\(us\)|B/s).*|(?:Avg Latency|Overall) ?\(us\).*)",
     },
     begins={
+        "ranks": (),
         "title": (),
         "dtype": ("title", "buffers", HEADING),  # -T names several types
         HEADING: (),
@@ -69,7 +74,8 @@ def read_block(block: Block, reading: Reading) -> None:
     reading.version = reading.version or f"{suite} {block.fact('title', 5)}".strip()
     ranks = 2
     if operation.kind != "pair":
-        ranks = reading.ranks(None, operation.name)
+        stated = block.fact("ranks")  # only in the command above the table
+        ranks = reading.ranks(int(stated) if stated else None, operation.name)
     case, conditions = _defaults(block, operation, reading)
     if operation.moves_data:
         is_float = operation.reduces or suite == "OMB-Py"
