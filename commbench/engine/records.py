@@ -303,7 +303,7 @@ class Record(Times):
 
         Raises:
             InputError: a required field is missing or has another type, a flag is unknown, or the
-                fields of pairs differ in length.
+                fields of pairs or the visits and the times differ in length.
             UnsupportedError: the pattern does not have the operation.
         """
         record = read_as(cls, {**data, "case": _known_case(data.get("case"))})
@@ -312,6 +312,9 @@ class Record(Times):
             check_flags(group.flags)
         if len({len(values) for values in vars(record.pairs).values()}) > 1:
             raise InputError("pairs: the fields of pairs differ in length")
+        is_visited = record.status == "ok" and len(record.visit_lengths)
+        if is_visited and sum(record.visit_lengths) != len(record.times_us):
+            raise InputError("visit_lengths: the visits differ from times_us in length")
         if len(record.times_us):
             ranks = max(1, record.group_size)
             operation_in_pattern(record.case.operation, record.case.pattern, ranks)

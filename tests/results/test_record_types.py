@@ -1,5 +1,6 @@
 """Tests of what both record types share."""
 
+import dataclasses
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.results.record_types import (
+    Records,
     blank_record,
     read_record,
 )
@@ -64,3 +66,13 @@ def test_blocks_fit_their_steps(changes):
     assert read_record({**data, "block_at": [5], "rounds": [0]})
     with pytest.raises(InputError, match="length"):
         read_record({**data, **changes})
+
+
+def test_visits_and_joined_blocks_fit_as_well():
+    """Refuse visits without their times, and a block that lacks what the other blocks have."""
+    with pytest.raises(InputError, match="visit_lengths"):
+        read_record({**make_record(visit_lengths=[2]).to_json(), "times_us": []})
+    first, second = (make_training_record(block=number, rounds=[number]) for number in (1, 2))
+    assert [1, 2] == list(Records([first, second])[0].rounds)
+    with pytest.raises(InputError, match="rounds"):
+        Records([dataclasses.replace(first, rounds=()), second])

@@ -181,6 +181,9 @@ class TrainingRecord:
 
         Means of the parts of a step are over the steps of all blocks. What a block did not measure
         is that of the blocks before.
+
+        Raises:
+            InputError: as of `checked`.
         """
         changes: dict[str, Any] = {"measuring_s": self.measuring_s + later.measuring_s}
         for name in _OF_BLOCKS:
@@ -192,26 +195,33 @@ class TrainingRecord:
                 changes[name] = summed / len(changes["step_ms"])
         for name in _LATEST:
             changes[name] = getattr(later, name) or getattr(self, name)
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **changes).checked()
+
+    def checked(self) -> TrainingRecord:
+        """Return the record if its blocks fit each other.
+
+        Raises:
+            InputError: the steps do not make the blocks, or a field has not a value for each.
+        """
+        lengths = self.block_lengths
+        if lengths and (0 in lengths or sum(lengths) != len(self.step_ms)):
+            raise InputError("block_lengths: the blocks differ from step_ms in length")
+        for name in ("block_at", "rounds"):
+            if len(getattr(self, name)) not in {0, len(lengths)}:
+                raise InputError(f"{name}: it differs from block_lengths in length")
+        return self
 
     @classmethod
     def from_json(cls, data: JsonMapping) -> TrainingRecord:
         """Return a record from its JSON; ignore fields that this version does not know.
 
         Raises:
-            InputError: a required field is missing or has another type, or the steps do not make
-                the blocks.
+            InputError: a required field is missing or has another type, or as of `checked`.
         """
         record = read_as(cls, data)
         record.case.checked()
-        lengths = record.block_lengths
-        if lengths and (0 in lengths or sum(lengths) != len(record.step_ms)):
-            raise InputError("block_lengths: the blocks differ from step_ms in length")
-        for name in ("block_at", "rounds"):
-            if len(getattr(record, name)) not in {0, len(lengths)}:
-                raise InputError(f"{name}: it differs from block_lengths in length")
         check_flags(record.flags)
-        return record
+        return record.checked()
 
 
 #: Fields of a `TrainingRecord` that a further block of a live run appends to, those that are means
