@@ -18,6 +18,7 @@ from commbench.units import (
     format_duration,
     format_seconds,
     format_size,
+    percent,
     three_digits,
 )
 
@@ -57,18 +58,14 @@ def thousandths(ratio: Estimate) -> str:
 
 
 def _percent_change(ratio: float) -> str:
-    percent = 100 * (ratio - 1)
-    if abs(percent) < 1000:  # beyond, three digits would need an exponent
-        return f"{percent:+.3g}"
-    return f"{percent:+.0f}"
+    change = 100 * (ratio - 1)
+    if abs(change) < 1000:  # beyond, three digits would need an exponent
+        return f"{change:+.3g}"
+    return f"{change:+.0f}"
 
 
 def _level(share: float) -> str:
     return f"{100 * share:.4g} %"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def _list(items: Sequence[object], separator: str = ", ") -> str:
@@ -89,7 +86,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "GBps": partial(_interval, text_of=three_digits, unit=" GB/s"),
         "level": _level,
         "list": _list,
-        "percent": _percent,
+        "percent": percent,
         "ratio": _ratio,
         "seconds": format_seconds,
         "signed": partial(_interval, text_of="{:+.2g}".format),
