@@ -97,7 +97,7 @@ def stragglers(run: Run) -> list[Finding]:
 
 def time_spent(run: Run) -> Iterator[Finding]:
     """Yield the shares of the run's time; nothing before the first launch has ended."""
-    launches = run.info.get("launches") or []
+    launches = run.info.get("launches", [])
     totals = dict.fromkeys(("seconds", "startup_s", "measuring_s", "other_s"), 0.0)
     for launch in launches:
         for name in totals:
@@ -117,7 +117,7 @@ def time_spent(run: Run) -> Iterator[Finding]:
 def origins(run: Run) -> Iterator[Finding]:
     """Yield each tool that measured an imported run."""
     files: dict[str, list[str]] = {}
-    for output in run.info.get("imported") or ():
+    for output in run.info.get("imported", ()):
         tool = f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip()
         files.setdefault(tool, []).append(output["file"])
     for tool, names in files.items():

@@ -186,7 +186,7 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> KeyedRows:
     for key in _slowest_groups(rows):
         flags = join_flags([*split_flags(rows[key].flags), "slowest_group"])
         rows[key] = dataclasses.replace(rows[key], flags=flags)
-    envs = {env: place for place, env in enumerate(info.get("env") or ())}
+    envs = {env: place for place, env in enumerate(info.get("env", ()))}
     return dict(
         sorted(rows.items(), key=lambda pair: (order_of_row(pair[1]), envs.get(pair[1].env, 0)))
     )
