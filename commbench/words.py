@@ -436,10 +436,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "Network model: {curves:curve}; median error at held-out sizes {held_out:.1f} %,"
             " largest residual {worst:.1f} % ({file}; report --model)."
         ),
-        "model_of_unknown_error": (
-            "Network model: {curves:curve}; error at held-out sizes unknown, largest residual"
-            " {worst:.1f} % ({file}; report --model)."
-        ),
         "pairs": "{subject}: {range}",
         "pairs_meaning": (
             "From the slowest to the fastest pair, each the median of {launches:launch}."

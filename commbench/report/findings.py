@@ -224,13 +224,13 @@ def model_error(run: Run) -> Iterator[Finding]:
     model = network_model(run)
     if not model.curves:
         return
-    numbers: Numbers = {"curves": len(model.curves), "file": MODEL}
-    numbers["worst"] = 100 * (model.worst_residual or 0.0)
-    code = "model_of_unknown_error"
-    if model.held_out_error is not None:
-        code = "model"
-        numbers["held_out"] = 100 * model.held_out_error
-    yield Finding(code, numbers=numbers)
+    numbers: Numbers = {
+        "curves": len(model.curves),
+        "held_out": 100 * model.held_out_error,
+        "worst": 100 * model.worst_residual,
+        "file": MODEL,
+    }
+    yield Finding("model", numbers=numbers)
 
 
 def precision(run: Run) -> Iterator[Finding]:
