@@ -436,4 +436,4 @@ def _warning(
 
 def target_of(info: RunInfo) -> float:
     """Return the half-width of an interval that a run aimed at, as a share."""
-    return float(info.get("relative_half_width") or BUDGETS["quick"].relative_half_width)
+    return info.get("relative_half_width") or BUDGETS["quick"].relative_half_width

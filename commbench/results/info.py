@@ -253,7 +253,7 @@ class RunInfo(TypedDict, total=False):
 
 def host_by_rank(info: RunInfo) -> dict[int, str]:
     """Return the host of each rank; empty where ``run.json`` holds none."""
-    return {rank["rank"]: str(rank["host"]) for rank in info.get("ranks", ())}
+    return {rank["rank"]: rank["host"] for rank in info.get("ranks", ())}
 
 
 def environment_of(info: RunInfo) -> Environment:

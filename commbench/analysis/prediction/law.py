@@ -170,7 +170,7 @@ def crossings(operation: str, place: Place) -> float:
 
 
 def _ranks_per_node(run: Run) -> int:
-    return int(run.info.get("ranks_per_node") or 1)
+    return run.info.get("ranks_per_node") or 1
 
 
 def _is_across_hosts(run: Run) -> bool:

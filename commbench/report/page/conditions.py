@@ -42,7 +42,7 @@ MOST_SUBJECTS = 6
 def subtitle(run: Run) -> str:
     """Return where and when a run was measured, and its status."""
     ranks = ranks_on_hosts(run.info.get("world_size"), run.info.get("nodes"))
-    parts = (ranks, _when(run), str(run.info.get("status", "")))
+    parts = (ranks, _when(run), run.info.get("status"))
     return " · ".join(filter(None, parts))
 
 
