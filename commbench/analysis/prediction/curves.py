@@ -30,7 +30,7 @@ class Curve:
     residuals: tuple[float, ...] = ()
     """(fitted - measured) / measured at each size."""
     held_out_error: float = math.nan
-    """Median absolute relative error at held-out sizes; NaN of one launch."""
+    """Median absolute relative error at held-out sizes; NaN in `launch_curves`."""
     launches_us: tuple[tuple[float | None, ...], ...] = ()
     """Median time of each launch, by size; the order of launches is the same for all sizes;
     None: no time."""
