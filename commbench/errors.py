@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
 from typing import TypeVar
 
 EntryT = TypeVar("EntryT")
@@ -83,26 +82,23 @@ class WrongDataError(CommbenchError):
 
 #: The meaning of each exit code of commbench; `tune -- COMMAND` and `watch -- COMMAND` end with the
 #: code of COMMAND.
-EXIT_CODES: Mapping[int, str] = MappingProxyType(
-    {
-        0: "done; also a run cut by --time-limit after each case had a launch (status is cut)",
-        CommbenchError.exit_code: "an internal error of commbench",
-        InputError.exit_code: "bad input: one sentence on stderr, nothing written",
-        LaunchError.exit_code: (
-            "partial: cases failed, hung or had no launch; the others are kept, the same command "
-            "tries the missing ones again; check: an expectation is not shown or not tested"
-        ),
-        WrongDataError.exit_code: "wrong data was found, also in a partial run",
-        5: (
-            "compare found a regression beyond --threshold; check found an expectation that is"
-            " not met"
-        ),
-        129: "hung up; the same command resumes",
-        130: "interrupted by Ctrl-C; the same command resumes",
-        131: "ended by SIGQUIT; the same command resumes",
-        138: "ended by SIGUSR1; the same command resumes",
-        140: "ended by SIGUSR2; the same command resumes",
-        141: "the reader of stdout closed the pipe",
-        143: "terminated; the same command resumes",
-    }
-)
+EXIT_CODES: Mapping[int, str] = {
+    0: "done; also a run cut by --time-limit after each case had a launch (status is cut)",
+    CommbenchError.exit_code: "an internal error of commbench",
+    InputError.exit_code: "bad input: one sentence on stderr, nothing written",
+    LaunchError.exit_code: (
+        "partial: cases failed, hung or had no launch; the others are kept, the same command "
+        "tries the missing ones again; check: an expectation is not shown or not tested"
+    ),
+    WrongDataError.exit_code: "wrong data was found, also in a partial run",
+    5: (
+        "compare found a regression beyond --threshold; check found an expectation that is not met"
+    ),
+    129: "hung up; the same command resumes",
+    130: "interrupted by Ctrl-C; the same command resumes",
+    131: "ended by SIGQUIT; the same command resumes",
+    138: "ended by SIGUSR1; the same command resumes",
+    140: "ended by SIGUSR2; the same command resumes",
+    141: "the reader of stdout closed the pipe",
+    143: "terminated; the same command resumes",
+}

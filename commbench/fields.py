@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from commbench.errors import InputError, check_choice
+from commbench.errors import InputError, check_choice, find_entry
 
 _SWITCHES = {"off": (False,), "on": (True,), "both": (False, True)}
 
@@ -101,6 +101,4 @@ def as_switch(text: str) -> tuple[bool, ...]:
     Raises:
         InputError: the text is none of these.
     """
-    if text not in _SWITCHES:
-        raise InputError(f"{text} is not understood; choose from {join_names(_SWITCHES)}.")
-    return _SWITCHES[text]
+    return find_entry("setting", text, _SWITCHES)

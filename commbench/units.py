@@ -211,12 +211,13 @@ def format_link_rate(rate_bps: float) -> str:
     return f"{rate_bps / _BITS['k']:g}kbit"
 
 
+def percent(share: float, places: int = 0) -> str:
+    """Return a share as ``12 %``."""
+    return f"{100 * share:.{places}f} %"
+
+
 def counted(number: object, noun: str) -> str:
     """Return a number with its noun in the regular plural: ``1 launch``, ``2 launches``."""
     if str(number) == "1":
         return f"1 {noun}"
     return f"{number} {noun}{'es' if noun.endswith(('ch', 'ss')) else 's'}"
-
-
-#: Words for true and false in options.
-TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

@@ -18,6 +18,7 @@ from commbench.units import (
     format_duration,
     format_seconds,
     format_size,
+    percent,
     three_digits,
 )
 
@@ -37,7 +38,7 @@ class Estimate(NamedTuple):
         return self.low, self.high
 
 
-def _interval(estimate: Estimate, text_of: Callable[[float], str], unit: str = "") -> str:
+def interval_text(estimate: Estimate, text_of: Callable[[float], str], unit: str = "") -> str:
     """Return the text of a value with its unit, and of the ends of its interval if it has one."""
     text = f"{text_of(estimate.value)}{unit}"
     if estimate.low is None or estimate.high is None:
@@ -47,28 +48,24 @@ def _interval(estimate: Estimate, text_of: Callable[[float], str], unit: str = "
 
 def _ratio(ratio: float | Estimate) -> str:
     if isinstance(ratio, Estimate):
-        return _interval(ratio, "{:.3g}".format)
+        return interval_text(ratio, "{:.3g}".format)
     return f"{ratio:.3g}"
 
 
 def thousandths(ratio: Estimate) -> str:
     """Return a ratio with three decimals and its interval: ``0.821 [0.811, 0.835]``."""
-    return _interval(ratio, "{:.3f}".format)
+    return interval_text(ratio, "{:.3f}".format)
 
 
 def _percent_change(ratio: float) -> str:
-    percent = 100 * (ratio - 1)
-    if abs(percent) < 1000:  # beyond, three digits would need an exponent
-        return f"{percent:+.3g}"
-    return f"{percent:+.0f}"
+    change = 100 * (ratio - 1)
+    if abs(change) < 1000:  # beyond, three digits would need an exponent
+        return f"{change:+.3g}"
+    return f"{change:+.0f}"
 
 
 def _level(share: float) -> str:
     return f"{100 * share:.4g} %"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def _list(items: Sequence[object], separator: str = ", ") -> str:
@@ -82,17 +79,17 @@ def _list(items: Sequence[object], separator: str = ", ") -> str:
 #: How a field of a sentence is written, by the name after its colon.
 FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {
-        "change": partial(_interval, text_of=_percent_change, unit=" %"),
+        "change": partial(interval_text, text_of=_percent_change, unit=" %"),
         "clauses": partial(_list, separator="; "),
         "digits": three_digits,
         "duration": format_duration,
-        "GBps": partial(_interval, text_of=three_digits, unit=" GB/s"),
+        "GBps": partial(interval_text, text_of=three_digits, unit=" GB/s"),
         "level": _level,
         "list": _list,
-        "percent": _percent,
+        "percent": percent,
         "ratio": _ratio,
         "seconds": format_seconds,
-        "signed": partial(_interval, text_of="{:+.2g}".format),
+        "signed": partial(interval_text, text_of="{:+.2g}".format),
         "size": format_size,
         "thousandths": thousandths,
         "utc": clock_time,
@@ -438,10 +435,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "model": (
             "Network model: {curves:curve}; median error at held-out sizes {held_out:.1f} %,"
             " largest residual {worst:.1f} % ({file}; report --model)."
-        ),
-        "model_of_unknown_error": (
-            "Network model: {curves:curve}; error at held-out sizes unknown, largest residual"
-            " {worst:.1f} % ({file}; report --model)."
         ),
         "pairs": "{subject}: {range}",
         "pairs_meaning": (

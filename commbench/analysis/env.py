@@ -192,7 +192,7 @@ def variable_findings(info: RunInfo) -> list[Finding]:
 
     Empty if no variable was varied.
     """
-    launches = [launch for launch in info.get("launches") or () if launch.get("variables")]
+    launches = [launch for launch in info.get("launches", ()) if launch.get("variables")]
     if not launches:
         return []
     unlike = []

@@ -23,7 +23,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 from commbench.findings import Finding
 from commbench.results import Run
 from commbench.schema import JsonObject
@@ -233,16 +233,17 @@ def _parse(text: str) -> Expectation:
         raise InputError(f"not of the form {_FORM}, such as latency@8: time <= 3us.")
     operation, sizes, filters, name = match.group("operation", "sizes", "filters", "metric")
     operation = operation or ""
-    _check_name("operation", operation, ("", TRAIN, *OPERATIONS))
+    if operation:
+        check_choice("operation", operation, (TRAIN, *OPERATIONS))
     is_training = operation == TRAIN
     if is_training and sizes is not None:
         raise InputError(f"{TRAIN} has no sizes.")
-    _check_name("metric", name, METRICS)
+    check_choice("metric", name, METRICS)
     metric = METRICS[name]
     if operation and is_training != metric.of_training:
         raise InputError(f"{name} is no metric of {operation}.")
     comparison = match["comparison"].replace("==", "=")
-    _check_name("comparison", comparison, ("=",) if metric.is_exact else tuple(_HOLDS))
+    check_choice("comparison", comparison, ("=",) if metric.is_exact else _HOLDS)
     bound, of_link, word = math.nan, False, match["bound"].strip()
     if metric.units:
         bound, of_link = _parse_bound(name, word)
@@ -261,13 +262,6 @@ def _parse(text: str) -> Expectation:
         sizes_text=(sizes or "").strip(),
         filters=_parse_filters(filters, TrainingRow if is_training else Row),
     )
-
-
-def _check_name(kind: str, name: str, names: Iterable[str]) -> None:
-    if name not in names:
-        raise InputError(
-            f"{name} is no {kind} here; write one of {', '.join(filter(None, names))}."
-        )
 
 
 def _parse_sizes(text: str | None) -> Sequence[tuple[int, int]]:

@@ -77,7 +77,7 @@ def growths(run: Run) -> list[Growth]:
         ranks = case.world_size or run.info.get("world_size")
         if ranks and row.status == "ok" and row.time_us and rows_of_case[key[0]] == 1:
             part = _Part(case, row, launches[key])
-            by_case.setdefault(_alike(case, by_case), {})[int(ranks)] = part
+            by_case.setdefault(_alike(case, by_case), {})[ranks] = part
     return [_growth(by_ranks) for by_ranks in by_case.values() if len(by_ranks) > 1]
 
 

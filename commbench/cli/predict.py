@@ -279,7 +279,7 @@ def _trained(run: Run, records: Sequence[TrainingRecord]) -> TrainedWorkload:
         rate_bps = None
     place = Place(
         world_size=case.world_size,
-        ranks_per_node=int(run.info.get("ranks_per_node") or 1),
+        ranks_per_node=run.info.get("ranks_per_node") or 1,
         rate_bps=rate_bps,
     )
     facts = read_as(WorkloadFacts, run.info["facts"])

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from commbench.analysis.env import variable_findings
-from commbench.analysis.prediction.network import LEAST_SIZES
+from commbench.analysis.prediction.fits import LEAST_SIZES
 from commbench.cli.terminal import make_console
 from commbench.errors import check_choice
 from commbench.findings import Finding

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -24,7 +23,7 @@ from commbench.launch.events import (
     Notice,
     RankOutput,
 )
-from commbench.results.files import encode
+from commbench.results.files import json_text
 from commbench.results.record_types import AnyRecord
 from commbench.results.tables import visible
 from commbench.units import counted, format_duration
@@ -34,9 +33,7 @@ PLAIN_WIDTH = 110
 #: Seconds between two lines on the progress of a stage.
 PROGRESS_S = 60.0
 #: What a person calls a stage, where that is not its name in ``run.json``.
-STAGES: Mapping[str, str] = MappingProxyType(
-    {"": "", "sweep": "DDP settings", "confirm": "DDP, the fastest again"}
-)
+STAGES: Mapping[str, str] = {"": "", "sweep": "DDP settings", "confirm": "DDP, the fastest again"}
 STAGE_WIDTH = 24
 _NOTHING = CaseProgress(done=0, total=0, case="", eta_s=0.0)
 
@@ -61,7 +58,7 @@ def make_console(
 
 def print_json(document: object) -> None:
     """Write a JSON document to stdout."""
-    sys.stdout.write(encode(document, indent=1) + "\n")
+    sys.stdout.write(json_text(document))
 
 
 class SafeConsole(Console):
@@ -76,13 +73,6 @@ class SafeConsole(Console):
                 yield segment
             else:
                 yield Segment(visible(segment.text), segment.style)
-
-
-@contextlib.contextmanager
-def _ignoring_errors() -> Iterator[None]:
-    """Let a full disk and a terminal that is gone not end the run."""
-    with contextlib.suppress(OSError):
-        yield
 
 
 class Display:
@@ -102,28 +92,28 @@ class Display:
         self._lasted_s: list[float] = []
         """Seconds of each launch of the stage."""
 
-    @_ignoring_errors()
     def on(self, event: Event) -> None:
         """Print notices, output of ranks and results of launches; show the progress."""
-        match event:
-            case LaunchStarted():
-                if event.stage != self._launch.stage:
-                    self.close()
-                self._launch, self._progress = event, _NOTHING
-                self._show("starting ranks")
-            case CaseProgress():
-                self._progress = event
-                left = format_duration(event.eta_s)
-                self._show(f"{event.done} of {event.total}, {left} left: {event.case}")
-            case CaseFinished(record=record):
-                self._finish_case(record)
-            case Notice(text=text):
-                self._console.print(f"warning: {text}")
-            case RankOutput(lines=lines):
-                for line in lines:
-                    self._console.print(f"  | {line}")
-            case LaunchFinished():
-                self._finish_launch(event)
+        with contextlib.suppress(OSError):  # a full disk or a lost terminal ends no run
+            match event:
+                case LaunchStarted():
+                    if event.stage != self._launch.stage:
+                        self.close()
+                    self._launch, self._progress = event, _NOTHING
+                    self._show("starting ranks")
+                case CaseProgress():
+                    self._progress = event
+                    left = format_duration(event.eta_s)
+                    self._show(f"{event.done} of {event.total}, {left} left: {event.case}")
+                case CaseFinished(record=record):
+                    self._finish_case(record)
+                case Notice(text=text):
+                    self._console.print(f"warning: {text}")
+                case RankOutput(lines=lines):
+                    for line in lines:
+                        self._console.print(f"  | {line}")
+                case LaunchFinished():
+                    self._finish_launch(event)
 
     def _show(self, text: str) -> None:
         """Show what goes on, on a terminal."""
@@ -157,14 +147,14 @@ class Display:
                 left = f", about {format_duration(finished.eta_s)} left"
             self._print(f"{name}: {progress.done} of {progress.total} measurements{left}")
 
-    @_ignoring_errors()
     def close(self) -> None:
         """End the stage: print how many launches it took, and how long."""
-        self._status.stop()  # else a terminal would stay without a cursor
-        if self._lasted_s:
-            launches = counted(len(self._lasted_s), "launch")
-            self._print(f"{launches:<12}  {format_duration(sum(self._lasted_s))}")
-        self._lasted_s.clear()
+        with contextlib.suppress(OSError):
+            self._status.stop()  # else a terminal would stay without a cursor
+            if self._lasted_s:
+                launches = counted(len(self._lasted_s), "launch")
+                self._print(f"{launches:<12}  {format_duration(sum(self._lasted_s))}")
+            self._lasted_s.clear()
 
     def _print(self, text: str) -> None:
         stage = STAGES.get(self._launch.stage, self._launch.stage)

@@ -252,7 +252,7 @@ def known_facts(settings: Settings, workload: str, batch: int | None) -> Workloa
     None without such a run, or if it has another workload or batch.
     """
     info = settings.resumed_info()
-    if not info.get("facts") or (info.get("plan") or {}).get("workload") != workload:
+    if not info.get("facts") or info.get("plan", {}).get("workload") != workload:
         return None
     facts = read_as(WorkloadFacts, info["facts"])
     if batch in {None, facts.batch_size}:

@@ -16,7 +16,6 @@ from typing_extensions import Self
 from commbench.errors import InputError
 from commbench.findings import UnpredictedError
 from commbench.hooks.message import BucketShape, Message, Shapes, ring_bytes
-from commbench.units import TRUTH
 
 OptionValue: TypeAlias = bool | int | float | str | tuple[float, ...]
 #: What a hook does to gradients: nothing beyond the rounding of a sum; it rounds each to 16 bits;
@@ -50,8 +49,12 @@ class Kind:
         return bool(self.least <= value <= self.most and value > self.above)
 
 
+#: Words for true and false.
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
 def _read_switch(text: str) -> bool:
-    return TRUTH[text.lower()]
+    return _TRUTH[text.lower()]
 
 
 def _read_list(text: str) -> tuple[float, ...]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, TypedDict
 
 from commbench.errors import InputError, unknown_choice
@@ -28,10 +27,10 @@ _HOOKS = (
     catalogue.PowerSGD,
 )
 #: The hooks by name, in the order in which they are listed.
-HOOKS: Mapping[str, type[HookSpec]] = MappingProxyType({hook.name: hook for hook in _HOOKS})
+HOOKS: Mapping[str, type[HookSpec]] = {hook.name: hook for hook in _HOOKS}
 #: DDP without a hook.
 NONE = NoHook.name
-_NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
+_NO_OPTIONS: Mapping[str, str] = {}
 
 
 def find_hook(name: str) -> type[HookSpec]:

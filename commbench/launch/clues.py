@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from commbench.collectives.cases import Case
@@ -27,6 +25,7 @@ from commbench.launch.launcher_output import (
 )
 from commbench.results import info
 from commbench.results.record_types import AnyCase
+from commbench.system.files import parse_fields, read_text
 
 #: Kinds of clues, from the surest cause to what only follows from it: partners of a dead rank raise
 #: errors as well, and before the launcher notices its death.
@@ -187,7 +186,6 @@ _SIGNALS = {
     11: "segmentation fault",
 }
 _SIGKILL = 9
-_VMSTAT = Path("/proc/vmstat")
 
 
 def exit_clues(
@@ -291,13 +289,10 @@ def memory_kills() -> int | None:
 
     None if it does not count.
     """
-    try:
-        match = re.search(r"^oom_kill (\d+)$", _VMSTAT.read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
+    kills = parse_fields(read_text("proc/vmstat"), " ").get("oom_kill")
+    if kills is None:
         return None
-    if match is None:
-        return None
-    return int(match[1])
+    return int(kills)
 
 
 # ----------------------------------------------------------------------------------------- evidence

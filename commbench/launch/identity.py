@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 
 Role = Literal["conductor", "rank"]
 
@@ -64,10 +64,8 @@ def identify(environ: Mapping[str, str], requested_role: str | None = None) -> I
     Raises:
         InputError: an unknown role, or a rank variable that is not a number.
     """
-    if requested_role is not None and requested_role not in get_args(Role):
-        raise InputError(
-            f"Unknown role {requested_role!r}; choose from {', '.join(get_args(Role))}."
-        )
+    if requested_role is not None:
+        check_choice("role", requested_role, get_args(Role))
     if requested_role == "conductor":
         return Identity(role="conductor")
     for launcher, names in _VARIABLES.items():

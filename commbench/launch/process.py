@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import re
 import signal
 import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import IO
 
 import psutil
+
+from commbench.system.files import parse_fields, read_text
 
 #: Variable in the environment of every process of a launch, with the launch's token. The session
 #: alone does not find all processes: torchrun gives each rank its own.
@@ -124,9 +124,8 @@ class Launched:
         SIGUSR1. The signal would end a script that has started the launcher.
         """
         try:
-            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-            caught = re.findall(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
-            is_caught = bool(int(caught[0], 16) >> (signal.SIGUSR1 - 1) & 1)
+            caught = parse_fields(read_text(f"proc/{pid}/status"), ":").get("SigCgt", "0")
+            is_caught = bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)
             return is_caught and os.getpgid(pid) == self._process.pid
         except OSError:
             return False

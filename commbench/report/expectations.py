@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from commbench.analysis.expectations import Answer, Expectation, Judged, Outcome
 from commbench.findings import Finding
 from commbench.report.columns import Table, plain_table
+from commbench.words import Estimate, interval_text
 
 #: More rows of an expectation that are met are one line.
 MOST_MET = 4
@@ -74,10 +75,8 @@ def _shortened(rows: Sequence[Judged]) -> list[Judged]:
 def _found_text(expectation: Expectation, row: Judged) -> str:
     if not isinstance(row.value, int | float):
         return str(row.value or "")
-    text = f"{row.value:.3g} {expectation.kind.unit}".rstrip()
-    if row.low is None or row.high is None:
-        return text
-    return f"{text} [{row.low:.3g}, {row.high:.3g}]"
+    unit = f" {expectation.kind.unit}".rstrip()
+    return interval_text(Estimate(row.value, row.low, row.high), "{:.3g}".format, unit)
 
 
 def _bound_text(expectation: Expectation, row: Judged) -> str:

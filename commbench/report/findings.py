@@ -97,7 +97,7 @@ def stragglers(run: Run) -> list[Finding]:
 
 def time_spent(run: Run) -> Iterator[Finding]:
     """Yield the shares of the run's time; nothing before the first launch has ended."""
-    launches = run.info.get("launches") or []
+    launches = run.info.get("launches", [])
     totals = dict.fromkeys(("seconds", "startup_s", "measuring_s", "other_s"), 0.0)
     for launch in launches:
         for name in totals:
@@ -117,7 +117,7 @@ def time_spent(run: Run) -> Iterator[Finding]:
 def origins(run: Run) -> Iterator[Finding]:
     """Yield each tool that measured an imported run."""
     files: dict[str, list[str]] = {}
-    for output in run.info.get("imported") or ():
+    for output in run.info.get("imported", ()):
         tool = f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip()
         files.setdefault(tool, []).append(output["file"])
     for tool, names in files.items():
@@ -224,13 +224,13 @@ def model_error(run: Run) -> Iterator[Finding]:
     model = network_model(run)
     if not model.curves:
         return
-    numbers: Numbers = {"curves": len(model.curves), "file": MODEL}
-    numbers["worst"] = 100 * (model.worst_residual or 0.0)
-    code = "model_of_unknown_error"
-    if model.held_out_error is not None:
-        code = "model"
-        numbers["held_out"] = 100 * model.held_out_error
-    yield Finding(code, numbers=numbers)
+    numbers: Numbers = {
+        "curves": len(model.curves),
+        "held_out": 100 * model.held_out_error,
+        "worst": 100 * model.worst_residual,
+        "file": MODEL,
+    }
+    yield Finding("model", numbers=numbers)
 
 
 def precision(run: Run) -> Iterator[Finding]:
@@ -436,4 +436,4 @@ def _warning(
 
 def target_of(info: RunInfo) -> float:
     """Return the half-width of an interval that a run aimed at, as a share."""
-    return float(info.get("relative_half_width") or BUDGETS["quick"].relative_half_width)
+    return info.get("relative_half_width") or BUDGETS["quick"].relative_half_width

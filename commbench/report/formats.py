@@ -12,11 +12,6 @@ from commbench.units import counted, format_time, three_digits, time_unit
 _MOST_NAMED = 4
 
 
-def percent(share: float, places: int = 0) -> str:
-    """Return a share as ``12 %``."""
-    return f"{100 * share:.{places}f} %"
-
-
 def microseconds(time_us: float | None) -> str:
     """Return a time in us, ms or s: ``1.20 ms``."""
     return "" if time_us is None else format_time(time_us * 1e-6)

@@ -19,7 +19,7 @@ def _lines(model: NetworkModel) -> Iterator[SimpleNamespace]:
     without resamples they are None.
     """
     for key, curve in model.curves.items():
-        held_out = curve.held_out_error
+        held_out: float | None = curve.held_out_error
         for segment, (alpha, beta) in zip(curve.segments, curve.parameter_intervals, strict=True):
             line = SimpleNamespace(key=key, segment=segment, held_out=held_out)
             line.rate = _rate(segment.beta_us_per_byte)

@@ -12,9 +12,8 @@ from commbench.analysis.prediction.forecast import AnyForecast, CollectiveForeca
 from commbench.analysis.prediction.law import ForecastNetwork
 from commbench.findings import Finding
 from commbench.report.columns import Column, Ends, Table, ends, number, tabulate
-from commbench.report.formats import percent
 from commbench.results.tables import rows_by
-from commbench.units import format_size
+from commbench.units import format_size, percent
 
 #: Above this median error, a prediction is too uncertain for a decision.
 _USELESS = 0.5

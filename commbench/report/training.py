@@ -174,6 +174,6 @@ def without_ddp(rows: Sequence[TrainingRow]) -> Iterator[Finding]:
 def tuning_cost(run: Run) -> Iterator[Finding]:
     """Yield the number of measured steps and the total time of a tuning; nothing of others."""
     if run.recommendation and run.info.get("candidates"):
-        seconds = sum(launch.get("seconds", 0.0) for launch in run.info.get("launches") or ())
+        seconds = sum(launch.get("seconds", 0.0) for launch in run.info.get("launches", ()))
         numbers = {"steps": run.recommendation.measured_steps, "seconds": seconds}
         yield Finding("tuning_cost", numbers=numbers)

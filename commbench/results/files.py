@@ -72,13 +72,14 @@ def as_json(value: JsonMapping) -> JsonObject:
     return decoded
 
 
-def encode(value: object, indent: int | None = None) -> str:
-    """Return a value as JSON, with numpy's numbers as Python's.
+def encode(value: object) -> str:
+    """Return a value as one line of JSON, with numpy's numbers as Python's."""
+    return json.dumps(value, separators=(",", ":"), default=as_plain)
 
-    On one line unless ``indent`` is given.
-    """
-    separators = (",", ":") if indent is None else None
-    return json.dumps(value, indent=indent, separators=separators, default=as_plain)
+
+def json_text(value: object) -> str:
+    """Return a value as the text of a JSON file, with numpy's numbers as Python's."""
+    return json.dumps(value, indent=1, default=as_plain) + "\n"
 
 
 def as_plain(value: Any) -> Any:

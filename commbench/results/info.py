@@ -253,22 +253,22 @@ class RunInfo(TypedDict, total=False):
 
 def host_by_rank(info: RunInfo) -> dict[int, str]:
     """Return the host of each rank; empty where ``run.json`` holds none."""
-    return {rank["rank"]: str(rank["host"]) for rank in info.get("ranks") or ()}
+    return {rank["rank"]: rank["host"] for rank in info.get("ranks", ())}
 
 
 def environment_of(info: RunInfo) -> Environment:
     """Return the conditions of a run; empty if it states none."""
-    return info.get("environment") or {}
+    return info.get("environment", {})
 
 
 def is_live(info: RunInfo) -> bool:
     """Return whether commbench ran inside a person's own training."""
-    return bool((info.get("plan") or {}).get("live"))
+    return bool(info.get("plan", {}).get("live"))
 
 
 def is_watched(info: RunInfo) -> bool:
     """Return whether a person's own training was watched and nothing was tuned."""
-    return bool((info.get("plan") or {}).get("watch"))
+    return bool(info.get("plan", {}).get("watch"))
 
 
 def is_complete(info: RunInfo) -> bool:
@@ -329,7 +329,7 @@ def measures_interconnect(row: Any) -> bool:
 
 def first_env(info: RunInfo) -> str:
     """Return the first environment of a run, which predictions are for; empty if none varied."""
-    return next(iter(info.get("env") or ()), "")
+    return next(iter(info.get("env", ())), "")
 
 
 def network_records(records: Iterable[Record], info: RunInfo) -> list[Record]:

@@ -186,7 +186,7 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> KeyedRows:
     for key in _slowest_groups(rows):
         flags = join_flags([*split_flags(rows[key].flags), "slowest_group"])
         rows[key] = dataclasses.replace(rows[key], flags=flags)
-    envs = {env: place for place, env in enumerate(info.get("env") or ())}
+    envs = {env: place for place, env in enumerate(info.get("env", ()))}
     return dict(
         sorted(rows.items(), key=lambda pair: (order_of_row(pair[1]), envs.get(pair[1].env, 0)))
     )
@@ -292,7 +292,7 @@ def _outcome(record: AnyRecord) -> Columns:
 
 def run_columns(info: RunInfo) -> Columns:
     """Return the columns that name a run."""
-    return {"schema": info.get("schema", SCHEMA), "run_id": str(info.get("run_id", ""))}
+    return {"schema": info.get("schema", SCHEMA), "run_id": info.get("run_id", "")}
 
 
 def requested(row_class: type[Any], case: AnyCase, info: RunInfo, of_run: Iterable[str]) -> Columns:
@@ -428,7 +428,7 @@ def _flags(
     row: Row, timed: Sequence[Record], medians: Sequence[float], info: RunInfo, group: str
 ) -> set[str]:
     """Return the flags of a row: those of its records, and those judged over all launches."""
-    ticks = TICKS * float(info.get("tick_us") or DEFAULT_TICK_US)
+    ticks = TICKS * (info.get("tick_us") or DEFAULT_TICK_US)
     judged = {
         "ci_wide": is_wide(row, "time_us", info, at_least=ticks),
         "bimodal": are_most(_is_bimodal(record, group) for record in timed),
@@ -489,7 +489,7 @@ def is_wide(row: object, name: str, info: RunInfo, *, at_least: float = 0.0) -> 
     if target is None or None in {value, low, high}:
         return False
     half_width: float = (high - low) / 2
-    allowed: float = max(float(target) * value, at_least)
+    allowed: float = max(target * value, at_least)
     return half_width > allowed
 
 

@@ -376,7 +376,7 @@ def _reached(record: TrainingRecord) -> float:
 
     Infinite if never.
     """
-    target = float(record.target or 0.0)
+    target = record.target or 0.0
     for step, value in record.metrics:
         is_met = value >= target
         if falls(record.metric_name):

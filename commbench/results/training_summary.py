@@ -129,7 +129,7 @@ class _Sweep:
         """The configurations with DDP that are alternatives to each other."""
         self.stand_ins: dict[TrainingCase, TrainingCase] = {}
         """The measured case of each that was not measured because its buckets are the same."""
-        for key, other in (info.get("same_layout") or {}).items():
+        for key, other in info.get("same_layout", {}).items():
             self.stand_ins[TrainingCase.from_key(key)] = TrainingCase.from_key(other)
         self.baselines: dict[Group, Trained | None] = {}
         """Of each group; None if it was not trained."""
@@ -169,7 +169,7 @@ class _Sweep:
         base = self.baselines.get(case.group)
         return (
             *group,
-            _position(env, self._info.get("env") or (), 0),
+            _position(env, self._info.get("env", ()), 0),
             base is None or case != base.case,
             case.accumulation,
             *(getattr(case, switch.name) != switch.default for switch in SWITCHES),
@@ -327,7 +327,7 @@ def _flags(
     base: list[TrainingRecord] = []
     if baseline is not None:
         base += baseline.timed.values()
-    layout = (info.get("layouts") or {}).get(trained_case.case.key)
+    layout = info.get("layouts", {}).get(trained_case.case.key)
     judged = {
         "ci_wide": is_wide(row, "step_ms", info),
         "bimodal": are_most(stats.is_bimodal(record.step_ms) for record in timed),

@@ -22,6 +22,7 @@ from commbench.results.files import (
     SCAFFOLD,
     as_json,
     encode,
+    json_text,
     refusing,
     replace_file,
     samples_file,
@@ -90,7 +91,7 @@ class Store:
         if not self.resumed:
             entries = {"schema": SCHEMA, "run_id": path.resolve().name, **as_json(header)}
             self.info = cast("RunInfo", entries)
-            replace_file(path / RUN, encode(self.info, indent=1) + "\n")
+            replace_file(path / RUN, json_text(self.info))
         self._samples = os.open(path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._samples, sound)
         sync_directory(path)
@@ -186,7 +187,7 @@ class Store:
             self._run = None
         elif self._run is not None:
             self._run.info = self.info
-        self.write_files({RUN: encode(self.info, indent=1) + "\n"})
+        self.write_files({RUN: json_text(self.info)})
 
     def restore(self, info: RunInfo) -> None:
         """Put ``run.json`` back as it was when it held ``info``.
@@ -215,7 +216,7 @@ class Store:
             LaunchError: it could not be written; the old file is unharmed.
         """
         content = {**recommendation.to_json(), "paragraph": paragraph(recommendation)}
-        self.write_files({RECOMMENDATION: encode(content, indent=1) + "\n"})
+        self.write_files({RECOMMENDATION: json_text(content)})
         self._recommendation = recommendation
         self.run.recommendation = recommendation
 
@@ -340,7 +341,7 @@ def check_plan(path: Path, info: RunInfo, plan: JsonMapping | None) -> None:
     """
     if plan is None:
         return
-    recorded, requested = info.get("plan") or {}, as_json(plan)
+    recorded, requested = info.get("plan", {}), as_json(plan)
     unlike = []
     for name in sorted(recorded.keys() | requested.keys()):
         if recorded.get(name) == requested.get(name):

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from commbench.errors import InputError
-from commbench.stats.intervals import DEFAULT_LEVEL, Floats, Interval, Values
+from commbench.stats.intervals import DEFAULT_LEVEL, Floats, Interval, Values, bounds_of
 from commbench.stats.ratios import (
     FEW_LAUNCHES,
     MOST_LAUNCHES,
@@ -68,9 +68,8 @@ class Comparison:
     @property
     def estimate(self) -> Estimate:
         """The ratio with its interval."""
-        if self.interval is None:
-            return Estimate(self.ratio)
-        return Estimate(self.ratio, self.interval.low, self.interval.high)
+        low, high = bounds_of(self.interval) or (None, None)
+        return Estimate(self.ratio, low, high)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,7 +216,7 @@ class _Conclusion:
             return ""
         if info.get("status") == "partial" or len(ratios) < (info.get("first_look") or 0):
             return ""  # planned launches come first
-        advice = launch_advice(ratios, info.get("launches") or (), level=level)
+        advice = launch_advice(ratios, info.get("launches", ()), level=level)
         if advice is None:
             return ""
         return advice.in_full

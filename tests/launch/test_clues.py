@@ -6,7 +6,6 @@ import os
 import pytest
 
 from commbench.collectives.cases import Sweep
-from commbench.launch import clues
 from commbench.launch.clues import (
     Clue,
     Evidence,
@@ -264,11 +263,11 @@ def test_a_silent_host_comes_before_partners_that_raise():
         (None, "rank_killed_unknown"),
     ],
 )
-def test_a_kill_for_lack_of_memory_is_distinguished_from_others(monkeypatch, tmp_path, text, code):
+def test_a_kill_for_lack_of_memory_is_distinguished_from_others(root, text, code):
     """Use this host's kernel counter of memory kills, if it has one; name no cause elsewhere."""
-    monkeypatch.setattr(clues, "_VMSTAT", tmp_path / "vmstat")
     if text is not None:
-        (tmp_path / "vmstat").write_text(f"pgfault 7\n{text}\n")
+        (root / "proc").mkdir()
+        (root / "proc/vmstat").write_text(f"pgfault 7\n{text}\n")
     here = OPENMPI_SIGNAL.replace("n1", os.uname().nodename)
     assert code == clue_of(here, kills_before=3).code
     assert "rank_killed_unknown" == clue_of(OPENMPI_SIGNAL, kills_before=3).code

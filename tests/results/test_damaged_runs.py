@@ -59,7 +59,8 @@ def use(run: Run, other: Run) -> None:
     for table in (run.collectives, run.overlap, run.ddp, run.buckets, run.pairs):
         table_csv(table)
     straggler_findings(run).to_json()
-    network_model(run).to_json()
+    if (model := network_model(run)).curves:
+        model.to_json()
     console = make_console(io.StringIO())
     for style in ("table", "nccl-tests", "osu", "csv"):
         print_run(run, style, console)

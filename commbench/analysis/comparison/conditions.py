@@ -85,7 +85,7 @@ def differences(
             configurations, whose rows do not name their library.
     """
     infos = [*baselines, b]
-    settings = {name for info in infos for name in _environment(info).get("variables") or ()}
+    settings = {name for info in infos for name in _environment(info).get("variables", ())}
     unequal = []
     for name, texts in _texts(infos).items():
         before = list(dict.fromkeys(text for text in texts[:-1] if text is not None))

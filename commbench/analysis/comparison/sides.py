@@ -7,16 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from commbench.collectives.cases import Case
-from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Record, Row
 from commbench.results import Run
+from commbench.results.record_types import AnyCase
 from commbench.results.states import FAST, SLOW, level_us, probed_name
 from commbench.results.summary import KeyedRows, RowKey, keyed_records, launch_values
 from commbench.results.trained import trained
 
-AnyCase = Case | TrainingCase
 #: The definition of a launch's time in commbench.
 OWN_TIME = "median over repetitions of the slowest rank"
 #: States of two runs are the same if the probe's times differ by at most this share.

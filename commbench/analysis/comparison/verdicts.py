@@ -16,7 +16,6 @@ from commbench.analysis.comparison.conditions import (
     is_timed_alike,
 )
 from commbench.analysis.comparison.sides import (
-    AnyCase,
     Pooled,
     Side,
     in_like_groups,
@@ -30,6 +29,7 @@ from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.results import Run, load_run
 from commbench.results.info import is_complete
+from commbench.results.record_types import AnyCase
 from commbench.results.summary import RowKey
 from commbench.stats import MARGIN, Comparison, Verdict
 
@@ -251,7 +251,7 @@ def _check_distinct(runs: Sequence[Run]) -> None:
     by_measurements: dict[str, Run] = {}
     for run in runs:
         # two runs share no launch; imported ones state none
-        files = sorted(output["sha256"] for output in run.info.get("imported") or ())
+        files = sorted(output["sha256"] for output in run.info.get("imported", ()))
         measurements = files or run.info.get("launches")
         other = by_measurements.setdefault(str(measurements), run)
         if measurements and other is not run:
@@ -263,10 +263,10 @@ def _check_distinct(runs: Sequence[Run]) -> None:
 
 def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:
     """Return whether a run ended early and lacks cases of a baseline."""
-    plan = run.info.get("plan") or {}
+    plan = run.info.get("plan", {})
     planned = plan.get("cases_sha256")
     return not is_complete(run.info) and any(
-        planned == (baseline.info.get("plan") or {}).get("cases_sha256") is not None
+        planned == baseline.info.get("plan", {}).get("cases_sha256") is not None
         for baseline in baselines
     )
 

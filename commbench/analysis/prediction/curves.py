@@ -16,9 +16,6 @@ from commbench.analysis.prediction.fits import Segment, fit_segments, log_half_w
 from commbench.schema import JsonObject
 from commbench.stats import Floats, Interval, bounds_of, launch_interval, median
 
-#: Assumed median absolute error per doubling if it was not measured.
-ASSUMED_ERROR = 0.25
-
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
@@ -32,9 +29,8 @@ class Curve:
     """Ascending and adjacent."""
     residuals: tuple[float, ...] = ()
     """(fitted - measured) / measured at each size."""
-    held_out_error: float | None = None
-    """Median absolute relative error at held-out sizes; None if there are too few sizes to hold
-    one out."""
+    held_out_error: float = math.nan
+    """Median absolute relative error at held-out sizes; NaN in `launch_curves`."""
     launches_us: tuple[tuple[float | None, ...], ...] = ()
     """Median time of each launch, by size; the order of launches is the same for all sizes;
     None: no time."""
@@ -75,11 +71,10 @@ class Curve:
         """Return the half-width of the 95 % interval of an extrapolation, in natural logarithms; 0
         between sizes.
 
-        The error per doubling is that at held-out sizes, or assumed if no size could be held out.
-        Above the sizes it grows with each doubling. Below them it counts once, because time hardly
-        falls further.
+        The error per doubling is that at held-out sizes. Above the sizes it grows with each
+        doubling. Below them it counts once, because time hardly falls further.
         """
-        error = ASSUMED_ERROR if self.held_out_error is None else self.held_out_error
+        error = self.held_out_error
         if message_bytes < self.sizes[0]:
             return log_half_width(error, min(1.0, math.log2(self.sizes[0] / max(message_bytes, 1))))
         return log_half_width(error, max(0.0, math.log2(message_bytes / self.sizes[-1])))
@@ -149,7 +144,7 @@ def fit_curve(table: Mapping[int, Mapping[int, float]]) -> Curve:
     """Fit a curve to relative error, with breakpoints chosen by BIC.
 
     Args:
-        table: for two or more message sizes the median time of each launch, above 0; a launch may
+        table: for three or more message sizes the median time of each launch, above 0; a launch may
             lack sizes.
     """
     launches = sorted(set().union(*table.values()))
@@ -172,6 +167,6 @@ def fit_curve(table: Mapping[int, Mapping[int, float]]) -> Curve:
         times_us=tuple(medians_us.tolist()),
         segments=tuple(segments),
         residuals=tuple(residuals),
-        held_out_error=median(held_out_errors) if held_out_errors else None,
+        held_out_error=median(held_out_errors),
         launches_us=launches_us,
     )

@@ -15,7 +15,8 @@ from commbench.stats import Floats, median
 #: Protocols such as eager, rendezvous and pipelined; more segments are noise on usual grids of
 #: sizes.
 MOST_SEGMENTS = 3
-#: Any line meets two points exactly, so splitting would always pay.
+#: Any line meets two points exactly: it would have no error to report, and splitting would always
+#: pay.
 LEAST_SIZES = 3
 #: Median absolute value of normal errors over their standard deviation.
 MEDIAN_OF_NORMAL = 0.6745

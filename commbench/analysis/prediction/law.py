@@ -170,7 +170,7 @@ def crossings(operation: str, place: Place) -> float:
 
 
 def _ranks_per_node(run: Run) -> int:
-    return int(run.info.get("ranks_per_node") or 1)
+    return run.info.get("ranks_per_node") or 1
 
 
 def _is_across_hosts(run: Run) -> bool:
@@ -333,7 +333,7 @@ def _check_conditions(runs: Iterable[Run]) -> None:
     """Check that the runs agree in libraries and, across hosts, in ranks per host."""
     found: dict[str, set[str]] = {}
     for run in runs:
-        for backend, library in (run.info.get("libraries") or {}).items():
+        for backend, library in run.info.get("libraries", {}).items():
             found.setdefault(f"libraries of {backend}", set()).add(library)
         if _is_across_hosts(run):
             found.setdefault("numbers of ranks on a host", set()).add(str(_ranks_per_node(run)))

@@ -130,7 +130,7 @@ def _interfaces(hosts: Iterable[Host], transport: str) -> list[Interface]:
     names = set(transport.removeprefix("tcp/").split("+")) - {"lo"}
     found = []
     for host in hosts:
-        for interface in host.get("interfaces") or ():
+        for interface in host.get("interfaces", ()):
             if interface.get("name") in names:
                 found.append(interface)
     return found

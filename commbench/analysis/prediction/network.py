@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from commbench.analysis.prediction.curves import Curve, fit_curve
+from commbench.analysis.prediction.fits import LEAST_SIZES
 from commbench.collectives.algorithms import AUTO
 from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
@@ -22,8 +23,6 @@ from commbench.stats import median
 from commbench.units import counted
 
 MODEL_SCHEMA = 2
-#: A line through two sizes would have no error to report.
-LEAST_SIZES = 3
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -54,17 +53,16 @@ class NetworkModel:
     """
 
     @property
-    def held_out_error(self) -> float | None:
-        """The median over curves of their error at held-out sizes; None if no curve has one."""
-        errors = [curve.held_out_error for curve in self.curves.values()]
-        known = [error for error in errors if error is not None]
-        return median(known) if known else None
+    def held_out_error(self) -> float:
+        """The median over curves, of which there is one at least, of their error at held-out
+        sizes.
+        """
+        return median([curve.held_out_error for curve in self.curves.values()])
 
     @property
-    def worst_residual(self) -> float | None:
-        """The largest |fitted - measured| / measured over all curves; None without curves."""
-        residuals = [abs(each) for curve in self.curves.values() for each in curve.residuals]
-        return max(residuals, default=None)
+    def worst_residual(self) -> float:
+        """The largest |fitted - measured| / measured over all curves."""
+        return max(abs(each) for curve in self.curves.values() for each in curve.residuals)
 
     @classmethod
     def fit(cls, records: Iterable[Record]) -> NetworkModel:

@@ -190,7 +190,7 @@ def _failures(points: Sequence[Point], info: RunInfo) -> list[EventRow]:
     Starts that failed until the next result belong to the first one.
     """
     rows: dict[str, EventRow] = {}
-    for entry in info.get("launches") or ():
+    for entry in info.get("launches", ()):
         if entry.get("status") in {"failed", "hung"}:
             row = _failure(entry, points, info)
             rows.setdefault(row.time, row)

@@ -335,10 +335,8 @@ def rank_names(hosts: Sequence[str]) -> list[str]:
 def factor_of(in_launches: Floats) -> Estimate:
     """Return a ratio with its 95 % interval, from its logarithm in each launch."""
     factor = math.exp(stats.median(in_launches))
-    interval = stats.launch_interval(np.exp(in_launches))
-    if interval is None:
-        return Estimate(factor)
-    return Estimate(factor, interval.low, interval.high)
+    low, high = stats.bounds_of(stats.launch_interval(np.exp(in_launches))) or (None, None)
+    return Estimate(factor, low, high)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ workload.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.traces import SHIPPED
@@ -20,15 +19,13 @@ TRACE = "trace:"
 
 #: commbench's own workloads: each takes any of ``seed``, ``rank``, ``world_size`` and
 #: ``batch_size``.
-WORKLOADS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
-    {
-        "digits": vision.digits,
-        "gpt": language.gpt,
-        "mlp": vision.mlp,
-        "resnet18": vision.resnet18,
-        "text": language.text,
-    }
-)
+WORKLOADS: Mapping[str, Callable[..., Workload]] = {
+    "digits": vision.digits,
+    "gpt": language.gpt,
+    "mlp": vision.mlp,
+    "resnet18": vision.resnet18,
+    "text": language.text,
+}
 
 
 def load_workload(

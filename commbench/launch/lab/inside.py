@@ -51,8 +51,9 @@ def build(plan: LabPlan) -> None:
         InputError: this machine cannot emulate a cluster.
     """
     run_program(["mount", "-t", "tmpfs", "-o", "mode=755", "commbench-lab", str(DIRECTORY)])
-    _write("hosts", plan.hosts_file())
-    _write("hostfile", plan.hostfile())
+    addresses = [f"{host.address} {host.name}\n" for host in plan.hosts]
+    _write("hosts", "".join(["127.0.0.1 localhost\n", *addresses]))
+    _write("hostfile", "".join(f"{host.name} slots={host.slots}\n" for host in plan.hosts))
     run_program(["mount", "--bind", str(DIRECTORY / "hosts"), "/etc/hosts"])
     (DIRECTORY / "sys").mkdir()
     words = ["unshare", "--net", "--uts", "--ipc", "--mount", "--propagation=slave", "sh", "-c"]

@@ -174,16 +174,6 @@ class LabPlan:
         """Return the plan that `to_json` wrote."""
         return read_as(cls, json.loads(text))
 
-    def hosts_file(self) -> str:
-        """Return the /etc/hosts of every host."""
-        return "127.0.0.1 localhost\n" + "".join(
-            f"{host.address} {host.name}\n" for host in self.hosts
-        )
-
-    def hostfile(self) -> str:
-        """Return the hostfile for mpirun."""
-        return "".join(f"{host.name} slots={host.slots}\n" for host in self.hosts)
-
     def environment(self, environ: Mapping[str, str], directory: Path) -> dict[str, str]:
         """Return the environment of a program on a host: ``environ`` without a batch system, over
         the emulated links.

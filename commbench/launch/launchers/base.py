@@ -68,7 +68,7 @@ class Launcher(Placement):
     """The launcher's name in messages and in run.json."""
     path: str
     """Its program."""
-    forwards_signals: bool
+    forwards_signals: bool = True
     """Whether a signal such as SIGUSR1 sent to the launcher reaches every rank, on other hosts
     too."""
 

@@ -95,7 +95,6 @@ class MpirunLauncher(Launcher):
     """Slots by host of an allocation, for an mpirun that cannot ask the scheduler itself."""
     name: str = "mpirun"
     path: str = "mpirun"
-    forwards_signals: bool = True
 
     def options(self, ranks: int, binding: str) -> list[str]:
         """Return the options, with the variables to carry to other hosts."""

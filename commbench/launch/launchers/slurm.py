@@ -31,7 +31,6 @@ class SrunLauncher(Launcher):
     """The plugin by which Slurm tells MPI its ranks, see `mpi_type`."""
     name: str = "srun"
     path: str = "srun"
-    forwards_signals: bool = True
 
     @property
     def carries_mpi(self) -> bool:

@@ -24,14 +24,14 @@ from commbench.report.columns import (
     plain_table,
     prefixes,
 )
-from commbench.report.formats import digits, listed, percent, ranks_on_hosts
+from commbench.report.formats import digits, listed, ranks_on_hosts
 from commbench.report.page.parts import Code
 from commbench.results import Run
 from commbench.results.info import Launch, RunInfo, environment_of, is_live, is_watched
 from commbench.results.tables import rows_by
 from commbench.schema import LARGEST
 from commbench.system.environment import differing
-from commbench.units import counted, format_duration, format_size, format_time
+from commbench.units import counted, format_duration, format_size, format_time, percent
 
 #: The most names of hosts or transports in a fact.
 _MOST_NAMED = 4
@@ -42,7 +42,7 @@ MOST_SUBJECTS = 6
 def subtitle(run: Run) -> str:
     """Return where and when a run was measured, and its status."""
     ranks = ranks_on_hosts(run.info.get("world_size"), run.info.get("nodes"))
-    parts = (ranks, _when(run), str(run.info.get("status", "")))
+    parts = (ranks, _when(run), run.info.get("status"))
     return " · ".join(filter(None, parts))
 
 
@@ -58,7 +58,7 @@ def _when(run: Run) -> str:
 def find_facts(run: Run) -> dict[str, str]:
     """Return the main conditions of a run by name; what it does not state is left out."""
     environment = environment_of(run.info)
-    hosts = environment.get("hosts") or []
+    hosts = environment.get("hosts", [])
     facts = {}
     if hosts:
         names = [str(host.get("hostname")) for host in hosts]
@@ -69,7 +69,7 @@ def find_facts(run: Run) -> dict[str, str]:
     processors = [
         f"{host.get('cpu_model')}, {counted(host.get('cpus_allowed'), 'CPU')}" for host in hosts
     ]
-    gpus = [str(gpu.get("name")) for host in hosts for gpu in host.get("gpus") or ()]
+    gpus = [str(gpu.get("name")) for host in hosts for gpu in host.get("gpus", ())]
     facts["processor"] = "; ".join(dict.fromkeys(processors))
     facts["GPUs"] = "; ".join(dict.fromkeys(gpus))
     facts["network"] = _network(run)
@@ -98,7 +98,7 @@ def _network(run: Run) -> str:
 
 
 def _software(environment: Mapping[str, Any]) -> str:
-    versions = environment.get("versions") or {}
+    versions = environment.get("versions", {})
     parts = [f"{name} {versions[name]}" for name in ("commbench", "torch") if name in versions]
     for library in ("mpi_library", "nccl_library"):
         if environment.get(library):
@@ -109,7 +109,7 @@ def _software(environment: Mapping[str, Any]) -> str:
 
 
 def _sampling(info: RunInfo) -> str:
-    launches = info.get("launches") or []
+    launches = info.get("launches", [])
     seconds = sum(launch.get("seconds", 0.0) for launch in launches)
     parts = []
     if info.get("budget"):
@@ -178,7 +178,7 @@ def environment_tables(environment: Mapping[str, Any]) -> list[Table]:
     """Tabulate the facts of all hosts, those in which hosts differ, versions and variables."""
     # the topology, which run.json has, is a section of its own
     hosts = []
-    for host in environment.get("hosts") or ():
+    for host in environment.get("hosts", ()):
         hosts.append(dict(fact_of(name, host[name]) for name in host if name != "topology"))
     shared = {}
     varied = []
@@ -252,7 +252,7 @@ def launch_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _launches(run: Run) -> Sequence[Launch]:
-    return run.info.get("launches") or ()
+    return run.info.get("launches", ())
 
 
 # ---------------------------------------------------------------------------------- what is missing
@@ -288,7 +288,7 @@ def _cause(missing: tuple[str, Flagged]) -> tuple[str, str]:
 
 def left_out(run: Run) -> Iterator[Finding]:
     """Yield what was not measured, each part with the reason."""
-    for sentence in run.info.get("left_out") or ():
+    for sentence in run.info.get("left_out", ()):
         yield Finding("left_out", numbers={"sentence": sentence})
 
 

@@ -161,7 +161,7 @@ def _topology(runs: Sequence[Run]) -> list[str]:
     """
     texts = []
     for run in runs:
-        for host in environment_of(run.info).get("hosts") or ():
+        for host in environment_of(run.info).get("hosts", ()):
             topology = host.get("topology")
             remarks = topology_remarks(topology) if topology else []
             texts.append((str(host.get("hostname")), [str(remark) for remark in remarks]))
