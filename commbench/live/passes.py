@@ -132,7 +132,8 @@ def pass_times(passes: Sequence[Pass]) -> NDArray[np.float64]:
     for row, each in zip(times, passes, strict=True):
         row[:2] = elapsed_ms(each.resumed, each.ended), each.gap_ns / 1e6
         if each.losses:
-            row[2] = sum(map(float, each.losses))
+            with Harmless():  # one may be a complex number, or of a class that has no float
+                row[2] = sum(map(float, each.losses))
     return times
 
 

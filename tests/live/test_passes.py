@@ -58,6 +58,15 @@ def test_the_losses_of_a_pass_are_added():
     assert np.isnan(times[1, 2])
 
 
+def test_a_loss_that_is_no_real_number_is_not_stated():
+    """Go on without the loss."""
+    ended = Pass(index=0, resumed=0, ended=MS)
+    ended.losses.append(torch.tensor(1 + 1j))
+    times = pass_times([ended])
+    assert times[0, 0] == 1
+    assert np.isnan(times[0, 2])
+
+
 def test_a_pass_of_very_many_batches_keeps_its_begin():
     """Forget the marks of a pass that seems to have no end, but for those of its time."""
     passes = object.__new__(Passes)
