@@ -342,11 +342,10 @@ class Switcher:
         DDP had registered the parameters that were trainable when the script made its model.
         """
         arguments = arguments_of(ddp_model, case, is_trial=is_trial)
+        if not set(self._registered) <= set(ddp_model.module.parameters()):
+            raise LookupError(MOVED)
         with _trainable(ddp_model.module, self._registered):
             spare = Spare(ddp_model.module, **arguments)
-            present = spare._module_parameters  # noqa: SLF001 - DDP has no public list
-            if not set(self._registered) <= set(present):
-                raise LookupError(MOVED)
         if case.hook == self.original.hook:
             for function, state in self._own_hooks:
                 spare.register_comm_hook(state, function)

@@ -340,6 +340,16 @@ def test_only_models_of_rank_0_are_tuned(monkeypatch, rank):
     assert rank == 0 or instruction.reason == director.OTHER_GROUP
 
 
+def test_a_process_without_stdout_ends_after_the_decision(monkeypatch):
+    """End all ranks, whatever some have put in place of stdout."""
+    director = pytest.importorskip("commbench.live.director")
+    codes = []
+    monkeypatch.setattr(director.os, "_exit", codes.append)
+    monkeypatch.setattr(sys, "stdout", None)
+    director.Director._end_process(SimpleNamespace(_programme=None))
+    assert [0] == codes
+
+
 def test_a_script_captures_only_its_own_lines(monkeypatch, capfd):
     """Say nothing in what a script has put in place of stderr; a process without stderr is no
     failure.
