@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import warnings
 from collections import deque
 from functools import partial
 from types import SimpleNamespace
@@ -117,6 +118,18 @@ def test_the_exception_of_a_signal_handler_reaches_the_script(handler):
             signal.raise_signal(signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_warning_from_a_backward_pass_names_the_line_that_it_would():
+    """Count no function of commbench among those between a warning and its place."""
+
+    def warn(_: object) -> None:
+        warnings.warn("a hook of a module", stacklevel=2)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        _wrapped(warn)(None)
+    assert [__file__] == [warning.filename for warning in shown]
 
 
 def test_a_pass_is_counted_although_a_signal_handler_raises_behind_it(monkeypatch):
