@@ -28,8 +28,8 @@ WATCHED = {
 }
 #: Variables of launchers that hold the rank of a process, the most specific first.
 RANKS = ("HOROVOD_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-#: Name of the file of the function that calls a constructor. `warnings.warn` skips functions of files
-#: whose name has these two words, so that a warning of the constructor names the script's line.
+#: Name of the file of the function that calls a constructor. `warnings.warn` skips functions of
+#: files whose name has these two words. So a warning of the constructor names the script's line.
 SKIPPED = "importlib._bootstrap: commbench"
 #: Reasons that this process has printed.
 SAID: "set[str]" = set()
