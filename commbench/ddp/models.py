@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -54,11 +55,16 @@ def batch_length(batch: Any) -> int:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested tuples, lists, dicts and dataclasses."""
+    """Yield the tensors in nested tuples, lists, dicts and dataclasses.
+
+    Methods of mappings are not called: some load or draw their values only then.
+    """
+    if isinstance(value, UserDict):
+        value = value.data
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
+    elif isinstance(value, dict):
+        yield from tensors_in(list(dict.values(value)))
     elif isinstance(value, tuple | list):
         for part in value:
             yield from tensors_in(part)

@@ -521,8 +521,9 @@ class Director:
         """End the process one pass after the decision: then no rank needs this one to read it."""
         if self._programme is not None:
             self._programme.run.wait()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the script has closed it, or put None there
+                stream.flush()
         os._exit(0)  # torch aborts at exit while a process group is open
 
     def _fail(self, error: Exception) -> None:

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from commbench.ddp.plan.cases import canonical_cap
 from commbench.errors import InputError, check_choice
@@ -32,21 +32,24 @@ DONE: Mapping[Mode, str] = {"tune": "tuned", "watch": "watched"}
 
 
 def say(text: str, *, is_passing: bool = False) -> None:
-    """Print a line on stderr, if anybody reads it.
+    """Print a line on the stderr of the process, if anybody reads it.
+
+    What a script has put in place of ``sys.stderr`` is for its own lines.
 
     A line that ``is_passing`` is only for a terminal, and the next one takes its place.
     """
     line = f"commbench: {text}"
+    stream: Any = sys.__stderr__
     try:
-        if sys.stderr.isatty():
+        if stream.isatty():
             line = f"\r\x1b[K{line}"
         elif is_passing:
             return
         if not is_passing:
             line += "\n"
-        sys.stderr.write(line)
-        sys.stderr.flush()
-    except Exception:  # noqa: BLE001, S110 - the training has closed or replaced stderr
+        stream.write(line)
+        stream.flush()
+    except Exception:  # noqa: BLE001, S110 - there is no stderr, or nobody reads it
         pass
 
 

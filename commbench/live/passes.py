@@ -43,6 +43,8 @@ MOST_MARKS = 10000
 #: DDP's method that broadcasts the buffers of a module, such as the statistics of BatchNorm, and
 #: the one with which each forward pass begins.
 SYNC_BUFFERS, PRE_FORWARD = "_sync_buffers", "_pre_forward"
+#: See the name in ``site/sitecustomize.py``.
+SKIPPED = "importlib._bootstrap: commbench"
 
 
 class Harmless:
@@ -132,7 +134,8 @@ def pass_times(passes: Sequence[Pass]) -> NDArray[np.float64]:
     for row, each in zip(times, passes, strict=True):
         row[:2] = elapsed_ms(each.resumed, each.ended), each.gap_ns / 1e6
         if each.losses:
-            row[2] = sum(map(float, each.losses))
+            with Harmless():  # one may be a complex number, or of a class that has no float
+                row[2] = sum(map(float, each.losses))
     return times
 
 
@@ -444,7 +447,6 @@ def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
     begin = torch.compiler.disable(_Calls.begin)
     end = torch.compiler.disable(_Calls.end)
 
-    @functools.wraps(backward)
     def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
         if _is_in_backward():  # an inner call
             return backward(tensors, *arguments, **keywords)
@@ -454,7 +456,8 @@ def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
         finally:  # the handler of a signal may raise when the gradients are exchanged
             end(tensors)
 
-    return call
+    call.__code__ = call.__code__.replace(co_filename=SKIPPED)
+    return functools.update_wrapper(call, backward)
 
 
 def _precision_on(device: str) -> str:

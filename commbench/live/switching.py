@@ -60,6 +60,8 @@ OWN_GROUPS = (
 COMPILED = "torch.compile was applied to the DDP object, and its graph follows the buckets"
 #: Why another DDP object would average fewer gradients.
 MOVED = "parameters whose gradients DDP averages are no longer in the model"
+#: Why another DDP object would average other gradients, or in another memory format.
+CHANGED = "the script has changed the type or the memory format of parameters"
 #: Why a model is left alone whose gradients no reducer of DDP averages.
 BY_COMPILED_AUTOGRAD = "compiled autograd reduces its gradients"
 #: Attributes of a DDP object that another reducer would not heed, and what they mean.
@@ -279,6 +281,7 @@ class Switcher:
         self._is_trial = False
         """Whether the present reducer was made for a trial."""
         self._registered = registered
+        self._layouts = _layouts(registered)
         self._own_hooks = own_hooks(ddp_model)
         self._file_hooks = file_hooks
 
@@ -342,11 +345,12 @@ class Switcher:
         DDP had registered the parameters that were trainable when the script made its model.
         """
         arguments = arguments_of(ddp_model, case, is_trial=is_trial)
+        if not set(self._registered) <= set(ddp_model.module.parameters()):
+            raise LookupError(MOVED)
+        if _layouts(self._registered) != self._layouts:
+            raise LookupError(CHANGED)
         with _trainable(ddp_model.module, self._registered):
             spare = Spare(ddp_model.module, **arguments)
-            present = spare._module_parameters  # noqa: SLF001 - DDP has no public list
-            if not set(self._registered) <= set(present):
-                raise LookupError(MOVED)
         if case.hook == self.original.hook:
             for function, state in self._own_hooks:
                 spare.register_comm_hook(state, function)
@@ -358,6 +362,11 @@ class Switcher:
             raise InputError(OWN_GROUPS.format(case.hook_name))
         hook.register(spare)
         return spare, hook
+
+
+def _layouts(parameters: Sequence[nn.Parameter]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Return the type and the strides of each parameter, which DDP gives to its buckets."""
+    return [(parameter.dtype, parameter.stride()) for parameter in parameters]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,16 @@ def train(workload: Any, steps: int) -> list[float]:
 
 
 # What comes with commbench
+
+
+def test_a_mapping_that_loads_its_values_is_not_asked_for_them():
+    """Find the tensors in dicts of all kinds without their methods."""
+
+    class Lazy(UserDict[str, Any]):
+        def values(self) -> Any:
+            raise AssertionError
+
+    assert [8] == list(tensors_in([Lazy(x=torch.tensor(8))]))
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -2,6 +2,7 @@
 torch.
 """
 
+import io
 import os
 import subprocess
 import sys
@@ -102,6 +103,19 @@ def test_a_constructor_that_raises_is_as_without_us(tmp_path):
     assert 1 == done.returncode
     assert "" == done.stdout
     assert "TypeError: no module" == done.stderr.splitlines()[-1]
+
+
+def test_a_warning_of_a_constructor_names_the_line_of_the_script(tmp_path):
+    """Report a deprecated argument where it stands, as filters by module need it."""
+    warns = """
+import warnings
+class DistributedDataParallel:
+    def __init__(self):
+        warnings.warn("deprecated", stacklevel=2)
+"""
+    fakes = FAKES | {"torch/nn/parallel/distributed.py": warns}
+    done = run_python(tmp_path, f"{DDP}DDP()", fakes)
+    assert "<string>:2: UserWarning: deprecated" == done.stderr.strip()
 
 
 def test_a_finder_of_an_old_kind_is_left_out(tmp_path):
@@ -326,13 +340,24 @@ def test_only_models_of_rank_0_are_tuned(monkeypatch, rank):
     assert rank == 0 or instruction.reason == director.OTHER_GROUP
 
 
-def test_a_stderr_that_fails_is_no_failure(monkeypatch):
-    """Say nothing where a script has put something of its own in place of stderr."""
+def test_a_process_without_stdout_ends_after_the_decision(monkeypatch):
+    """End all ranks, whatever some have put in place of stdout."""
+    director = pytest.importorskip("commbench.live.director")
+    codes = []
+    monkeypatch.setattr(director.os, "_exit", codes.append)
+    monkeypatch.setattr(sys, "stdout", None)
+    director.Director._end_process(SimpleNamespace(_programme=None))
+    assert [0] == codes
 
-    def fail() -> None:
-        raise RuntimeError("the log is closed")
 
-    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=fail))
+def test_a_script_captures_only_its_own_lines(monkeypatch, capfd):
+    """Say nothing in what a script has put in place of stderr; a process without stderr is no
+    failure.
+    """
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    say("tuning")
+    assert ("", "commbench: tuning\n") == (sys.stderr.getvalue(), capfd.readouterr().err)
+    monkeypatch.setattr(sys, "__stderr__", None)
     say("tuning")
 
 

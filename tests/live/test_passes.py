@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import warnings
 from collections import deque
 from functools import partial
 from types import SimpleNamespace
@@ -58,6 +59,15 @@ def test_the_losses_of_a_pass_are_added():
     assert np.isnan(times[1, 2])
 
 
+def test_a_loss_that_is_no_real_number_is_not_stated():
+    """Go on without the loss."""
+    ended = Pass(index=0, resumed=0, ended=MS)
+    ended.losses.append(torch.tensor(1 + 1j))
+    times = pass_times([ended])
+    assert times[0, 0] == 1
+    assert np.isnan(times[0, 2])
+
+
 def test_a_pass_of_very_many_batches_keeps_its_begin():
     """Forget the marks of a pass that seems to have no end, but for those of its time."""
     passes = object.__new__(Passes)
@@ -108,6 +118,18 @@ def test_the_exception_of_a_signal_handler_reaches_the_script(handler):
             signal.raise_signal(signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_warning_from_a_backward_pass_names_the_line_that_it_would():
+    """Count no function of commbench among those between a warning and its place."""
+
+    def warn(_: object) -> None:
+        warnings.warn("a hook of a module", stacklevel=2)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        _wrapped(warn)(None)
+    assert [__file__] == [warning.filename for warning in shown]
 
 
 def test_a_pass_is_counted_although_a_signal_handler_raises_behind_it(monkeypatch):

@@ -53,6 +53,22 @@ def test_an_exchange_leaves_the_warnings_of_the_script_alone(model, switcher):
     assert [str(warning.message) for warning in shown] == ["the loss is large"]
 
 
+def test_a_model_with_other_parameters_gets_no_reducer(model, switcher):
+    """Refuse in our words after a checkpoint has put other parameters in place of all."""
+    model.module.load_state_dict({**model.module.state_dict()}, assign=True)
+    setting = make_training_case(bucket_cap_mb="5", world_size=1)
+    with pytest.raises(LookupError, match="no longer in the model"):
+        switcher.exchange(model, setting, is_trial=True)
+
+
+def test_a_model_of_another_type_gets_no_reducer(model, switcher):
+    """Leave the reducer in use: DDP averages no gradients of another type than it has registered."""
+    model.double()
+    setting = make_training_case(bucket_cap_mb="5", world_size=1)
+    with pytest.raises(LookupError, match="type or the memory format"):
+        switcher.exchange(model, setting, is_trial=True)
+
+
 def test_an_exchange_leaves_the_size_by_which_torch_compile_divides_graphs(model, switcher):
     """Keep the script's bucket size as an attribute; find the size of the reducer in use."""
     before = model.bucket_bytes_cap

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -159,7 +160,7 @@ def watch(name: str) -> dict[str, Any]:
     model, out = make(way), directory(f"watched-{name}")
     adopt(model, watching(out, name))
     messages = io.StringIO()
-    with contextlib.redirect_stderr(messages):
+    with mock.patch.object(sys, "__stderr__", messages):
         watched = train(model, way)
     hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
     added = {"join_hook", "_sync_buffers", "_pre_forward"}
@@ -264,7 +265,7 @@ def in_turn() -> dict[str, Any]:
         for model in models:
             adopt(model, options)
         messages = io.StringIO()
-        with contextlib.redirect_stderr(messages):
+        with mock.patch.object(sys, "__stderr__", messages):
             for number in turns:
                 optimizers[number].zero_grad()
                 models[number](torch.ones(BATCH, WIDTH)).square().mean().backward()
@@ -280,7 +281,7 @@ def twice() -> dict[str, Any]:
     """Ask for two tunings of a model; return whether they are one, and the lines about it."""
     model, messages = make(Way()), io.StringIO()
     first = commbench.autotune(model, out=directory("twice"), workload="twice")
-    with contextlib.redirect_stderr(messages):
+    with mock.patch.object(sys, "__stderr__", messages):
         second = commbench.autotune(model, out=directory("again"), workload="twice")
     found = len(messages.getvalue().splitlines())
     train(model, Way(), steps=20)
@@ -300,7 +301,7 @@ def refused() -> dict[str, Any]:
     for name, model in models.items():
         out = "/proc/nowhere/run" if name == "unwritable" else directory(name)
         messages = io.StringIO()
-        with contextlib.redirect_stderr(messages):
+        with mock.patch.object(sys, "__stderr__", messages):
             commbench.autotune(getattr(model, "_orig_mod", model), out=out, workload=name)
             train(model, Way(), steps=20)
         results[name] = messages.getvalue()

@@ -28,6 +28,9 @@ WATCHED = {
 }
 #: Variables of launchers that hold the rank of a process, the most specific first.
 RANKS = ("HOROVOD_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+#: Name of the file of the function that calls a constructor. `warnings.warn` skips functions of
+#: files whose name has these two words. So a warning of the constructor names the script's line.
+SKIPPED = "importlib._bootstrap: commbench"
 #: Reasons that this process has printed.
 SAID: "set[str]" = set()
 
@@ -65,9 +68,10 @@ def take(instance: object) -> None:
             done = "tuned"
             if '"mode": "watch"' in os.environ.get("COMMBENCH_TUNE", ""):
                 done = "watched"
-            sys.stderr.write(f"commbench: the training is not {done}, because {reason}.\n")
-            sys.stderr.flush()
-        except Exception:  # noqa: BLE001, S110 - the training has closed or replaced stderr
+            own: Any = sys.__stderr__  # a script may capture sys.stderr
+            own.write(f"commbench: the training is not {done}, because {reason}.\n")
+            own.flush()
+        except Exception:  # noqa: BLE001, S110 - there is no stderr, or nobody reads it
             pass
 
 
@@ -78,11 +82,12 @@ def watch(watched: type) -> None:
 
     constructor = vars(watched)["__init__"]
 
-    @functools.wraps(constructor)
     def construct(self: object, *arguments: object, **keywords: object) -> None:
         constructor(self, *arguments, **keywords)
         take(self)
 
+    construct.__code__ = construct.__code__.replace(co_filename=SKIPPED)
+    functools.update_wrapper(construct, constructor)
     # inspect.getfullargspec, by which scripts look for an argument, follows no wrapper.
     setattr(construct, "__signature__", inspect.signature(constructor))  # noqa: B010 - as below
     setattr(watched, "__init__", construct)  # noqa: B010 - of a class that no type checker sees
