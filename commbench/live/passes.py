@@ -179,8 +179,6 @@ class Passes:
         """The pass under way."""
         self._is_called = False
         """Whether a call of ``backward()`` was seen."""
-        self.has_missed = False
-        """Whether the end of a pass was not seen before the next forward pass."""
         self._reference = weakref.ref(ddp_model)
         self._hook: Hook | None = None
         """Its buckets get marks."""
@@ -203,7 +201,12 @@ class Passes:
             handles.append(parameter.register_post_accumulate_grad_hook(self.fired.append))
             if is_watched:
                 handles.append(parameter.register_post_accumulate_grad_hook(note_gradient))
-        self._remove_hooks = weakref.finalize(self, _remove, handles)
+        self.task = -1
+        """The last backward pass, as autograd numbers them, that has the callback of
+        `call_inside`."""
+        self._inside_handles: list[RemovableHandle] = []
+        """Of the hooks that add the callback."""
+        self._remove_hooks = weakref.finalize(self, _remove, handles, self._inside_handles)
         self._remove_hooks.atexit = False
         _Calls.observe(self)
 
@@ -211,6 +214,24 @@ class Passes:
         """Take the marks of a hook's buckets from now on."""
         self._hook = hook
         hook.observer = self._note_bucket
+
+    def call_inside(self, function: Callable[[], None]) -> None:
+        """Call a function once DDP has all gradients of the next synchronised backward pass, before
+        that returns to the script, by whatever name the script has called it.
+
+        The function may be called before that pass, too, and more than once.
+        """
+        enqueue = functools.partial(_enqueue, weakref.ref(self), function)
+        for parameter in self.registered:
+            if parameter.requires_grad:  # a script may freeze some for a while
+                handle = parameter.register_post_accumulate_grad_hook(enqueue)
+                self._inside_handles.append(handle)
+
+    def end_inside(self, function: Callable[[], None]) -> None:
+        """Call a function if DDP waits for no gradients."""
+        with Harmless():
+            if self._is_reduced():
+                function()
 
     def is_blind(self) -> bool:
         """Return whether gradients were accumulated without a call of ``backward()``."""
@@ -252,9 +273,7 @@ class Passes:
         if model.require_backward_grad_sync:
             if self._is_called and not _is_in_backward():
                 if self._is_armed:
-                    index = self.open.index
                     self.after_backward(None)  # of a pass whose end was interrupted, or not seen
-                    self.has_missed |= self.open.index > index
                 self.fired.clear()
             self._is_armed = True
         with Harmless():
@@ -325,6 +344,7 @@ class Passes:
         following = Pass(index=self.open.index + 1)
         # Until here an interrupted pass counts at the next forward pass.
         self._is_armed = False
+        _remove(self._inside_handles)
         ended, self.open = self.open, following
         self._on_pass(ended)
         self.fired.clear()
@@ -367,9 +387,21 @@ def _note_gradient(reference: weakref.ref[Passes], _: nn.Parameter) -> None:
         passes.open.last_gradient = passes.clock()
 
 
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
+def _enqueue(reference: weakref.ref[Passes], function: Callable[[], None], _: nn.Parameter) -> None:
+    """Let autograd call `Passes.end_inside` once at the end of the present backward pass."""
+    passes = reference()
+    task = torch._C._current_graph_task_id()  # noqa: SLF001 - the only way
+    if passes is not None and passes.task != task:
+        passes.task = task
+        queue = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001 - as above
+        end = functools.partial(passes.end_inside, function)
+        queue(functools.partial(queue, end))  # behind what DDP has queued till then
+
+
+def _remove(*lists: list[RemovableHandle]) -> None:
+    for handles in lists:
+        while handles:
+            handles.pop().remove()
 
 
 class _Calls:
