@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
@@ -196,16 +196,17 @@ class Passes:
         # A hook of the module would miss a script that calls `forward` itself.
         ddp_model.__dict__[PRE_FORWARD] = torch.compiler.disable(self._pre_forward)
         handles = []
-        note_gradient = functools.partial(_note_gradient, weakref.ref(self))
+        self._gradient: collections.deque[Mark] = collections.deque(maxlen=1)
+        """Of a watched training: when the last gradient was accumulated."""
+        note_gradient = _ignoring_argument(map(self._gradient.append, iter(self.clock, None)))
         for parameter in self.registered:
             handles.append(parameter.register_post_accumulate_grad_hook(self.fired.append))
             if is_watched:
                 handles.append(parameter.register_post_accumulate_grad_hook(note_gradient))
-        self.task = -1
-        """The last backward pass, as autograd numbers them, that has the callback of
-        `call_inside`."""
+        self._task = -1
+        """The last backward pass, as autograd numbers them, that `end_inside` has seen."""
         self._inside_handles: list[RemovableHandle] = []
-        """Of the hooks that add the callback."""
+        """Of the hooks of `call_inside`."""
         self._remove_hooks = weakref.finalize(self, _remove, handles, self._inside_handles)
         self._remove_hooks.atexit = False
         _Calls.observe(self)
@@ -221,17 +222,23 @@ class Passes:
 
         The function may be called before that pass, too, and more than once.
         """
-        enqueue = functools.partial(_enqueue, weakref.ref(self), function)
+        queue = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001 - no other
+        end = functools.partial(_end_inside, weakref.ref(self), function)
+        add = functools.partial(queue, functools.partial(queue, end))  # behind DDP's own callback
+        hook = _ignoring_argument(iter(add, 0))  # never 0
         for parameter in self.registered:
             if parameter.requires_grad:  # a script may freeze some for a while
-                handle = parameter.register_post_accumulate_grad_hook(enqueue)
+                handle = parameter.register_post_accumulate_grad_hook(hook)
                 self._inside_handles.append(handle)
 
     def end_inside(self, function: Callable[[], None]) -> None:
-        """Call a function if DDP waits for no gradients."""
-        with Harmless():
-            if self._is_reduced():
-                function()
+        """Call a function if DDP waits for no gradients, once in a backward pass."""
+        task = torch._C._current_graph_task_id()  # noqa: SLF001 - the only way
+        if task != self._task:
+            self._task = task
+            with Harmless():
+                if self._is_reduced():
+                    function()
 
     def is_blind(self) -> bool:
         """Return whether gradients were accumulated without a call of ``backward()``."""
@@ -341,6 +348,8 @@ class Passes:
             version = self._present_version()
             self.open.signature = version - self._version, len(self.open.forwards)
             self._version = version
+            if self._gradient:
+                self.open.last_gradient = self._gradient.pop()
         following = Pass(index=self.open.index + 1)
         # Until here an interrupted pass counts at the next forward pass.
         self._is_armed = False
@@ -380,22 +389,18 @@ def _is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001 - the only way
 
 
-def _note_gradient(reference: weakref.ref[Passes], _: nn.Parameter) -> None:
-    """Take the time at which a gradient was accumulated."""
+def _ignoring_argument(results: Iterator[None]) -> Callable[[object], object]:
+    """Return a hook on gradients that returns the next result.
+
+    It has no Python code: there the handler of a signal could raise before DDP has all gradients.
+    """
+    return functools.partial(next, results)
+
+
+def _end_inside(reference: weakref.ref[Passes], function: Callable[[], None]) -> None:
     passes = reference()
     if passes is not None:
-        passes.open.last_gradient = passes.clock()
-
-
-def _enqueue(reference: weakref.ref[Passes], function: Callable[[], None], _: nn.Parameter) -> None:
-    """Let autograd call `Passes.end_inside` once at the end of the present backward pass."""
-    passes = reference()
-    task = torch._C._current_graph_task_id()  # noqa: SLF001 - the only way
-    if passes is not None and passes.task != task:
-        passes.task = task
-        queue = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001 - as above
-        end = functools.partial(passes.end_inside, function)
-        queue(functools.partial(queue, end))  # behind what DDP has queued till then
+        passes.end_inside(function)
 
 
 def _remove(*lists: list[RemovableHandle]) -> None:

@@ -127,7 +127,7 @@ def test_a_pass_whose_end_was_interrupted_counts_at_the_next_forward_pass(monkey
     passes.open, passes.clock, passes._begun = Pass(index=4), int, 0
     passes._thread, passes._version = threading.get_ident(), 0
     passes._is_armed = passes._is_called = True
-    passes._inside_handles = []
+    passes._inside_handles, passes._gradient = [], deque()
     passes._on_pass, passes._on_forward = counted.append, list
     monkeypatch.setattr(Passes, "_is_reduced", preempt)
     with pytest.raises(PreemptedError):

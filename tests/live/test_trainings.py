@@ -35,6 +35,7 @@ OTHERS = (
     "few",
     "imported",
     "imported_at_times",
+    "alarmed",
     "shared_group",
     "scaled",
     "compiled",
@@ -68,7 +69,7 @@ UNTUNED = (
 #: Kinds whose watching once went wrong, and others.
 WATCHED_SLOWLY = (
     *("reentrant", "sharpness", "sparse", "thawed", "halves", "late_hook", "wrapped_again"),
-    *("twice", "adapted", "restarted", "leaving", "held"),
+    *("twice", "adapted", "restarted", "leaving", "held", "alarmed"),
 )
 WATCHED = ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in WATCHED_SLOWLY)]
 #: What is said of a kind.
