@@ -90,7 +90,8 @@ class Pass:
     batch: int = 1
     """First dimension of the first tensor given to the model."""
     keeps_gradients: bool = False
-    """Whether the script still had gradients of the pass before at the first backward pass."""
+    """Whether the script still had gradients of the pass before at the first backward pass, or may
+    have had them, if another thread than that of the forward pass made it."""
     precision: str = "fp32"
     """Of the first forward pass, as ``ddp.csv`` writes it."""
     losses: list[torch.Tensor] = field(default_factory=list)
@@ -223,7 +224,8 @@ class Passes:
         The function may be called before that pass, too, and more than once.
         """
         queue = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001 - no other
-        end = functools.partial(_end_inside, weakref.ref(self), function)
+        end_inside = torch.compiler.disable(_end_inside)
+        end = functools.partial(end_inside, weakref.ref(self), function)
         add = functools.partial(queue, functools.partial(queue, end))  # behind DDP's own callback
         hook = _ignoring_argument(iter(add, 0))  # never 0
         for parameter in self.registered:
@@ -329,7 +331,9 @@ class Passes:
             return
         self._begun = self.clock()
         if not self.open.backwards:  # scripts may remove gradients behind the forward pass
-            self.open.keeps_gradients = self.registered[-1].grad is not None
+            # The thread of the forward pass may be changing gradients: who else reads them crashes.
+            is_other = self._thread != threading.get_ident()
+            self.open.keeps_gradients = is_other or self.registered[-1].grad is not None
 
     def after_backward(self, tensors: object) -> None:
         """Take the end of an outermost call of ``backward()``."""

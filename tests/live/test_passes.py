@@ -149,3 +149,13 @@ def test_gradients_are_kept_if_a_backward_pass_finds_them(gradient):
     passes.open, passes.clock, passes._thread = Pass(index=0), int, threading.get_ident()
     passes.before_backward()
     assert (gradient is not None) == passes.open.keeps_gradients
+
+
+def test_another_thread_reads_no_gradient(monkeypatch):
+    """Take gradients as kept: the thread of the forward pass may be changing them."""
+    passes = object.__new__(Passes)
+    passes.registered = []
+    passes.open, passes.clock, passes._thread = Pass(index=0), int, 0
+    monkeypatch.setattr(_Calls, "threads", {threading.get_ident()})
+    passes.before_backward()
+    assert passes.open.keeps_gradients
