@@ -12,15 +12,17 @@ import random
 from collections.abc import Collection, Sequence
 from typing import Literal
 
+import numpy as np
+
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.results.recommendation import EFFECTS, effect_of
-from commbench.stats import MARGIN, median
+from commbench.stats import MARGIN, hodges_lehmann
 from commbench.tuner.rules import winners
 
 #: Rounds that compare hooks before other bucket sizes follow.
 FIRST_ROUNDS = 2
 #: Rounds after which the slower half is dropped; the last of them ends the screening.
-HALVINGS = (3, 6, 12)
+HALVINGS = (4, 8, 16)
 #: An alternative is dropped if the logarithm of its speedup is below the best by the first of these
 #: numbers, or by the second times the standard error if that is less.
 BEHIND, BEHIND_ERRORS = 0.2, 2.5
@@ -92,9 +94,15 @@ class Rounds:
         base_ms, own_ms = self._medians_ms.get(0, {}), self._medians_ms.get(setting, {})
         return [base_ms[number] / own_ms[number] for number in own_ms if number in base_ms]
 
-    def median_speedup(self, setting: int) -> float:
-        """Return the median over rounds, 0 without a round."""
-        return median(self.speedups(setting) or [0.0])
+    def speedup(self, setting: int) -> float:
+        """Return the speedup over all rounds, see `hodges_lehmann`; 0 without a round.
+
+        After few rounds it is nearer to the true one than their median.
+        """
+        speedups = self.speedups(setting)
+        if not speedups:
+            return 0.0
+        return math.exp(hodges_lehmann(np.log(speedups)))
 
 
 class Screening(Rounds):
@@ -141,12 +149,12 @@ class Screening(Rounds):
         """
         if self._compared:
             factor, best = math.exp(self._behind()), 0.0
-            ranked = sorted(self.candidates, key=self.median_speedup, reverse=True)
+            ranked = sorted(self.candidates, key=self.speedup, reverse=True)
             self.candidates = []
             for effect in EFFECTS:  # a stronger effect on learning must pay
                 members = [n for n in ranked if self._effects[n] == effect]
-                best = max([best, *map(self.median_speedup, members[:1])])
-                near = [n for n in members if self.median_speedup(n) * factor >= best]
+                best = max([best, *map(self.speedup, members[:1])])
+                near = [n for n in members if self.speedup(n) * factor >= best]
                 if self._compared in HALVINGS:
                     near = near[: math.ceil(len(members) / 2)]
                 self.candidates += near
@@ -165,7 +173,7 @@ class Screening(Rounds):
         speedup_of_hook = {self._settings[0].hook_name: 1.0}
         for setting in self.candidates:
             hook = self._settings[setting].hook_name
-            speedup = max(self.median_speedup(setting), speedup_of_hook.get(hook, 0.0))
+            speedup = max(self.speedup(setting), speedup_of_hook.get(hook, 0.0))
             speedup_of_hook[hook] = speedup
         joining = []
         for hook, speedup in speedup_of_hook.items():
@@ -199,7 +207,7 @@ class Screening(Rounds):
         ratios = {}
         for number in self.candidates:
             if self.speedups(number):
-                ratios[self._settings[number]] = self.median_speedup(number)
+                ratios[self._settings[number]] = self.speedup(number)
         withheld = [self._settings[number] for number in self._withheld]
         chosen = winners(ratios, self._settings[0], withheld)
         return [self._settings.index(case) for case in chosen]

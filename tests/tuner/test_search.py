@@ -75,7 +75,7 @@ def test_time_limits_the_bucket_sizes_but_not_the_hooks():
     assert FIRST_ROUNDS == len(rounds)
     assert {"default"} == {case.bucket_cap_mb for members in rounds for case in members}
     hooks_s = FIRST_ROUNDS * BLOCK_STEPS * sum(STEP_MS.values()) / 1e3
-    some = play(cases, seconds=hooks_s + 2.5)
+    some = play(cases, seconds=hooks_s + 3.3)
     tried = Counter(
         case.hook_name for case in some[FIRST_ROUNDS] if case.bucket_cap_mb != "default"
     )
