@@ -266,6 +266,15 @@ def _end_with_parent() -> Callable[[], object]:
     return functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _without_coercion(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return an environment without the LC_CTYPE that Python sets where there is no locale."""
+    variables = {**environment}
+    with contextlib.suppress(OSError):
+        if b"\0LC_CTYPE=" not in b"\0" + Path("/proc/self/environ").read_bytes():
+            variables.pop("LC_CTYPE", None)
+    return variables
+
+
 def run_command(
     command: Sequence[str], environment: Mapping[str, str], output: IO[str] | None = None
 ) -> int:
@@ -281,9 +290,16 @@ def run_command(
     """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
-    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+    ignores_children = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    if ignores_children:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel keeps no exit code
     probe = GroupProbe()
+    end_with_parent = _end_with_parent()
+
+    def set_up() -> None:
+        end_with_parent()
+        if ignores_children:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         is_for_group = probe.has_got(number)
@@ -297,11 +313,11 @@ def run_command(
         try:
             child = subprocess.Popen(
                 command,
-                env=environment,
+                env=_without_coercion(environment),
                 stdout=output,
                 stderr=output,
                 close_fds=False,  # those of ``<(...)`` and ``3>file``; Python's own stay closed
-                preexec_fn=_end_with_parent(),  # noqa: PLW1509 - it is short
+                preexec_fn=set_up,  # noqa: PLW1509 - it is short
             )
         except OSError as error:
             raise InputError(

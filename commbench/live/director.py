@@ -283,7 +283,7 @@ class Director:
         try:
             if self._is_rebuilding:
                 self._is_rebuilding = False
-                self._model.reducer._rebuild_buckets()  # noqa: SLF001 - here all ranks do it
+                self._rebuild()  # if an exception of the script's has prevented it
             if self._is_ending:
                 self._end_process()
             if self.is_over:
@@ -330,9 +330,6 @@ class Director:
             reason = why_unwatchable(self._model)
             if not self._is_watched:
                 reason = why_untunable(self._model)
-            clock = self._clock()
-            if clock is not None and clock.has_missed:
-                reason = UNSEEN  # other ranks may have seen it: they rebuild buckets behind it
             host = own_host(rank, self._places)
             traits = traits_of(self._model, self._registered)
             self._agreement.set_own("ranks", (reason, gpu_of(self._model), host, traits))
@@ -512,8 +509,22 @@ class Director:
         if self._switcher.exchange(self._model, due.setting, is_trial=due.steps > 0):
             self._is_rebuilding = True
             clock = self._clock()
-            if self._is_watched and self._switcher.hook is not None and clock is not None:
-                clock.observe(self._switcher.hook)
+            if clock is not None:
+                clock.call_inside(self._rebuild)
+                if self._is_watched and self._switcher.hook is not None:
+                    clock.observe(self._switcher.hook)
+
+    def _rebuild(self) -> None:
+        """Rebuild the buckets of a new reducer, inside a backward pass: that is a collective.
+
+        DDP would do so in the next forward pass, which a rank may make alone. A rank that calls
+        ``backward()`` by another name does not see the end of it before that.
+        """
+        with deferring(), python_first():
+            try:
+                self._model.reducer._rebuild_buckets()  # noqa: SLF001 - the only way
+            except Exception as error:  # noqa: BLE001 - it must not fail the training
+                self._fail(error)
 
     # The end
 

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
@@ -92,7 +92,8 @@ class Pass:
     batch: int = 1
     """First dimension of the first tensor given to the model."""
     keeps_gradients: bool = False
-    """Whether the script still had gradients of the pass before at the first backward pass."""
+    """Whether the script still had gradients of the pass before at the first backward pass, or may
+    have had them, if another thread than that of the forward pass made it."""
     precision: str = "fp32"
     """Of the first forward pass, as ``ddp.csv`` writes it."""
     losses: list[torch.Tensor] = field(default_factory=list)
@@ -182,8 +183,6 @@ class Passes:
         """The pass under way."""
         self._is_called = False
         """Whether a call of ``backward()`` was seen."""
-        self.has_missed = False
-        """Whether the end of a pass was not seen before the next forward pass."""
         self._reference = weakref.ref(ddp_model)
         self._hook: Hook | None = None
         """Its buckets get marks."""
@@ -201,12 +200,18 @@ class Passes:
         # A hook of the module would miss a script that calls `forward` itself.
         ddp_model.__dict__[PRE_FORWARD] = torch.compiler.disable(self._pre_forward)
         handles = []
-        note_gradient = functools.partial(_note_gradient, weakref.ref(self))
+        self._gradient: collections.deque[Mark] = collections.deque(maxlen=1)
+        """Of a watched training: when the last gradient was accumulated."""
+        note_gradient = _ignoring_argument(map(self._gradient.append, iter(self.clock, None)))
         for parameter in self.registered:
             handles.append(parameter.register_post_accumulate_grad_hook(self.fired.append))
             if is_watched:
                 handles.append(parameter.register_post_accumulate_grad_hook(note_gradient))
-        self._remove_hooks = weakref.finalize(self, _remove, handles)
+        self._task = -1
+        """The last backward pass, as autograd numbers them, that `end_inside` has seen."""
+        self._inside_handles: list[RemovableHandle] = []
+        """Of the hooks of `call_inside`."""
+        self._remove_hooks = weakref.finalize(self, _remove, handles, self._inside_handles)
         self._remove_hooks.atexit = False
         _Calls.observe(self)
 
@@ -214,6 +219,31 @@ class Passes:
         """Take the marks of a hook's buckets from now on."""
         self._hook = hook
         hook.observer = self._note_bucket
+
+    def call_inside(self, function: Callable[[], None]) -> None:
+        """Call a function once DDP has all gradients of the next synchronised backward pass, before
+        that returns to the script, by whatever name the script has called it.
+
+        The function may be called before that pass, too, and more than once.
+        """
+        queue = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001 - no other
+        end_inside = torch.compiler.disable(_end_inside)
+        end = functools.partial(end_inside, weakref.ref(self), function)
+        add = functools.partial(queue, functools.partial(queue, end))  # behind DDP's own callback
+        hook = _ignoring_argument(iter(add, 0))  # never 0
+        for parameter in self.registered:
+            if parameter.requires_grad:  # a script may freeze some for a while
+                handle = parameter.register_post_accumulate_grad_hook(hook)
+                self._inside_handles.append(handle)
+
+    def end_inside(self, function: Callable[[], None]) -> None:
+        """Call a function if DDP waits for no gradients, once in a backward pass."""
+        task = torch._C._current_graph_task_id()  # noqa: SLF001 - the only way
+        if task != self._task:
+            self._task = task
+            with Harmless():
+                if self._is_reduced():
+                    function()
 
     def is_blind(self) -> bool:
         """Return whether gradients were accumulated without a call of ``backward()``."""
@@ -255,9 +285,7 @@ class Passes:
         if model.require_backward_grad_sync:
             if self._is_called and not _is_in_backward():
                 if self._is_armed:
-                    index = self.open.index
                     self.after_backward(None)  # of a pass whose end was interrupted, or not seen
-                    self.has_missed |= self.open.index > index
                 self.fired.clear()
             self._is_armed = True
         with Harmless():
@@ -306,7 +334,9 @@ class Passes:
             return
         self._begun = self.clock()
         if not self.open.backwards:  # scripts may remove gradients behind the forward pass
-            self.open.keeps_gradients = self.registered[-1].grad is not None
+            # The thread of the forward pass may be changing gradients: who else reads them crashes.
+            is_other = self._thread != threading.get_ident()
+            self.open.keeps_gradients = is_other or self.registered[-1].grad is not None
 
     def after_backward(self, tensors: object) -> None:
         """Take the end of an outermost call of ``backward()``."""
@@ -325,9 +355,12 @@ class Passes:
             version = self._present_version()
             self.open.signature = version - self._version, len(self.open.forwards)
             self._version = version
+            if self._gradient:
+                self.open.last_gradient = self._gradient.pop()
         following = Pass(index=self.open.index + 1)
         # Until here an interrupted pass counts at the next forward pass.
         self._is_armed = False
+        _remove(self._inside_handles)
         ended, self.open = self.open, following
         self._on_pass(ended)
         self.fired.clear()
@@ -363,16 +396,24 @@ def _is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001 - the only way
 
 
-def _note_gradient(reference: weakref.ref[Passes], _: nn.Parameter) -> None:
-    """Take the time at which a gradient was accumulated."""
+def _ignoring_argument(results: Iterator[None]) -> Callable[[object], object]:
+    """Return a hook on gradients that returns the next result.
+
+    It has no Python code: there the handler of a signal could raise before DDP has all gradients.
+    """
+    return functools.partial(next, results)
+
+
+def _end_inside(reference: weakref.ref[Passes], function: Callable[[], None]) -> None:
     passes = reference()
     if passes is not None:
-        passes.open.last_gradient = passes.clock()
+        passes.end_inside(function)
 
 
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
+def _remove(*lists: list[RemovableHandle]) -> None:
+    for handles in lists:
+        while handles:
+            handles.pop().remove()
 
 
 class _Calls:

@@ -213,12 +213,20 @@ def test_the_exit_code_is_that_of_the_command(options, capfd, script, code):
 
 
 def test_the_exit_code_is_known_although_children_are_ignored(options):
-    """Return the command's code if the parent process has left SIGCHLD ignored."""
+    """Return the command's code if the parent process has left SIGCHLD ignored, in both."""
+    script = "import signal, sys; sys.exit(7 if signal.getsignal(signal.SIGCHLD) else 3)"
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        assert 3 == attach_to(["sh", "-c", "exit 3"], options)
+        assert 7 == attach_to([sys.executable, "-S", "-c", script], options)
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_command_without_a_locale_gets_none(options, capfd):
+    """Keep the variable to this process that Python sets where there is no locale."""
+    environment = {"PATH": os.environ["PATH"]}
+    subprocess.run(conductor(options, "env"), env=environment, timeout=60, check=True)
+    assert "LC_CTYPE" not in capfd.readouterr().out
 
 
 def test_a_command_may_be_longer_than_a_variable_of_the_environment(options):

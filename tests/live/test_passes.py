@@ -149,7 +149,7 @@ def test_a_pass_whose_end_was_interrupted_counts_at_the_next_forward_pass(monkey
     passes.open, passes.clock, passes._begun = Pass(index=4), int, 0
     passes._thread, passes._version = threading.get_ident(), 0
     passes._is_armed = passes._is_called = True
-    passes.has_missed = False
+    passes._inside_handles, passes._gradient = [], deque()
     passes._on_pass, passes._on_forward = counted.append, list
     monkeypatch.setattr(Passes, "_is_reduced", preempt)
     with pytest.raises(PreemptedError):
@@ -158,7 +158,6 @@ def test_a_pass_whose_end_was_interrupted_counts_at_the_next_forward_pass(monkey
     for _ in "ab":  # the second one has no backward pass before it
         passes._before_forward(SimpleNamespace(require_backward_grad_sync=True), (), {})
     assert [each.index for each in counted] == [4]
-    assert passes.has_missed
     assert passes.open.index == 5
     assert len(passes.open.forwards) == 2
 
@@ -172,3 +171,13 @@ def test_gradients_are_kept_if_a_backward_pass_finds_them(gradient):
     passes.open, passes.clock, passes._thread = Pass(index=0), int, threading.get_ident()
     passes.before_backward()
     assert (gradient is not None) == passes.open.keeps_gradients
+
+
+def test_another_thread_reads_no_gradient(monkeypatch):
+    """Take gradients as kept: the thread of the forward pass may be changing them."""
+    passes = object.__new__(Passes)
+    passes.registered = []
+    passes.open, passes.clock, passes._thread = Pass(index=0), int, 0
+    monkeypatch.setattr(_Calls, "threads", {threading.get_ident()})
+    passes.before_backward()
+    assert passes.open.keeps_gradients

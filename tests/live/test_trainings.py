@@ -35,6 +35,7 @@ OTHERS = (
     "few",
     "imported",
     "imported_at_times",
+    "alarmed",
     "shared_group",
     "scaled",
     "compiled",
@@ -63,13 +64,12 @@ BY_TORCHRUN = {"halves", "restarted", "leaving"}
 #: Kinds whose steps cannot be tuned: too few, compiled with the buckets, without DDP's exchange,
 #: with a hook whose result follows the buckets, or with a script that holds parts of buckets.
 UNTUNED = (
-    *("few", "imported", "imported_at_times", "compiled_whole", "by_own_exchange", "dropping"),
-    *("held", "moved_out"),
+    *("few", "imported", "compiled_whole", "by_own_exchange", "dropping", "held", "moved_out"),
 )
 #: Kinds whose watching once went wrong, and others.
 WATCHED_SLOWLY = (
     *("reentrant", "sharpness", "sparse", "thawed", "halves", "late_hook", "wrapped_again"),
-    *("twice", "adapted", "restarted", "leaving", "held"),
+    *("twice", "adapted", "restarted", "leaving", "held", "alarmed"),
 )
 WATCHED = ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in WATCHED_SLOWLY)]
 #: What is said of a kind.
@@ -79,7 +79,6 @@ SAID = {
     "compiled_whole": "torch.compile was applied to the DDP object",
     "few": "saw 6 backward passes with synchronisation",
     "imported": "its backward passes cannot be seen",
-    "imported_at_times": "its backward passes cannot be seen",
     "by_own_exchange": "saw 0 backward passes with synchronisation",
     "held": "the script keeps its gradients",
     "moved_out": "are no longer in the model",
@@ -110,6 +109,7 @@ OTHER_FAULTS = [
     ("forward", "1", "all"),
     ("interrupt", "3", "1"),
     ("interrupt_end", "30", "1"),
+    ("interrupt_inside", "1", "1"),
     ("stop", "11", "1"),
     ("stop", "12", "0"),
     ("stop", "31", "1"),

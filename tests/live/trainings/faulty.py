@@ -33,6 +33,7 @@ METHODS = {
     "stop": (director.Director, "_handle"),
     "interrupt": (director.Director, "_turn"),
     "interrupt_end": (passes.Passes, "_is_reduced"),
+    "interrupt_inside": (passes.Passes, "end_inside"),
 }
 
 
@@ -77,6 +78,7 @@ def interrupted(rank: int) -> list[nn.Module]:
             loss.backward()
         except KeyboardInterrupt:
             interrupts += 1
+        dist.all_reduce(loss.detach())
         update(optimizer)
     assert interrupts == rank
     return [ddp]

@@ -1,10 +1,13 @@
 """Trainings of kinds that profilers and wrappers have broken: ``kinds.py NAME``."""
 
+import collections
 import copy
+import functools
 import gc
 import io
 import itertools
 import os
+import signal
 import sys
 import threading
 import time
@@ -34,6 +37,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
+
+#: Steps in which a signal comes.
+ALARMS = 50
 
 
 def plain(rank: int) -> list[nn.Module]:
@@ -365,6 +371,42 @@ def imported_at_times(rank: int) -> list[nn.Module]:
             loss.backward()
         dist.all_reduce(loss.detach())
         update(optimizer)
+    return [ddp]
+
+
+class AlarmError(Exception):
+    """What the handler of a signal raises."""
+
+
+def alarmed(rank: int) -> list[nn.Module]:
+    """Go on if a signal has raised on rank 1, which comes while a backward pass is under way.
+
+    Later on none comes: a watched training gets a communication hook then, in which it may raise.
+    """
+
+    def ring(*_: object) -> None:
+        raise AlarmError
+
+    signal.signal(signal.SIGALRM, ring)
+    ddp = DistributedDataParallel(network())
+    optimizer = sgd(ddp)
+    alarms = 0
+    if rank == 1:
+        # Without Python code, in which the handler would run at once.
+        start = functools.partial(signal.setitimer, signal.ITIMER_REAL, 1e-6)
+        starts = map(collections.deque(maxlen=1).append, iter(start, None))
+        starts = itertools.chain(itertools.islice(starts, ALARMS), itertools.repeat(None))
+        last = list(ddp.parameters())[-1]
+        last.register_post_accumulate_grad_hook(functools.partial(next, starts))
+    for x in batches(rank):
+        loss = ddp(x).square().mean()
+        try:
+            loss.backward()
+        except AlarmError:
+            alarms += 1
+        dist.all_reduce(loss.detach())
+        update(optimizer)
+    assert alarms == rank * ALARMS
     return [ddp]
 
 
