@@ -62,7 +62,7 @@ def test_a_model_with_other_parameters_gets_no_reducer(model, switcher):
 
 
 def test_a_model_of_another_type_gets_no_reducer(model, switcher):
-    """Leave the reducer in use: DDP averages no gradients of another type than it has registered."""
+    """Leave the reducer in use: DDP averages gradients of the types that it has registered."""
     model.double()
     setting = make_training_case(bucket_cap_mb="5", world_size=1)
     with pytest.raises(LookupError, match="type or the memory format"):
