@@ -193,18 +193,18 @@ class TrainingPlan:
         return speedup is not None and speedup.launches >= launches
 
     def _confirm_blocks(self, records: Sequence[TrainingRecord]) -> int:
-        """Return the blocks of a setting in a new launch: after a search fewer than the budget's
-        if steps are so slow that these would take more than twice as long as it says.
+        """Return the blocks of a setting in a new launch: after a search fewer than the budget's,
+        but two, if steps are so slow that these would take more than twice as long as it says.
 
-        Two blocks have three times the timed steps of one, because the early steps of a training
-        are not timed.
+        Two blocks have twice the timed steps of one or more, because the early steps of a training
+        are not timed, and are made in turns with those of the other settings.
         """
         most = self.budget.confirm_blocks
         for record in records:
             if self.schedule.searches and record.case == self.cases[0] and record.status == "ok":
                 timed_steps = max(1, record.block_steps - record.discarded)
                 block_s = timed_steps * median(record.step_ms) / 1e3
-                return max(1, min(most, round(2 * most * self.budget.block_s / block_s)))
+                return max(2, min(most, round(2 * most * self.budget.block_s / block_s)))
         return most
 
     def _withheld_hooks(self) -> tuple[str, ...]:

@@ -147,10 +147,10 @@ def tuned(plan: TrainingPlan, launches: int, gain: float) -> list[TrainingRecord
     return made
 
 
-@pytest.mark.parametrize(("slower", "blocks"), [(0.05, 3), (1.0, 1), (0.5, 2)])
+@pytest.mark.parametrize(("slower", "blocks"), [(0.05, 3), (1.0, 2), (0.5, 2)])
 def test_the_winners_of_the_search_are_confirmed(slower, blocks):
     """Confirm the default, the fastest of each effect on learning, and the fastest plain one, in as
-    many blocks as fit into twice the budget's time, one at least.
+    many blocks as fit into twice the budget's time, two at least.
     """
     plan = make_tuning()
     made = [make_training_record(case, step_ms=slower * true_ms(case)) for case in plan.cases]
