@@ -121,7 +121,9 @@ def _error(values: Floats) -> float:
         return 0.0
     relative = values - np.median(values, axis=1, keepdims=True)
     scatter = np.abs(relative - np.median(relative, axis=0))
-    spread = 1.4826 * float(np.median(scatter[scatter > 0])) if scatter.any() else 0.0
+    if not scatter.any():
+        return 0.0
+    spread = 1.4826 * float(np.median(scatter[scatter > 0]))
     return spread * math.sqrt(math.pi / 2 / (count - 1) * units / (units - 1))
 
 
@@ -200,9 +202,9 @@ def _detectable(relative: Floats, limit: float, error: float, level: float) -> f
         return math.inf
     reach = NORMAL.inv_cdf(POWER)
     scatter = error * math.sqrt(launches)
-    lowest = (level * math.factorial(launches)) ** (
-        1 / launches
-    ) / launches  # sufficient mean rank, as a share
+    # The mean rank that suffices, as a share of the ranks.
+    ways = level * math.factorial(launches)
+    lowest = ways ** (1 / launches) / launches
     if lowest > 1 / units:
         above = NORMAL.inv_cdf(1 - min(lowest, 0.5) / 2) + reach / 2
     else:
